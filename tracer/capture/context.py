@@ -1,7 +1,7 @@
-"""Facts about the machine and the process that a prediction needs beside the trace. No host, user or path names.
+"""Facts about the machine and the process that a prediction needs with the trace. No host, user or path names.
 
-Clocks and power of the device are sampled between what a capture measures: where the next step is neither timed nor
-profiled, so that no rank waits inside a measured step for one that samples.
+Clocks and power of the device are sampled between what a capture measures, where the next step is neither timed nor
+profiled. So no rank waits inside a measured step for one that samples.
 """
 
 from __future__ import annotations

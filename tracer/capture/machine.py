@@ -1,15 +1,15 @@
 """Whether the machine let a capture measure: how long steps waited for a processor, and a verdict.
 
-Linux counts for each thread how long it was ready and another ran (``/proc/thread-self/schedstat``, its second number,
-ns; the kernel's ``Documentation/scheduler/sched-stats.rst``), and for the machine what a hypervisor took (``steal`` of
-``/proc/stat``), which is read at the ends of a phase. Waits are read between steps, where nothing is timed::
+Linux counts for each thread how long it was ready while another ran (``/proc/thread-self/schedstat``, its second
+number, ns; the kernel's ``Documentation/scheduler/sched-stats.rst``). For the machine it counts what a hypervisor took
+(``steal`` of ``/proc/stat``), read at the ends of a phase. Waits are read between steps, where nothing is timed::
 
     step      |=== 1 ===|  |=== 2 =|waits|=|  |=== 3 ===|
     read      ^         ^  ^               ^  ^         ^
 
-What a thread of a host that computes waited is no work of its steps and is left out of them when the capture is read
-(``tracer.capture_layout``): three programs of ``benchmarks/foreign_programs`` took the same, less their waits, within
-3% in the median whether they waited a quarter or half of their time. What else the machine did widens intervals.
+A wait of a thread is no work of its steps. Where the host computes, waits are left out of the steps when the capture is
+read (``tracer.capture_layout``). Without their waits, three programs of ``benchmarks/foreign_programs`` took the same
+within 3% in the median, with waits of a quarter or a half of their time. Other disturbances widen intervals.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tracer.capture_layout import WAITED
 REFILL_NS = 300_000
 """What a step loses with its processor beyond the wait: 2 MB of a second-level cache at 7 GB/s (chosen)."""
 SIBLING = 0.235
-"""Log half width of a step while others use the other threads of its core: two threads of one together do 1.25 times
-what one does, so that each takes 1.6 times as long; half of its logarithm, as it may be another core (chosen)."""
+"""Log half width of a step while others use the other threads of its core. Two threads of one core together do 1.25
+times what one does, so that each takes 1.6 times as long. Half of its logarithm, as it may be another core (chosen)."""
 STOLEN = 0.03
 """Share of the machine's time that others on its hardware took, likewise."""
 SCATTERED = 0.2
@@ -42,7 +42,7 @@ DRIFTED = 0.1
 FASTER = 0.95
 """A profiler makes no step shorter: where one takes less than this share of a step without it, the machine changed."""
 ALTERNATES = 1.15
-"""Steps of a loop that alternates: every long one takes at least so many times as long as each of the others."""
+"""Steps of a loop that alternates: every long one takes at least this multiple of each of the others' time."""
 LEAST_STEPS = 6
 """Fewer timed steps show neither drift nor scatter."""
 
@@ -115,9 +115,9 @@ class WaitingLog:
 
 
 class _ThreadWaits:
-    """How long this thread has waited for a processor so far, and how often it lost its one.
+    """How long this thread has waited for a processor so far, and how often it lost its processor.
 
-    Borders of profiled steps lie inside what the profiler marks as a step: the file stays open, as opening it takes
+    Borders of profiled steps lie inside what the profiler marks as a step. So the file stays open: opening it takes
     fifteen times as long as reading it (60 and 4 µs).
     """
 

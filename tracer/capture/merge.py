@@ -1,11 +1,11 @@
 """The merge of what a discarded step was watched for (``notes.py``) into the graph of the others. Needs no torch.
 
 ``collectives.json``: where a profiled step has the same collectives, the n-th call of an operator in it is described by
-the n-th note of that operator. A step that has others is aligned with the notes in order, by operator and by size where
-it is known, so that an occasional collective (the loss, every fifth step) does not cost the groups of all others; a
-call is identified only if every best alignment agrees. What is left over there is of the job's only process group if
-there is but one, else only its kind is known. A functional collective and the ``c10d`` call inside it are one: the
-notes have the outer, the row names the inner.
+the n-th note of that operator. A step with other collectives is aligned with the notes in order, by operator and, where
+known, by size. So an occasional collective (the loss, every fifth step) does not cost the groups of all others. A call
+is identified only if every best alignment agrees. A call left over belongs to the job's process group if it has only
+one, else only its kind is known. A functional collective and the ``c10d`` call inside it are one: the notes have the
+outer, the row names the inner.
 
 ``lookups.json`` and ``python-calls.json``: counts, written with the operations that they are of.
 """
@@ -376,8 +376,8 @@ def note_python_calls(graph: ExecutionGraph, rows: list[tuple[str, int]]) -> lis
     """Write counted calls with a graph's operations, in place, step by step; sentences for what does not fit.
 
     Args:
-        graph: steps that were recorded beside the counted one.
-        rows: as ``PythonNotes`` has them.
+        graph: Recorded steps, without the counted one.
+        rows: As ``PythonNotes`` has them.
     """
     code_of = {text: code for code, text in enumerate(graph.strings)}
     reached = np.cumsum([calls for _, calls in rows])

@@ -230,7 +230,7 @@ class LookupNotes(StepNotes):
 
     @property
     def worth_writing(self) -> bool:
-        """A step without look-ups is told too."""
+        """Return true: a step without look-ups is written too."""
         return True
 
     def start(self) -> None:

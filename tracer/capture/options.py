@@ -143,7 +143,7 @@ BY_FUNCTION = Counting("calls of the decorated function", "each call is one step
 
 
 def by_optimizer(number: int = 0) -> Counting:
-    """Counting the steps of one optimizer; 0 is the one that made the first step. Raises ``CaptureError``."""
+    """Return how to count the steps of one optimizer, by the order of first steps from 0. Raises ``CaptureError``."""
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise CaptureError(f"optimizer={number!r} is not possible: give a whole number, 0 for the one that makes the "
                            "script's first step.")

@@ -56,8 +56,8 @@ _ANONYMOUS = (
 class PartWriter:
     """The directory of one rank, created, locked and checked on construction; give it back with ``close``.
 
-    What a capture that was there before left stays until this one writes its first file. In a fake world ``fake`` is
-    what the context will say of it: parts of other ranks may stay beside this one only if they say the same.
+    An earlier capture stays until this one writes its first file. In a fake world ``fake`` is what the context will say
+    of it: parts of other ranks may stay next to this one only if they say the same.
 
     Raises:
         CaptureError: it cannot be created or written, another process captures into it, or it holds a capture that
@@ -159,7 +159,7 @@ class PartWriter:
             source: The profiler's file in the scratch directory; removed afterwards.
             name: File name in the part, ending in ".gz".
             unfinished_step: Name of a step annotation that a crash or the end of the script cut off; it is renamed
-                so that nobody takes it for a step.
+                so that it is not taken for a step.
 
         Raises:
             CaptureError: The profiler's file is not whole, or this one cannot be written.

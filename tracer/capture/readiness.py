@@ -55,11 +55,11 @@ class MachineCheck:
 
 
 def examine(folder: Path, *, record: bool = True) -> Iterator[MachineCheck]:
-    """Look at everything, one finding after the other; a check that fails itself is told as a note.
+    """Yield the findings of every check, one after the other; a check that fails itself yields a note.
 
     Args:
-        folder: where captures would be written.
-        record: also record a small profile with PyTorch, which tells whether the device's events arrive.
+        folder: Where captures would be written.
+        record: Also record a small profile with PyTorch, which shows whether the device's events arrive.
     """
     checks: list[Callable[[], Iterator[MachineCheck]]] = [
         _python, _processor, _torch, _gpus, _counters, lambda: _writable(folder), _shared_memory]

@@ -114,8 +114,8 @@ def refuse_another_profiler() -> None:
 
 class Recorder:
     """Records ``cycles`` windows of ``steps`` steps, each after discarded steps of the profiler's warm-up, and the
-    execution trace: in every window, or of a step of its own after them, since being observed costs an operation ten
-    times what the profiler does.
+    execution trace. That is recorded in every window, or in a step of its own after them, since its observer costs an
+    operation ten times what the profiler does.
 
     Files go to a scratch directory: one Kineto export for each window, one execution trace for all of them.
     """
@@ -227,7 +227,7 @@ class Recorder:
             self._observer.start()
 
     def stop(self) -> None:
-        """Stop, wherever it is; a window under way is written as far as it went. Harmless if not started."""
+        """Stop at any point; a window under way is written as far as it went. Harmless if not started."""
         profiler, self._profiler = self._profiler, None
         observer, self._observer = self._observer, None
         try:

@@ -1,9 +1,9 @@
 """Captures of programs that have no line for it: an unmodified script, or a workload of the suite.
 
-A script, a module of a package or a notebook is run as Python would (``tracer.user_code``). Its steps are found by its
-optimizer: a step ends when the first optimizer that was seen (or another that was
-chosen) has updated the parameters, so that gradient accumulation needs no care, nor do further optimizers that step as
-often. Those that do not are told (``Optimizers``).
+A script, a module of a package or a notebook is run as Python would (``tracer.user_code``). An optimizer marks its
+steps: a step ends when the first optimizer that was seen (or another, chosen one) has updated the parameters. So
+gradient accumulation needs no care, and further optimizers that step as often need none. ``Optimizers`` reports those
+that step at another rate.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Optimizers:
         self._begun = False
 
     def note(self, optimizer: Any) -> bool:
-        """An optimizer has made a step; whether it is the one that is counted."""
+        """Note that an optimizer has made a step; return whether its steps are counted."""
         number = self._numbers.get(optimizer)
         if number is None:
             number = self._numbers[optimizer] = len(self.seen)
@@ -166,7 +166,7 @@ def run_script(path: str | os.PathLike[str] | UserCode, args: Sequence[str], cap
     Args:
         path: The script, the notebook or the module's name.
         args: Its arguments.
-        capture: Not begun.
+        capture: A capture that has not begun.
         afterwards: "stop" ends the script when everything is recorded, "continue" lets it run to its own end.
         world: (world size, rank) of a fake world that the script finds as if torchrun had started it.
         optimizer: Whose steps are counted: 0 is the optimizer that makes its first step before all others.
@@ -175,9 +175,9 @@ def run_script(path: str | os.PathLike[str] | UserCode, args: Sequence[str], cap
         The finished capture.
 
     Raises:
-        CaptureError: The script does not exist, there can be no such optimizer, the directory cannot be written, or
-            the script ended too early (what there is of the capture has been written).
-        BaseException: Whatever the script raised, as it was raised; ``SystemExit`` only if it reports a failure.
+        CaptureError: The script does not exist, there can be no such optimizer, or the directory cannot be written.
+            Also if the script ended too early (what there is of the capture has been written).
+        BaseException: What the script raised, as it was raised; ``SystemExit`` only if it reports a failure.
     """
     capture.counting = by_optimizer(optimizer)
     code = path if isinstance(path, UserCode) else find_main(os.fspath(path))
@@ -217,7 +217,7 @@ def run_workload(settings: Settings, capture: Capture, plan: ParallelPlan | None
 
     Args:
         settings: Checked settings (``tracer.workloads.configure`` or ``parse``).
-        capture: Not begun.
+        capture: A capture that has not begun.
         plan: How the workload is spread over the ranks; without one every rank would do it alone.
         world: (world size, rank) of a fake world; without one the process groups are real (torchrun's).
 
@@ -311,8 +311,8 @@ class _StepFinder:
             self._hook.remove()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The hook runs inside torch's ``Optimizer.step`` range; steps that are counted end outside, around the whole
-        call, but for the first."""
+        """The hook runs inside torch's ``Optimizer.step`` range. Counted steps end outside it, around the whole call,
+        except the first step."""
         if not self.optimizers.note(optimizer) or self.seen:
             return
         self.seen = True

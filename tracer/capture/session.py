@@ -474,7 +474,7 @@ class Capture:
                 warnings.warn(f"The profiler did not stop cleanly: {error}", CaptureWarning, stacklevel=2)
 
     def _close(self) -> None:
-        """Leave nothing running and nothing in the way, whatever happened. Safe to repeat."""
+        """Leave nothing running and nothing in the way, after any outcome. Safe to repeat."""
         global _running
         if _running is self:
             _running = None
@@ -525,7 +525,7 @@ def need_torch() -> None:
 
 
 def checked_directory(out: str | os.PathLike[str]) -> Path:
-    """Return the directory as it is now, wherever the script goes with ``os.chdir``. Raises ``CaptureError``."""
+    """Return the directory as an absolute path, safe from the script's ``os.chdir``. Raises ``CaptureError``."""
     try:
         path = Path(out)
     except TypeError as error:
