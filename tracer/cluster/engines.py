@@ -28,7 +28,7 @@ class DaskWorkers(ClusterWorkers["Future"]):
         self.size = len(client.nthreads())
 
     def submit(self, function: Callable[[Item], bytes], item: Item) -> Future:
-        """Send a call; it is made anew even if the same one was made before."""
+        """Send a call; it is made even if the same call was made before."""
         return self.client.submit(function, item, pure=False)
 
     def next_done(self, under_way: Collection[Future]) -> tuple[Future, bytes | None]:

@@ -1,4 +1,4 @@
-"""Calls in copies of this process: all cores read a job's ranks, and nothing is imported or loaded anew."""
+"""Calls in copies of this process: all cores read a job's ranks, and nothing is imported or loaded again."""
 
 from __future__ import annotations
 

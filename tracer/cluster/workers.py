@@ -66,10 +66,10 @@ class ThisProcess(TaskWorkers):
 
 
 class ProcessWorkers(TaskWorkers):
-    """Makes the calls in other processes, of which any may die.
+    """Makes the calls in other processes. Any of them may die.
 
-    As many calls are under way as there are workers. One whose worker died is made once more when all others are done,
-    with none beside it: a worker that dies takes no other call along twice.
+    As many calls are under way as there are workers. A call whose worker died is made once more when all others are
+    done, and alone: a worker that dies takes no other call along twice.
     """
 
     elsewhere = True
@@ -82,10 +82,10 @@ class ProcessWorkers(TaskWorkers):
         """Yield (place of an item, what ``called`` returned, or ``None`` if its worker died) as calls are done.
 
         Args:
-            function: called with one item.
-            items: all items.
-            places: of those that it is called with.
-            at_once: so many calls are under way.
+            function: Called with one item.
+            items: All items.
+            places: Places of the items that it is called with.
+            at_once: Number of calls under way at a time.
         """
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], *,
