@@ -3,8 +3,8 @@
 A loop of one operation is timed on every rank after a barrier; the slowest rank's mean counts. Sizes are measured in
 rounds, each in another order, so that a disturbance hits different sizes.
 
-The host's clock times gloo, which the host computes. NCCL's calls are timed by the device's, queued behind a stream
-that is held until the host has launched them all: what the host takes to launch them is added by predictions.
+The host's clock times gloo, which the host computes. The device's clock times NCCL's calls. They are queued behind a
+stream that is held until the host has launched them all: predictions add what the host takes to launch them.
 
     host    launch launch launch …
     stream  held ───────────────▶ meet │ call call call … │
