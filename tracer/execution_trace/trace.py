@@ -2,7 +2,7 @@
 
 An execution trace lists the operations of a short window with their arguments and tensor identities, but without
 any times. Node ids are numbered in the order the operations *started*, so sorting by id gives program order.
-Collectives and process groups are told by attributes (schema 1.1) or positional inputs (all schemas).
+Collectives and process groups show by attributes (schema 1.1) or positional inputs (all schemas).
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ class ProfilerArguments:
 def profiler_arguments(values: str, shapes: str, types: str, strides: str) -> ProfilerArguments:
     """Translate one node's argument texts.
 
-    Tensors keep their shape and stride and get their C++ element type; lists of tensors become ``TensorList`` with
-    one shape each; numbers become ``Scalar`` and lists of numbers ``ScalarList``, with an empty shape and their
-    value among the scalars; everything else is empty. A node without inputs gives four empty texts, and so does
+    Tensors keep their shape and stride and get their C++ element type. Lists of tensors become ``TensorList`` with
+    one shape each. Numbers become ``Scalar`` and lists of numbers ``ScalarList``, with an empty shape and their
+    value among the scalars. Everything else is empty. A node without inputs gives four empty texts, and so does
     one whose lists differ in length.
     """
     dtypes, written, nothing = _element_types(types)
