@@ -3,11 +3,11 @@
 Each shim says what goes wrong without it. Features are probed for, not versions.
 
 - ``DistributedDataParallel``: its reducer takes the reduced tensors out of the work's future, and the fake group's
-  future holds nothing. The reducer gets a group that forwards to the fake one and whose future holds the tensors; a
+  future holds nothing. The reducer gets a group that forwards to the fake one and whose future holds the tensors. A
   communication hook would help too, but changes the operations (no averaging ``mul``, a ``div_`` a bucket).
 - ``DeviceMesh``: computes with small tensors whose values it reads, which fake tensors do not have.
 - Objects sent as pickles: their sizes would come from ranks that do not exist, so the others say what this one says.
-- Pipeline stages: agree by vote, over the wire, that shapes need not be inferred; here nobody answers.
+- Pipeline stages: agree by vote, over the wire, that shapes need not be inferred; here no other rank answers.
 """
 
 from __future__ import annotations

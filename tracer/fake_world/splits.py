@@ -2,15 +2,15 @@
 
 Experts lie like this::
 
-    [experts, places, width]                    what this rank's tokens ask of every expert
+    [experts, places, width]                    questions of this rank's tokens
          │ all-to-all
-    [own experts, ranks × places, width]        what every rank of the group asks of this rank's experts
+    [own experts, ranks × places, width]        questions of all ranks of the group
          │ own experts
          │ all-to-all
-    [experts, places, width]                    the answers
+    [experts, places, width]                    answers
 
-The ``ep`` ranks of a group lie side by side and have experts of their own each; the other parameters are replicated or
-sharded over all data-parallel ranks, the experts over the ``dp / ep`` ranks that have the same ones, as torchtitan and
+The ``ep`` ranks of a group lie side by side and have experts of their own each. The experts are replicated or sharded
+over the ``dp / ep`` ranks that have the same ones, the other parameters over all data-parallel ranks, as torchtitan and
 Megatron-LM do.
 """
 
@@ -59,7 +59,7 @@ class SpreadExperts(nn.Module):
 
 
 class DataParallelWithExperts(DistributedDataParallel):
-    """DDP of all but the experts, each of which may be in a DDP of its own: they stop synchronising together."""
+    """DDP of all but the experts, which may each be in a DDP of their own: they stop synchronising together."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -163,7 +163,7 @@ class PipelineWorkload(Workload):
 def _examples(settings: Any, plan: ParallelPlan, first: bool, last: bool) -> tuple[Tensor, Tensor]:
     """Return what a stage of a language model takes and gives for one micro-batch, as tensors without memory.
 
-    Without them the stages would ask one another, and in a fake world nobody answers.
+    Without them the stages would ask one another, and in a fake world no other rank answers.
     """
     rows, dtype = settings.batch // plan.passes, parameter_dtype(settings.dtype)
     features = torch.empty(rows, settings.seq, settings.width, dtype=dtype, device="meta", requires_grad=True)

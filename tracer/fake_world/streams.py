@@ -1,7 +1,7 @@
 """Model of a captured step's collectives on a GPU: their streams, and the operation that first waits. Needs no torch.
 
 A CPU runs every collective where it is called. On a GPU each runs on a stream of its own, and the compute stream waits
-for it at a place that the framework's code fixes; the names and the order of the recorded operations show that place:
+for it at a place that the framework's code fixes. The names and the order of the recorded operations show that place:
 
 - DDP: a bucket is reduced from where its last gradient is ready until the end of backward, when all are waited for.
 - FSDP2: a block's all-gather runs from where it is issued (in backward during the block before it) until its copy-out.
@@ -12,7 +12,7 @@ for it at a place that the framework's code fixes; the names and the order of th
 - Anything else: at once if it was called synchronously, otherwise not known.
 
 All of it is a model, and marked as one (``WaitSource.MODELLED``). Shape-only traces say where the data is first used
-instead; the two agree but for FSDP2's reduce-scatters, whose next one the stream waits for although no data depends.
+instead. The two agree except for FSDP2's reduce-scatters: the stream waits for the next one although no data depends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COLLECTIVE = ("c10d::", "_c10d_functional::")
 class ModelledOverlap:
     """For each row of ``graph.collectives``: its stream's name (functional ones: their group's), and who waits.
 
-    ``wait_op`` is a row of ``graph.ops``, ``NONE`` where nobody is known to wait.
+    ``wait_op`` is a row of ``graph.ops``, ``NONE`` where no wait is known.
     """
 
     stream: list[str]

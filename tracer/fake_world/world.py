@@ -1,7 +1,7 @@
 """``fake_world``: this process as one rank of a world whose other ranks do not exist.
 
-The collectives of PyTorch's fake process group return at once and leave their tensors as they are: what a rank does is
-that of a real run, what it computes after a collective is not.
+The collectives of PyTorch's fake process group return at once and leave their tensors as they are. What a rank does is
+that of a real run; the values that it computes after a collective are not.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def fake_world(world_size: int, rank: int = 0) -> Iterator[None]:
 def fake_launch(world_size: int, rank: int = 0) -> Iterator[None]:
     """Act as if torchrun had started this process as one rank of many, for a script that makes its own process groups.
 
-    The environment is torchrun's, and ``init_process_group`` (or a device mesh without it) gives the fake world,
-    whatever backend it names; ``new_group`` likewise. The script's own wrappers then run as in ``fake_world``.
+    The environment is torchrun's, and ``init_process_group`` (or a device mesh without it) gives the fake world for any
+    backend that it names; ``new_group`` likewise. The script's own wrappers then run as in ``fake_world``.
 
     Raises:
         FakeWorldError: as ``fake_world``; from ``init_process_group`` if it names another world size or rank.
