@@ -289,7 +289,7 @@ def handler(out: str | os.PathLike[str], *, replace: bool = False) -> ProfilerHa
                 …
                 profiler.step()
 
-    Each trace becomes a window of the capture, with the machine's facts beside it. The profiler is at work in all of
+    Each trace becomes a window of the capture, together with the machine's facts. The profiler is at work in all of
     its steps, so that nothing is known of steps without it: ``foretrace predict --without-profiler`` estimates them,
     ``tracer.capture`` measures them. Record shapes: without them little can be predicted at another size.
 
