@@ -1,9 +1,9 @@
 """Cutting a trace's text into pieces at event boundaries, and each piece into columns of its events' fields.
 
-The text is never held whole: blocks come in, everything up to the last event boundary of a block is scanned at once
-(see ``scanner``), the rest waits for the next block. A piece in which something is odd is decoded as ``[`` piece ``]``,
-and if it does not decode, looked at event by event (see ``salvage``); what that gives is written as plain text and
-scanned. So valid files pay nothing for the care invalid ones need.
+The text is never held whole. Blocks come in, and everything up to the last event boundary of a block is scanned at once
+(see ``scanner``); the rest waits for the next block. A piece with something odd in it is decoded as ``[`` piece ``]``.
+If that fails, it is looked at event by event (see ``salvage``), and the result is written as plain text and
+scanned. So valid files pay nothing for the care that invalid ones need.
 
     { "metadata": ..., "traceEvents": [ {event} , {event} , {event} ], "more": ... }
       \\_____ header _____/               \\__ piece __/^ boundary      \\_ footer _/

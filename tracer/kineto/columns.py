@@ -101,7 +101,7 @@ class EventColumns:
     rows: int = 0
 
     def extend(self, **columns: np.ndarray) -> None:
-        """Append equally long columns; one of a single value takes no memory, but for times."""
+        """Append equally long columns; one of a single value takes no memory, except for times."""
         for name, values in columns.items():
             alike = name not in _TIMES and len(values) > 1 and values[0] == values[-1] and (values == values[0]).all()
             self.parts[name].append(np.broadcast_to(values[:1].copy(), len(values)) if alike else values)
@@ -180,7 +180,7 @@ class Collector:
         self.extents = Interner()
         """JSON texts of launch grids and blocks, apart from the graph's strings."""
         self.frames = Interner()
-        """Names of ``NameGroup.FRAME``, of which few are kept."""
+        """Names of ``NameGroup.FRAME``; few of them are kept."""
         json, extents = JsonInterner(self.strings), JsonInterner(self.extents)
         self._texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)])
         self._some_texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)] if text else NONE)

@@ -1,6 +1,6 @@
-"""Device work with the calls that launched it, and those that wait for it, while events are still raw columns; single
-pieces of it with a wrong start or a wrong end are mended here, whole clocks in ``mending``.
-"""
+"""Device work with the calls that launched it and the calls that wait for it, while events are still raw columns.
+
+Single pieces of work with a wrong start or a wrong end are mended here, whole clocks in ``mending``."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class DeviceTimes:
         shared: Whether the call launched more work (a CUDA graph), [work].
         same: Number of its kernel and launch grid, [work].
         waits: Of each clock the calls that wait for all its work; absent where that is unknown.
-        unsteady: Whether its clock differs from the host's by a time that changes, [work]. No wrong time of single work
-            can be told then.
+        unsteady: Whether its clock differs from the host's by a time that changes, [work]. Wrong times of single work
+            cannot be found then.
         host_first, host_last: First start and last end of all calls; 0 without any.
     """
 
@@ -141,7 +141,7 @@ def _numbers(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _owners(device: np.ndarray, process: np.ndarray) -> np.ndarray:
-    """Return the process of each piece of work: its launch's, or else the one that launched most on its device."""
+    """Return the process of each piece of work: its launch's, or else that of most launches on its device."""
     owner = process.copy()
     for number in np.unique(device[process == NONE]).tolist():
         mine = process[(device == number) & (process != NONE)]
@@ -152,8 +152,8 @@ def _owners(device: np.ndarray, process: np.ndarray) -> np.ndarray:
 
 def _waits(collected: Collector, calls: LaunchTable, name: np.ndarray, processes: np.ndarray, clock: np.ndarray,
            stream: np.ndarray, process: np.ndarray) -> dict[int, Waits]:
-    """Return each clock's waits. A process with several devices does not record for which one a call waits, nor does
-    one with several streams for which stream."""
+    """Return each clock's waits. A process with several devices does not record for which one a call waits. One with
+    several streams does not record for which stream."""
     found: dict[int, Waits] = {}
     texts = list(collected.strings)
     codes = np.unique(name).tolist()
@@ -241,7 +241,7 @@ def _typical(times: DeviceTimes, rows: np.ndarray, good: np.ndarray) -> np.ndarr
 def place_strays(times: DeviceTimes, rows: np.ndarray) -> np.ndarray:
     """Give work with a wrong start the earliest place after its launch, in place.
 
-    The work keeps its duration; where that was lost with the start, it takes as long as its kernel usually does. It
+    The work keeps its duration; where that was lost with the start, it takes its kernel's usual time. It
     must lie after what its stream ran before, and before what came next and before the
     return of a call that waited for it.
 

@@ -134,7 +134,7 @@ def call_kind(name: str) -> LaunchKind:
 
 
 def is_blocking_copy(name: str) -> bool:
-    """Return whether a copy call returns only when the copy is done whatever its memory is (no `Async` in its name)."""
+    """Return whether a copy call returns only after the copy, for any kind of memory (no `Async` in its name)."""
     return bool(_BLOCKING_COPY.match(name))
 
 
@@ -170,9 +170,9 @@ def decimal_nanoseconds(text: bytes) -> tuple[int, bool]:
 
 
 def integer(value: Any) -> int:
-    """An integer, or its digits as text; -1 for what is no number or does not fit 64 bits.
+    """Return an integer, given as one or as its digits; -1 for what is no number or does not fit 64 bits.
 
-    (An unsigned 64-bit -1 stands for "none" in some traces.)
+    (Some traces write "none" as an unsigned 64-bit -1.)
     """
     if isinstance(value, str) and len(value) > 20:
         return -1

@@ -1,9 +1,9 @@
 """What ties a window together: the trace's own context, the call that launched each piece of device work, collectives.
 
 Joining on `External id` is wrong in many eras; correlation → call → innermost enclosing operation is right in all.
-There is one collective for each collective kernel, and for each recorded one without device work. What is known about
-it is spread over up to four places, best first: the kernel's own arguments (2024 on), the `record_param_comms`
-operation around its launch, the `nccl:*` annotation around it, the kernel's name.
+There is one collective for each collective kernel, and for each recorded one without device work. Up to four places
+hold its facts. Best first: the kernel's own arguments (2024 on), the `record_param_comms` operation around its launch,
+the `nccl:*` annotation around it, the kernel's name.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ class LinkedWork:
 
 
 def link(work: LinkedWork, calls: LaunchTable, processes: np.ndarray) -> np.ndarray:
-    """The launching call of each piece of device work, ``NONE`` for orphans.
+    """Return the launching call of each piece of device work, ``NONE`` for orphans.
 
-    Correlation ids are unique within one process. Where several calls share one (several processes in a file, a
-    driver call inside a runtime call), the call is taken from the process that owns the device, the latest one not
-    after the work's start, and of nested ones the outermost.
+    Correlation ids are unique within one process. Several calls may share one (several processes in a file, a driver
+    call inside a runtime call). The call is then taken from the process that owns the device. It is the latest that is
+    not after the work's start, and the outermost of nested ones.
 
     Args:
         processes: for each call, a number of its process.
@@ -191,9 +191,9 @@ def _sharing(calls_of_id: np.ndarray, owner: int | None, calls: LaunchTable, pro
 
 
 def classify(calls: LaunchTable, strings: list[str], launch: np.ndarray, kind: np.ndarray) -> np.ndarray:
-    """``LaunchKind`` of each call: by the device work it launched, else by its name.
+    """Return the ``LaunchKind`` of each call: by the device work it launched, else by its name.
 
-    Of two nested calls only the one that has the device work counts as a launch; the other is OTHER.
+    Of two nested calls only the call that has the device work counts as a launch; the other is OTHER.
     """
     kinds = np.zeros(len(calls), np.int8)
     blocking = np.zeros(len(calls), bool)

@@ -3,9 +3,9 @@
 A profiler converts the device's clock to the host's and may lose a record's end. Four faults follow::
 
     call      |call|                      |call|
-    stream ▓▓▓                       ▓▓▓▓               every kernel before its call: the device's clock is behind
-    stream ▓▓▓ (27 h early)               ▓▓▓▓          one kernel before its call: its start is wrong
-    stream        ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓ …        one kernel over its successors: its end is wrong
+    stream ▓▓▓                       ▓▓▓▓               the device's clock is behind: all kernels before their calls
+    stream ▓▓▓ (27 h early)               ▓▓▓▓          a start is wrong
+    stream        ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓ …        an end is wrong
                         ▓▓▓ ▓▓▓
 
 A clock is moved, a wrong end is cut, and a wrong start is mended where the kernel fits between its neighbours. What
@@ -17,8 +17,8 @@ A clock's shift is estimated from the kernels recorded before their own launch. 
 that; queued ones may still be recorded after their launch. The shift is the smallest that leaves no kernel before its
 launch, and it may not put kernels behind a call that waited for them.
 
-Events whose times lie impossibly far from all others are dropped, as a single one at time 0 would stretch the window to
-decades and hide everything in it; and so are those of streams or threads that are impossibly many.
+Events whose times lie impossibly far from all others are dropped: a single one at time 0 would stretch the window to
+decades and hide everything in it. Events of impossibly many streams or threads are dropped too.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from tracer.kineto.device_times import (
 from tracer.kineto.events import NameGroup
 
 _SKEW_NS = 1_000_000
-"""Clocks that were matched badly differ by less, single wrong stamps by more: one early kernel is enough for a smaller
-shift where no kernel contradicts it, two for a larger one."""
+"""Clocks that were matched badly differ by less, single wrong stamps by more. So one early kernel is enough for a
+smaller shift where no kernel contradicts it, and two are needed for a larger one."""
 _STRAY = 10
 """A kernel that is early by this many times what most are has a wrong time of its own."""
 _MINORITY = 0.25
@@ -127,7 +127,7 @@ def _shift(times: DeviceTimes, clock: int, rows: np.ndarray, lead: np.ndarray) -
 
 
 def _is_of_the_clock(lead: np.ndarray, early: np.ndarray, alone: np.ndarray) -> bool:
-    """Return whether so many kernels are early that their clock is behind, or so few that their own times are wrong.
+    """Return whether early kernels are many, so that their clock is behind, or few, so that their own times are wrong.
 
     Args:
         lead: time from each launch to its kernel, ns.

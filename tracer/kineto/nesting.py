@@ -123,10 +123,10 @@ _HANDED_OVER = ("gloo:",)
 
 def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepTable, overheads: OverheadTable,
               strings: list[str]) -> GapTable:
-    """Gaps between neighbouring operations and calls of each thread.
+    """Return the gaps between neighbouring operations and calls of each thread.
 
     Annotations are not work: time inside `ProfilerStep#N` but in no operation is a gap. On a step's thread the step's
-    borders bound and cut gaps, so that they add up per step; a data loader's range cuts them too, and inside it they
+    borders bound and cut gaps, so that they add up per step. A data loader's range cuts them too, and inside it they
     are DATA_LOADING. A step's thread is BLOCKED while the autograd threads, or a backend's, do what it gave them.
     ``step`` is left to the caller.
     """

@@ -29,10 +29,10 @@ class ProcessPart:
 
     Attributes:
         pid: Its number, as the file writes it.
-        correlations: Of its launches that no other process has, ascending.
-        devices: Those it alone launches on: their work is its own, whatever its number.
-        unique: Those that one process alone gave, ascending.
-        in_order: Nothing in the file says which devices are whose: processes and devices were paired in order.
+        correlations: Correlation numbers of its launches that no other process has, ascending.
+        devices: Devices that it alone launches on: their work is its own, under any correlation number.
+        unique: Correlation numbers that exactly one process of the file gave, ascending.
+        in_order: Whether processes and devices were paired in order, since the file does not say which belong together.
     """
 
     pid: str
@@ -54,7 +54,7 @@ def processes_of(collected: Collector, source: str) -> list[ProcessPart]:
     memory, one that has a mark and no operation) stay with the one rank of their file.
 
     Raises:
-        TraceError: the device work of two processes cannot be told apart.
+        TraceError: The device work of two processes cannot be separated.
     """
     pids = [pid for pid, _ in collected.threads.keys_in_order]
     names = sorted(set(pids), key=_by_number)

@@ -21,17 +21,17 @@ from tracer.translate.rocprof import RocprofEvents
 
 _Events = EventStream | NsysSource | RocprofEvents
 LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
-"""More events than one for so many bytes of the file, and than the free ones, were not recorded by a profiler."""
+"""Least stored bytes of an event, and events that any file may have: a profiler writes no more events than these."""
 
 
 def read_processes(source: str | os.PathLike[str], *,
                    progress: Callable[[int, int], None] | None = None,
                    step_region: str | None = None) -> list[ExecutionGraph]:
-    """Read a trace as ``read_kineto`` does, of a file that may hold several processes: the graph of each, numbered as
-    ranks in the order of the processes where there are several.
+    """Read a trace as ``read_kineto`` does, of a file that may hold several processes. Return the graph of each;
+    several are numbered as ranks in the order of the processes.
 
     Raises:
-        TraceError: see there; or two processes cannot be told apart.
+        TraceError: As ``read_kineto``; or two processes cannot be separated.
     """
     collector, finish = _collected(source, progress, None, step_region)
     parts = processes_of(collector, os.fspath(source))

@@ -193,7 +193,7 @@ class Scanner:
         self._state[:] = before
 
     def _make_room(self, events: int) -> None:
-        """Have room for so many events of a piece; those there are stay."""
+        """Make room for ``events`` events of a piece; those there are stay."""
         there = int(self._state[loop.EVENTS])
         old, self._numbers = self._numbers, np.empty((len(self._number_default), events), np.int64)
         for name, column in self._number_at.items():
@@ -251,7 +251,7 @@ _ABSENT = {loop.TEXT: EMPTY_TEXT, loop.TEXT_OR_NULL: NULL, loop.NAMED: NULL, loo
 
 
 def _longer(rows: np.ndarray, count: int, there: int) -> np.ndarray:
-    """Rows with room for ``count``, of which so many are kept."""
+    """Return rows with room for ``count`` entries, the first ``there`` of them copied."""
     found = np.empty((len(rows), count), rows.dtype)
     found[:, :there] = rows[:, :there]
     return found

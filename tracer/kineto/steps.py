@@ -2,9 +2,9 @@
 
 1. `ProfilerStep#N` annotations: the step is the annotation.
 2. `Optimizer.step#...` ends: a step runs from the end of the previous optimizer step to the end of its own, so the
-   steps tile the window. The first starts at the first `zero_grad`, if in later steps `zero_grad` also comes first,
-   else with the thread's first operation; it is left out if it holds fewer than half of the operations of a median
-   step (the window then began in its middle).
+   steps tile the window. The first starts at the first `zero_grad`, if in later steps `zero_grad` also comes first.
+   Else it starts with the thread's first operation. A first step with fewer than half of the operations of a median
+   step is left out (the window then began in its middle).
 3. `enumerate(DataLoader)#...` starts: from one to the next; the last one is treated like the first above.
 4. `execute_*` annotations (inference servers): the step is the annotation.
 5. Periodicity: the thread's top-level operations repeat exactly, at least three times.
@@ -320,15 +320,15 @@ def _missing(ops: OpTable, texts: list[str], name: str, source: str) -> str:
 
 
 ALMOST_NO_WORK = 0.02
-"""A step at the window's border with at most this share of the other steps' work, by every measure, is empty: after the
-last ``prof.step()`` come a loss that is printed or a barrier, some operations of the thousands of a step."""
+"""A step at the window's border with at most this share of the other steps' work, by every measure, is empty. After the
+last ``prof.step()`` come a printed loss or a barrier: some operations, where a step has thousands."""
 FEW_DEVICE_TIME, HALF = 0.05, 0.5
 """Where steps use a device, an empty one has at most this share of their device time, and of their operations and
 launches at most half."""
 LIKE_WORK = 0.1
 """Repeats of one step run as many operations and launches as the median one, within this share."""
 LIKE_TIME = 2.0
-"""Repeats of one step take as long as the median one, within this factor, on the host and on the device."""
+"""Repeats of one step take the median one's time within this factor, on the host and on the device."""
 SHOWN = 4
 """Steps that a sentence names."""
 _TRAINING = ("autograd::engine::evaluate_function", "Optimizer.step#")
