@@ -29,7 +29,7 @@ PUBLISHED_BATCH = 65_536
 PUBLISHED_COLUMNS = 16
 """Columns of a published table where its file gives none: DreamShard's own default."""
 MOST_TABLES = 10_000
-"""Of a file: the largest that is published has 856, and a plan of so many takes minutes."""
+"""Tables of a file: the largest that is published has 856, and a plan of 10,000 takes minutes."""
 _FIELDS = {field.name: field for field in fields(EmbeddingTable)}
 _NEEDED = [name for name, field in _FIELDS.items() if field.default is MISSING]
 _WHOLE = ("rows", "columns", "longest_bag", "reuse_lookups", "unique")
@@ -95,9 +95,9 @@ def checked_tables(tables: Sequence[EmbeddingTable], name: str = "the tables") -
 
 
 def table_of_published(row: Row, name: str) -> EmbeddingTable:
-    """A table of the published layout. Its bins are shares of different rows; ours are shares of look-ups.
+    """Return a table of the published layout. Its bins are shares of different rows; ours are shares of look-ups.
 
-    It may have fields of ``EmbeddingTable`` beside them, such as ``dtype``, which the layout has no name for.
+    It may also have fields of ``EmbeddingTable`` that the layout has no name for, such as ``dtype``.
 
     Raises:
         TableError: a size is none, a field is unknown, or bins are lacking or no shares.

@@ -1,6 +1,6 @@
 """Real indices, or a law of them: what ``--indices`` takes.
 
-Five forms, told apart by the text:
+There are five forms, recognised by the text:
 
 - ``zipf:1.05``: the law by which rows are drawn, exponent 1.05; ``zipf:0`` draws them evenly.
 - A Parquet or CSV file, *long*: one row a look-up, columns ``table``, ``sample``, ``index`` in any order. Samples
@@ -8,10 +8,10 @@ Five forms, told apart by the text:
 - A Parquet or CSV file, *wide*: one row a sample and one column a table, named as the table. A cell is an index or a
   list of them (in CSV: separated by spaces); an empty one looks nothing up. A column ``sample`` is not a table.
 - A file of torch (``.pt``, ``.pt.gz``) as published for ``dlrm_datasets``: the tensors (indices, offsets, lengths) of
-  one batch; all look-ups table after table, their bounds [tables·samples + 1], and bag lengths [tables, samples].
-  Tables are known by their order.
-- The same in Parquet: one row with lists ``indices``, ``offsets`` (which may lack) and ``lengths``, a list of a list
-  for each table; or a row for each table with its own three lists, and its name in a column ``table`` if it has one.
+  one batch. Indices are all look-ups, table after table; offsets are their bounds [tables·samples + 1]; lengths are
+  bag lengths [tables, samples]. Tables are known by their order.
+- The same in Parquet: one row with lists ``indices``, ``offsets`` (may be absent) and ``lengths``, a list of a list for
+  each table. Or a row for each table with its own three lists, and its name in a column ``table`` if it has one.
 
 Only counts leave this module: how often rows repeat, and how long bags are.
 """

@@ -5,8 +5,8 @@ kept where it would: as the recorded text of the argument that holds the indices
 
     aten::_embedding_bag(weight, indices, …)      indices: shape [5120], value "lookups:[{"name":"tables.0", …}]"
 
-So it is stored and loaded with the graph, follows the operation through every change of sizes, tells two look-ups of
-equal shapes apart, and reaches whatever prices the operation. The indices themselves are not among it.
+So it is stored and loaded with the graph and follows the operation through every change of sizes. It separates two
+look-ups of equal shapes, and reaches all that prices the operation. The indices themselves are not among it.
 
 An operation looks up one table, or several that lie behind one another in one weight (as in FBGEMM's table-batched
 embedding).
@@ -78,9 +78,9 @@ def tables_of(graph: ExecutionGraph) -> list[EmbeddingTable]:
 def note_tables(graph: ExecutionGraph, tables: Sequence[EmbeddingTable]) -> list[str]:
     """Write with each look-up, and its gradient, which of a model's tables it reads. In place.
 
-    A table belongs to the look-up of its module (``tables.3``) if that is known and the sizes fit; else tables and
-    look-ups of equal sizes are joined in their order; a weight with the rows of all tables of its columns holds them
-    all.
+    A table belongs to the look-up of its module (``tables.3``) if that is known and the sizes fit. Else tables and
+    look-ups of equal sizes are joined in their order. A weight with the rows of all tables of its columns holds all
+    of them.
 
     Returns:
         Sentences for what could not be joined.

@@ -21,7 +21,7 @@ from tracer.lazy import optimize, special
 REUSE_BINS = 17
 """Accesses of a distinct row: 1, 2, 3–4, 5–8, …, 16,385–32,768, and more."""
 REUSE_OF_BIN = np.array([1.0, 2.0] + [0.75 * 2.0**b for b in range(2, REUSE_BINS)])
-"""Accesses that a row of each bin stands for: the middle of the bin."""
+"""Accesses of a row in each bin: the middle of the bin."""
 _RANKS = 512
 """Pieces that the ranks of a Zipf law are summed in, a quarter of them single rows: 1e-4 off the sum over every row."""
 _SURE = 8.0
@@ -87,11 +87,11 @@ def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, 
 
 
 def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> float:
-    """Rows that a cache of the least recently used ones lacks of each batch, batch after batch by one Zipf law.
+    """Return the rows of a batch that a least-recently-used cache lacks, batch after batch by one Zipf law.
 
-    A row stays for T batches, so long that as many different rows come by as it keeps: Σ_r 1 − e^(−λ_r·T) = kept rows,
-    λ_r look-ups of a row in a batch. Of those looked up, 1 − e^(−λ_r), the share e^(−λ_r·T) was gone. A cache that is
-    smaller than a batch is filled anew 1/T times in each.
+    A row stays for T batches, until as many different rows have come by as the cache keeps: Σ_r 1 − e^(−λ_r·T). Here
+    λ_r counts look-ups of row r in a batch. A batch needs row r with probability 1 − e^(−λ_r), and the cache has
+    lost it with probability e^(−λ_r·T). A cache smaller than a batch is filled again 1/T times in each.
     Source: Che, Tung and Wang, "Hierarchical Web caching systems" (IEEE JSAC, 2002).
     """
     if lookups <= 0 or kept_rows >= rows:
@@ -115,10 +115,10 @@ def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> fl
 
 
 def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
-    """The exponent of the Zipf law under which so many look-ups touch so many different rows; 0 … 8.
+    """Return the exponent (0 to 8) of the Zipf law under which ``lookups`` touch ``distinct`` different rows.
 
-    Two numbers that every recorded batch gives tell the law, and the law tells any other batch's: a histogram alone
-    does not scale (twice the look-ups reuse rows more than twice as often, or less, by how skewed they are).
+    Every recorded batch gives these two numbers; they determine the law, and the law any other batch. A histogram alone
+    does not scale: twice the look-ups reuse rows more than twice as often, or less, by how skewed they are.
     """
     def more(skew: float) -> float:
         return distinct_of_zipf(lookups, rows, skew) - distinct
@@ -161,13 +161,13 @@ ROUNDED = 1e-4
 """Most that rounding adds to a mean bag length in a graph's notes (``noted``, five digits), as a share."""
 POOLINGS = ("sum", "mean", "none")
 LOCATIONS = ("hbm", "uvm", "uvm_cached")
-"""Where weights lie: in the device's memory; in the host's, read by the device over its link; or there, with rows that
-were looked up lately kept in the device's memory. FBGEMM's ``EmbeddingLocation``: DEVICE, MANAGED, MANAGED_CACHING."""
+"""Where weights lie. In the device's memory; in the host's, read by the device over its link; or there, with recently
+used rows kept in the device's memory. FBGEMM's ``EmbeddingLocation``: DEVICE, MANAGED, MANAGED_CACHING."""
 CACHE_LOAD_FACTOR = 0.2
 """FBGEMM's own default."""
 CACHE_SLOT_BYTES, CACHE_MAP_BYTES = 16.0, 4.0
-"""Device memory that finds cached rows: of a row in the cache its index and when it was last used, of every row of the
-table the table's number (TorchRec's storage estimator, ``_calculate_cache_aux_state_sizes``)."""
+"""Device memory that finds cached rows. The first: for a row in the cache its index and when it was last used. The
+second: for every row of the table, the table's number (TorchRec's ``_calculate_cache_aux_state_sizes``)."""
 
 
 class TableError(ForetraceError):
@@ -292,7 +292,7 @@ class EmbeddingTable:
 
     @property
     def state_bytes(self) -> float:
-        """Return bytes of the optimizer's state of all rows, wherever it lies."""
+        """Return bytes of the optimizer's state of all rows, on any device."""
         return self.rows * sum(row_state_bytes(self.optimizer, self.columns))
 
     @property
@@ -332,7 +332,7 @@ class EmbeddingTable:
         return OUTPUT_DTYPES[self.output_dtype]
 
     def lookups(self, samples: float) -> float:
-        """Look-ups of so many samples."""
+        """Return the look-ups of a number of samples."""
         return self.bag * samples
 
     def longest(self) -> float:
@@ -347,7 +347,7 @@ class EmbeddingTable:
         return self.skew
 
     def histogram(self, samples: float) -> tuple[float, ...]:
-        """The reuse histogram of a batch of so many samples; nothing where it looks nothing up."""
+        """Return the reuse histogram of a batch of ``samples`` samples; empty where it looks nothing up."""
         count = self.lookups(samples)
         if count <= 0:
             return ()
@@ -356,16 +356,16 @@ class EmbeddingTable:
         return histogram_of_zipf(count, self.rows, self.law_skew())
 
     def distinct(self, samples: float) -> float:
-        """Different rows that so many samples look up, on average."""
+        """Return the different rows that ``samples`` samples look up, on average."""
         count = self.lookups(samples)
         return min(distinct_of_zipf(count, self.rows, self.law_skew()), count, float(self.rows))
 
     def missed(self, samples: float) -> float:
-        """Rows that cross the host's link for the look-ups of so many samples.
+        """Return the rows that cross the host's link for the look-ups of ``samples`` samples.
 
-        None of a table on the device, each look-up's of one in the host's memory, and of a cached one those that a
-        least-recently-used cache of ``cached_rows`` lacks (``lru_misses``). FBGEMM's tables share one cache; here
-        each has its own part of it.
+        Of a table on the device none cross; of one in the host's memory each look-up's row. Of a cached table those
+        cross that a least-recently-used cache of ``cached_rows`` lacks (``lru_misses``). FBGEMM's tables share one
+        cache; here each has its own part of it.
         """
         count = self.lookups(samples)
         if self.location == "hbm":
