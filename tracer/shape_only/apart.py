@@ -7,8 +7,8 @@ are started. A second run here would fail at it, or find what the first has left
 
 What comes back is pickled: importing what writes and reads files of graphs takes both processes longer than the step
 takes to trace. Importing PyTorch, and what it imports at its first operation, takes several times as long as tracing.
-Where processes can be forked, one interpreter (``WaitingTracer``) imports it and waits, and each script is traced by a
-fork of it, which has nothing of any other script; it gets the asking process's environment, directory, module path and
+Where processes can be forked, one interpreter (``WaitingTracer``) imports it and waits. A fork of it traces each script
+and has nothing of any other script; it gets the asking process's environment, directory, module path and
 streams.
 
     this process ──folder, streams──▶ waiting interpreter ──fork──▶ trace_script, ends

@@ -3,12 +3,12 @@
     rates = [rate.item() for rate in torch.linspace(0, 0.1, depth)]
     stages = len(torch.unique(widths))
 
-A fake tensor has no values, but what comes of constants alone is the same wherever a program runs: small tensors of it
-are made for real beside the fake ones, views of them as views, and read where a program asks for a number or for as
-many elements as its values say. What is random, comes from data or is large has no value here: a single number of it
-that is read by ``item`` has a stand-in (``stand_ins``), anything else is refused. Where a share is given, masks that
-come from data are assumed to select it, evenly spread, and what they select is computed as for known ones.
-Numbers that lie between known ends are assumed then too (``ends_of``); masks made of them select the share like others.
+A fake tensor has no values, but what comes of constants alone is the same on any device. Small tensors of it are also
+made for real, next to the fake ones, and views of them as views. They are read where a program asks for a number, or
+for as many elements as its values say. What is random, comes from data or is large has no value here. A single number
+of it that is read by ``item`` has a stand-in (``stand_ins``); anything else is refused. Where a share is given, masks
+that come from data are assumed to select it, evenly spread, and what they select is computed as for known ones. Numbers
+that lie between known ends are assumed then too (``ends_of``); masks made of them select the share like others.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MOST_EXPANDED = 1 << 26
 MOST_FILLED = 1 << 16
 """Most elements of a tensor made without values whose values are followed: a larger one is weights."""
 DRAWN = 0.5
-"""Where in its range a lone random number is assumed to lie, such as the one that leaves out a layer."""
+"""Assumed place of a lone random number in its range, such as a number by which a program leaves out a layer."""
 _MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor",
                                 "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window"})
 _LIKE = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1, "full_like": 1, "new_full": 2}
 """Operators that give constants in the shape they are asked for, each with the number or the place of the argument."""
 _FILLED = frozenset({"zero_", "fill_"})
-"""Operators that give every element of a tensor a value, whatever it was."""
+"""Operators that give every element of a tensor a new value."""
 _LIFTED = torch.ops.aten.lift_fresh.default
 _INDEXED = torch.ops.aten.index.Tensor
 _WHERE = torch.ops.aten.nonzero.default
@@ -128,7 +128,7 @@ class KnownValues:
                     site.patch(owner, name, self._check(getattr(owner, name), expected))
 
     def _check(self, original: Callable[..., Any], expected: bool) -> Callable[..., Any]:
-        """An element-wise check of values, whose result is what it is for ordinary numbers."""
+        """Wrap an element-wise check of values so that it gives the result of ordinary numbers."""
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if isinstance(result, FakeTensor) and self.of(result) is None:
@@ -187,8 +187,8 @@ class KnownValues:
         return result
 
     def _evenly_counted(self, values: Any, count: int) -> Any:
-        """Counts of values that are not known, as even as they can be; ``None`` where nobody says how many there
-        are."""
+        """Return counts of values that are not known, as even as they can be; ``None`` where their number is not given.
+        """
         if count < 1:
             return None
         with _disable_current_modes():
@@ -482,7 +482,7 @@ def _ends(name: str, args: Any) -> tuple[float, float]:
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """The arguments of a call beside what its schema says of each."""
+    """Return the arguments of a call, each with what its schema says of it."""
     schema = func._schema.arguments
     by_name = {argument.name: argument for argument in schema}
     return [*zip(schema, args, strict=False), *((by_name[name], value) for name, value in kwargs.items()

@@ -267,7 +267,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     def _is_bookkeeping(self, inputs: list[Any], backward: bool) -> bool:
         """Return whether a ``detach`` is autograd's own: it detaches a fake tensor whenever it saves or unpacks one,
-        which it does without a call for real tensors. The one that gives a parameter its gradient is real."""
+        which it does without a call for real tensors. A ``detach`` that gives a parameter its gradient is real."""
         if backward and not torch.is_grad_enabled():
             node = torch._C._current_autograd_node()
             return node is None or "AccumulateGrad" not in node.name()
@@ -286,7 +286,7 @@ class OperatorRecorder(TorchDispatchMode):
         return any(known) or not known
 
     def _works_on(self, func: Any, inputs: list[Any]) -> int:
-        """The ``Place`` of a call; ``NONE`` where there is no device beside the host."""
+        """Return the ``Place`` of a call; ``NONE`` where there is no device but the host."""
         placement = self._placement
         if placement is None:
             return NONE

@@ -1,4 +1,4 @@
-"""Numbers that stand for those a program reads from data, such as a loss that it logs.
+"""Numbers in place of those that a program reads from data, such as a loss that it logs.
 
     total += loss.item()          # goes on with a stand-in
     correct += hits.sum().item()

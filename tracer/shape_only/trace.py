@@ -73,14 +73,14 @@ def trace_step(
         warmup: Steps before them; by default 1, and 2 with a world. The first step differs from all later ones
             because it makes the optimizer's state, and DDP regroups its buckets at the second.
         source: What to name as the graph's source; the function's name if empty.
-        selected: Share of their elements that masks made of data are assumed to select (boxes with a high score,
-            tokens of an expert), and of their range that numbers fill whose ends an operator tells (corners of boxes
-            clamped to an image), which is noted in the graph; None refuses steps that depend on them.
+        selected: Share that a mask made of data is assumed to select of its elements (boxes with a high score, tokens
+            of an expert). Numbers between ends that an operator gives fill that share of their range (corners of boxes
+            clamped to an image). The graph notes it. ``None`` refuses steps that depend on either.
 
     Returns:
         The graph of rank ``rank``. Its operations are those the dispatcher runs below autograd, with the arguments
-        the profiler would note, 1 ns apart and without durations (``meta.era`` is ``SHAPE_ONLY``); collectives say
-        where their results are first needed; ``meta.memory`` has the peak memory of the recorded steps and
+        the profiler would note, 1 ns apart and without durations (``meta.era`` is ``SHAPE_ONLY``). Collectives say
+        where their results are first needed. ``meta.memory`` has the peak memory of the recorded steps and
         ``meta.substitutions`` what was put in the place of the CPU's operations.
 
     Raises:
@@ -105,7 +105,7 @@ def trace_workload(
     settings: Settings, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
     parallel: ParallelPlan | str | None = None, steps: int = 1, warmup: int | None = None,
 ) -> ExecutionGraph:
-    """Trace a step of a workload of the suite, on its device whatever ``settings.device`` says.
+    """Trace a step of a workload of the suite, on the given device; ``settings.device`` does not count.
 
     Args:
         settings: as ``tracer.workloads.configure`` makes them.
@@ -161,7 +161,7 @@ def trace_job(
     """Trace a workload on every rank of a world: once for each class of ranks that do the same work.
 
     Returns:
-        The folded job; ``job.classes`` says which ranks each graph stands for.
+        The folded job; ``job.classes`` says which ranks each graph represents.
 
     Raises:
         ShapeOnlyError, FakeWorldError, PlanError: as ``trace_workload``.
@@ -183,9 +183,9 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
     written, which become what the function's default is (``def build(opt="adamw", fused=False, lr=0.1)``). Several
     ``steps`` are those of a cycle, recorded after a whole one.
 
-    The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``), so that what it makes on import
-    is traced too and its decorators see the GPU that is not there. It finds its own path as the command line,
-    without arguments: ones that it parses take their defaults. It must not have run in this process before
+    The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``). So what it makes on import
+    is traced too, and its decorators see the GPU that is not there. It finds its own path as the command line,
+    without arguments: those that it parses take their defaults. It must not have run in this process before
     (``trace_apart``).
 
     Raises:

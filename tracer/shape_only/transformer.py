@@ -1,7 +1,7 @@
 """``TransformerShape``: a decoder as numbers, and ``TransformerPart``: what one rank computes of it for a micro-batch.
 
-A cluster's step is made of few different pieces, each of which is traced once by shapes (``transformer_parts``): a
-block, the embedding, the head with its loss, and the optimizer. Needs no torch.
+A cluster's step is made of few different pieces: a block, the embedding, the head with its loss, and the optimizer.
+Each piece is traced once by shapes (``transformer_parts``). Needs no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from tracer.shape_only.errors import ShapeOnlyError
 
 SCAN = "scan"
-"""Name of the module whose operations stand for a recurrence's kernels, and the flag of their calls."""
+"""Name of the module whose operations represent a recurrence's kernels, and the flag of their calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class StateSpace:
         return self.inner + self.mixed + self.heads
 
     def share(self, tp: int, cp: int = 1) -> StateSpace:
-        """Return what one rank has: of ``tp``, of every sequence's tokens; of ``cp`` too while the recurrence runs,
-        for which context-parallel ranks share heads in place of tokens, and groups as far as there are enough."""
+        """Return what one rank has: its share of ``tp``, for all tokens. While the recurrence runs, also that of
+        ``cp``: context-parallel ranks then share heads in place of tokens, and groups as far as there are enough."""
         groups = self.groups // tp
         return StateSpace(self.heads // tp // cp, self.head_size, self.state, max(groups // cp, 1), self.window,
                           self.chunk, self.bias, self.convolution_bias, self.norm)
@@ -125,7 +125,7 @@ class TransformerShape:
         window: Tokens that one attends to, its own among them; 0 for all before it.
         latent: Multi-head latent attention, in place of ``kv_heads`` and ``head_size``.
         attends: Blocks have attention.
-        state: A state-space mixer: in place of attention, or beside it on the same input where there is both.
+        state: A state-space mixer: in place of attention, or in parallel on the same input where there is both.
         rotary: Rotary positions; else learned ones.
         positions: Rows of the table of learned positions; ``None``: one a token of a sequence where positions are not
             rotary; 0: none (ALiBi).
@@ -140,16 +140,16 @@ class TransformerShape:
         experts, top_k: Experts of each block and how many of them a token goes to; 0 for a dense block.
         shared_ffn: Inner width of the experts that every token goes to, all together; 0 for none.
         imbalance: Tokens of the most loaded rank's experts over the mean; 1.0: all ranks have as many.
-        merges: The block takes the embedding of the next token beside the stream (a multi-token prediction module's).
-        predictions: Multi-token prediction modules after the last block (DeepSeek-V3, 2024, section 2.2), each a block,
-            a projection and the head once more; they lie on the last stage and are not among ``layers``.
+        merges: The block takes the next token's embedding as well as the stream (a multi-token prediction module's).
+        predictions: Multi-token prediction modules after the last block (DeepSeek-V3, 2024, section 2.2). Each is a
+            block, a projection and the head once more; they lie on the last stage and are not among ``layers``.
         dtype: "fp16", "bf16" or "fp32": of parameters, activations and gradients.
-        linears: What the products of blocks' linear layers are computed in where it is narrower (``LINEARS``): their
-            inputs, weights and gradients are cast; routers, attention and logits stay as they are.
+        linears: Narrower type that the products of blocks' linear layers are computed in (``LINEARS``). Their inputs,
+            weights and gradients are cast; routers, attention and logits stay as they are.
         kept: Parts of blocks whose weights stay in the decoder's own type where it is served in a narrower one.
         stack: Runs of equal blocks from the input to the output, where not all blocks are equal, such as a dense one
-            and 59 with experts: each a decoder of its own whose ``layers`` are the run's. The decoder's own figures of
-            a block then say nothing but what a block usually is.
+            and 59 with experts. Each run is a decoder of its own whose ``layers`` are the run's. The decoder's own
+            figures of a block then say only what a block usually is.
 
     Raises:
         ShapeOnlyError: The runs have runs themselves, another width, or not as many blocks as the decoder.
@@ -223,7 +223,7 @@ class TransformerShape:
         return replace(self, layers=1, stack=(), predictions=0)
 
     def cut(self, layers: int) -> TransformerShape:
-        """Return the decoder's first so many blocks, with its embedding and head."""
+        """Return the decoder's first ``layers`` blocks, with its embedding and head."""
         left, runs = layers, []
         for run in self.stack:
             if left > 0:
@@ -256,8 +256,8 @@ class TransformerShape:
         return heads * (self.width_of_head + self.width_of_values)
 
     def shared_heads(self, tp: int, cp: int) -> list[tuple[str, int, str, int]]:
-        """Return what of a block's attention and mixer ranks must be able to share: what it is, how many there are,
-        the ranks' dimension, and by how many they are shared."""
+        """Return what ranks must be able to share of a block's attention and mixer. Each entry: what it is, how many
+        there are, the ranks' dimension, and by how many they are shared."""
         found = [("heads", self.heads, "tp", tp),
                  ("heads of keys and values", self.kv_heads, "tp", tp)] if self.attends else []
         if self.state is not None:
@@ -281,13 +281,12 @@ class TransformerShape:
         return 4 if self.dtype == "fp32" else 2
 
     def block_parameters(self, tp: int = 1, ep: int = 1, etp: int | None = None) -> int:
-        """Parameters of one block on one rank, experts among them, each of which ``etp`` ranks share (default ``tp``).
-        """
+        """Return the parameters of one block on one rank; ``etp`` ranks (default ``tp``) share each of its experts."""
         return self.dense_parameters(tp) + self.expert_parameters(ep, tp if etp is None else etp)
 
     def dense_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one rank that no routed expert has: attention or what is in its place, norms, and
-        the feed-forward part or the router and the shared experts."""
+        """Return the parameters of one block on one rank that no routed expert has. These are attention or its
+        replacement, norms, and the feed-forward part or the router and the shared experts."""
         norm = self.hidden * (1 if self.rms else 2)
         count = self.attention_parameters(tp) + self.state_parameters(tp) + norm * self.norms
         if self.merges:  # norms of the stream, of the embedding and before the head
@@ -408,8 +407,8 @@ class TransformerPart:
         return self.tp if self.etp is None else self.etp
 
     def sent_rows(self, shape: TransformerShape) -> float:
-        """Rows that come to the experts of the most loaded rank where a token is sent once for each of its experts;
-        shards of an expert gather the tokens of each other."""
+        """Return the rows that come to the experts of the most loaded rank if a token is sent once for each of its
+        experts. Shards of an expert gather the tokens of each other."""
         own, share = (self.tp, self.expert_tp) if self.sequence_parallel else (1, 1)
         return shape.seq // self.cp // own * self.microbatch * shape.top_k * share * shape.imbalance
 

@@ -1,10 +1,9 @@
 """``autocast("cuda")`` on tensors that say they are on the CPU: CUDA's lists in the place of the CPU's.
 
 Fake tensors carry the CPU's dispatch keys, so their autocast key is ``AutocastCPU``. While a trace runs, the CPU's
-kernels of that key are replaced by CUDA's policy, and contexts for "cuda" become contexts of that
-key: entered anywhere, nested, as decorators, and again when checkpointing runs forward in backward. A context that was
-made before the trace, when torch had already switched it off for lack of a GPU, is an error: the step would silently
-be traced in fp32.
+kernels of that key are replaced by CUDA's policy. Contexts for "cuda" become contexts of that key: entered anywhere,
+nested, as decorators, and again when checkpointing runs forward in backward. A context made before the trace is an
+error if torch had already switched it off for lack of a GPU: the step would silently be traced in fp32.
 """
 
 from __future__ import annotations
@@ -167,7 +166,7 @@ class _Policy:
 
 
 def _redirect(site: Site, policy: _Policy) -> None:
-    """Contexts and questions about CUDA's autocast become ones about the key that stands for it."""
+    """Turn contexts and questions about CUDA's autocast into those about the key that replaces it."""
     kind = torch.amp.autocast_mode.autocast
     begin, enter, clear = kind.__init__, kind.__enter__, torch.clear_autocast_cache
     made: weakref.WeakSet[Any] = weakref.WeakSet()

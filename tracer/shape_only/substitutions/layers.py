@@ -17,8 +17,8 @@ _MOST_BATCH = {True: 880801, False: 65535}
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # by definition
 _KEPT = 1
-"""Values of a unit and step that cuDNN keeps for backward beside its gates. An estimate: the reserve's size is cuDNN's
-own, and only a GPU can be asked for it."""
+"""Values of a unit and step that cuDNN keeps for backward, on top of its gates. An estimate: the reserve's size is
+cuDNN's own, and only a GPU can be asked for it."""
 
 
 def choose(site: Site, query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> str:

@@ -12,8 +12,8 @@ device. The work is the same, element for element:
 - ``view`` for ``_reshape_alias``;
 - an ``empty`` of no elements (a result that is not asked for) is not there;
 - gradients of ``index_select`` are added by ``index_add`` for ``scatter_add_`` into zeros;
-- the fake kernels keep some statistics of norms in the input's type and some bag numbers of ``embedding_bag`` where
-  the CPU keeps fp32 and none, and do not know the size of the CPU's workspace for recurrent layers.
+- the fake kernels keep some statistics of norms in the input's type and some bag numbers of ``embedding_bag``. The CPU
+  keeps fp32 and none. The fake kernels do not know the size of the CPU's workspace for recurrent layers.
 
 ``DataLoader`` draws its seeds and orders for real, ``torch.load`` reads to where it is asked to. A fake tensor has no
 values, but which samples make a batch is decided by values the host draws. So a loader's iterator and the samplers of
@@ -195,8 +195,8 @@ def counting(site: Site) -> None:
 
 
 def ctc(site: Site) -> None:
-    """The CTC loss, whose fake kernel asks for the targets' lengths, and of a list of lengths for memory: targets are
-    taken to be padded to the longest, and joined ones to be as long as each other."""
+    """Trace the CTC loss. Its fake kernel asks for the targets' lengths and, of a list of lengths, for memory. Targets
+    are taken to be padded to the longest, and joined ones to have equal lengths."""
     def of_lists(scores: Any, targets: Any, frames: Any, lengths: Any, *more: Any) -> Any:
         return torch.ops.aten.ctc_loss.Tensor(scores, targets, torch.tensor(frames), torch.tensor(lengths), *more)
 
@@ -211,7 +211,7 @@ def ctc(site: Site) -> None:
 
 
 def grouped(site: Site) -> None:
-    """Grouped products of every floating-point type, of which fake tensors have a kernel for bf16 only."""
+    """Trace grouped products of every floating-point type; fake tensors have a kernel for bf16 only."""
     operator = operator_of("_grouped_mm")
     if operator is None:
         return
@@ -248,7 +248,7 @@ def optimizers(site: Site) -> None:
 
 
 def clipping(site: Site) -> None:
-    """torch's own choice of lists, told that fake tensors are native: a CPU clips gradients as lists."""
+    """Let torch choose lists by itself, with fake tensors counted as native: a CPU clips gradients as lists."""
     for module in (optimizer, _foreach_utils):
         types = getattr(module, "_foreach_supported_types", None)
         if types is not None and FakeTensor not in types:
@@ -267,8 +267,8 @@ def _with_cpu(site: Site, original: Callable[..., list[str]]) -> Callable[..., l
 def collectives(site: Site) -> None:
     """Collectives: a call gives its tensors back as they are, and a work that is done: in a fake world nothing is sent.
 
-    That holds for every operator of ``c10d``, so all of them are met here, whatever kernels this version of PyTorch
-    has; functional collectives (``_c10d_functional``) give new tensors and have fake kernels of their own.
+    That holds for every operator of ``c10d``, so all of them are met here, with any kernels that this version of
+    PyTorch has. Functional collectives (``_c10d_functional``) give new tensors and have fake kernels of their own.
     """
     try:
         from torch._C._distributed_c10d import FakeWork
@@ -397,7 +397,7 @@ class _ToHost(dict[str, str]):
         self.on_gpu = False
 
     def get(self, location: Any, default: Any = None) -> Any:
-        """The host, whatever the location."""
+        """Return the host, for any location."""
         self.on_gpu = self.on_gpu or is_gpu(str(location))
         return "cpu"
 

@@ -1,10 +1,10 @@
-"""CUDA devices without CUDA: requests for them give ordinary fake tensors, and what lies where is kept beside them.
+"""CUDA devices without CUDA: requests for them give ordinary fake tensors, and where each lies is kept in addition.
 
-On a build without CUDA a CUDA fake tensor aborts the process. So every request for one (``device="cuda"``, ``.cuda()``,
-``.to("cuda")``, ``with torch.device("cuda")``, default devices) is turned into one for the CPU before a tensor exists,
-and the memory tracker notes that its storage lies on the device. A tensor that user code made elsewhere and then moves
-is copied, as on a GPU; the copy is recorded with its target. User code sees the device it asked for: ``x.device``,
-``x.is_cuda`` and ``torch.cuda.is_available()`` answer as on a GPU, while torch's own code sees the truth.
+On a build without CUDA a CUDA fake tensor aborts the process. So every request for one is turned into one for the CPU
+before a tensor exists (``device="cuda"``, ``.cuda()``, ``.to("cuda")``, ``with torch.device("cuda")``, default
+devices). The memory tracker notes that its storage lies on the device. A tensor that user code made elsewhere and then
+moves is copied, as on a GPU; the copy is recorded with its target. User code sees the device it asked for:
+``x.device``, ``x.is_cuda`` and ``torch.cuda.is_available()`` answer as on a GPU, while torch's own code sees the truth.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ONE_PLACE = frozenset((
     "cudnn_batch_norm", "native_layer_norm", "native_group_norm", "nll_loss_forward", "nll_loss2d_forward",
     "binary_cross_entropy", "_fused_rms_norm", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention"))
-"""Operators whose tensors with dimensions must lie together, in place or not, beside all that torch calls pointwise."""
+"""Operators whose tensors with dimensions must lie together, in place or not, like those that torch calls pointwise."""
 _MODULES = "torch.nn.modules."
 _USERS_OF_OWN = "tracer.workloads"
 SYNCHRONIZE = "synchronize"
