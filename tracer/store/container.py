@@ -1,8 +1,8 @@
 """The container: a zip of Parquet tables and a manifest, whose comment carries the version and a checksum of it all.
 
 Every byte of the file is covered: zip's own CRCs leave headers and directory unchecked. Small tables are lists in the
-manifest, constant columns one value, others Parquet members: each costs about 100 bytes a column and 0.3 ms to open
-whatever it holds, so that below ``INLINE_ROWS`` rows a list of numbers is smaller and faster. Parquet members are
+manifest, constant columns one value, others Parquet members. A member costs about 100 bytes a column and 0.3 ms to
+open, with any content. So below ``INLINE_ROWS`` rows a list of numbers is smaller and faster. Parquet members are
 stored as they are (they compress themselves), the manifest is deflated.
 """
 
@@ -124,7 +124,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a local file or fsspec URL so that readers see the old content or the new one, never a part.
 
-    Locally through a temporary file beside it, flushed to disk and renamed. Remote object stores publish an upload
+    Locally through a temporary file next to it, flushed to disk and renamed. Remote object stores publish an upload
     when it is complete.
 
     Raises:
@@ -291,9 +291,9 @@ def _to_parquet(columns: dict[str, Any]) -> bytes:
 
 
 def _open(data: bytes, rows: int, unpacked: int, label: str):  # type: ignore[no-untyped-def]
-    """A Parquet member, checked before anything is decoded.
+    """Open a Parquet member, checked before anything is decoded.
 
-    It must hold as many rows as the manifest says, in encodings that cannot unpack to more than ``unpacked`` bytes
+    It must hold as many rows as the manifest says. Its encodings must not unpack to more than ``unpacked`` bytes
     (dictionaries and run lengths can turn a few bytes into gigabytes; foretrace writes none).
     """
     try:
