@@ -33,7 +33,7 @@ class _Extent(msgspec.Struct):
 
 
 _NO_HANDLE, _NO_CORRELATION, _UNIT = _Handle(), _Correlation(), _Extent()
-"""What stands for absent parts, of all records."""
+"""Defaults of absent parts, for all records."""
 
 
 class _Dispatch(msgspec.Struct):
