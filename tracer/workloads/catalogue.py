@@ -99,8 +99,8 @@ class DlrmSettings(_RecommendationSettings):
         return max(self.pooling >> (table // 3 % self.bags_halved), 1)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """Each with the bag length of its law; look-ups are dealt to samples at random, so that the longest bag of a
-        batch is some four standard deviations of a Poisson law above the mean."""
+        """Return the tables, each with the bag length of its law. Look-ups are dealt to samples at random, so a batch's
+        longest bag is some four standard deviations of a Poisson law above the mean."""
         return [EmbeddingTable(
             f"tables.{table}", self.table_rows(table), self.table_columns(table), skew=self.skew, optimizer="none",
             bag=float(self.table_bag(table)),

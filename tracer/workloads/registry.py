@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tracer.workloads.workload import Workload
 
 HELD_OUT_ONE_IN = 3
-"""One configuration in so many is held out."""
+"""One of this many configurations is held out."""
 
 _SETTINGS: dict[str, type[Settings]] = {
     kind.WORKLOAD: kind
@@ -122,10 +122,10 @@ def build(name: str, /, *, preset: str = "default", **values: Any) -> Workload:
 def split(settings: Settings) -> Literal["fit", "held-out"]:
     """Return whether a configuration may be fitted on or is kept to test predictions: decided before any is measured.
 
-    The rule: write the workload's name and its *size* settings as ``llama batch=4 depth=2 …`` (names sorted), take
-    the SHA-256 of that text, and hold the configuration out if its first eight bytes, read as a big-endian number,
-    are a multiple of three. So a third of all sizes is held out, every mode (dtype, optimizer, compile,
-    checkpointing, device, seed …) of one size is on the same side, and nothing depends on the order or number of
+    The rule: write the workload's name and its *size* settings as ``llama batch=4 depth=2 …`` (names sorted), and take
+    the SHA-256 of that text. Hold the configuration out if its first eight bytes, read as a big-endian number, are a
+    multiple of three. So a third of all sizes is held out, and every mode (dtype, optimizer, compile, checkpointing,
+    device, seed …) of one size is on the same side. Nothing depends on the order or number of
     configurations. A plan that needs other shares picks other sizes, never another rule.
     """
     digest = hashlib.sha256(size_text(settings).encode()).digest()

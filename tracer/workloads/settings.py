@@ -1,6 +1,6 @@
 """Settings of workloads: ``--set key=value`` becomes a checked, typed ``Settings``.
 
-Nothing here imports torch. A workload's settings are a frozen dataclass whose fields are either *sizes* (they
+Nothing here imports torch. A workload's settings are a frozen dataclass. Its fields are either *sizes* (they
 change the work: batch, width, rows) or *modes* (they change how the same work is done: dtype, optimizer, compile).
 The split rule of ``tracer.workloads.registry`` looks at the sizes only.
 """
@@ -67,10 +67,10 @@ class Norm(str, Enum):
 
 
 def size(default: Any, doc: str, minimum: float | None = 1, *, later: bool = False) -> Any:
-    """A dataclass field that changes the work; ``minimum`` is the least value it may take.
+    """Return a dataclass field that changes the work; ``minimum`` is the least value it may take.
 
-    One that a workload got ``later`` counts among its sizes where it is not as by default only, so that configurations
-    stay on the side of the split that they were on.
+    A size that a workload got ``later`` counts among its sizes only where it differs from its default. Configurations
+    then stay on the side of the split that they were on.
     """
     return field(default=default, metadata={"role": SizeRole.SIZE, "doc": doc, "minimum": minimum, "later": later})
 

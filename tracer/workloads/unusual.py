@@ -87,7 +87,7 @@ def streams(program: UnusualProgram) -> Step:
 
 
 def failing(fail: Callable[[], object]) -> Callable[[UnusualProgram], Step]:
-    """Plain steps, one of which fails."""
+    """Return a builder of plain steps with a failing one among them."""
     def build(program: UnusualProgram) -> Step:
         done = 0
 

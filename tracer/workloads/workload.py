@@ -70,7 +70,7 @@ class Workload:
     def wrap(self, function: Callable[[nn.Module], nn.Module]) -> Workload:
         """Replace the model by ``function(model)``, which may also change it in place; returns the workload.
 
-        The optimizer is made anew over the result's parameters, and compilation is of the result. Both
+        The optimizer is made again over the result's parameters, and compilation is of the result. Both
         ``workload.wrap(DistributedDataParallel)`` and a function that calls FSDP2's ``fully_shard`` on
         ``workload.blocks`` and the model will do. Gradients of all micro-batches but the last stay unsynchronised.
         """

@@ -1,7 +1,7 @@
 """Language models: BERT, GPT-2, Llama, a mixture of experts, and stacked LSTM layers.
 
-Llama's queries, keys and values have their own layers, and heads are counted from the layers' outputs, so that tensor
-parallelism may split ``q``, ``k``, ``v``, ``gate`` and ``up`` by columns and ``out`` and ``down`` by rows.
+Llama's queries, keys and values have their own layers, and heads are counted from the layers' outputs. So tensor
+parallelism may split ``q``, ``k``, ``v``, ``gate`` and ``up`` by columns, and ``out`` and ``down`` by rows.
 """
 
 from __future__ import annotations
@@ -228,11 +228,11 @@ class Experts(nn.Module):
 class RoutedFeedForward(nn.Module):
     """Send each token to ``top_k`` experts of fixed capacity and add up their answers by the router's weights.
 
-    Routing decides at run time, shapes and Python do not: every expert has ``capacity`` places for the tokens of a
-    micro-batch, a token's place is its rank among the choices of that expert (a running count), and choices beyond the
+    Routing decides at run time, shapes and Python do not. Every expert has ``capacity`` places for the tokens of a
+    micro-batch. A token's place is its rank among the choices of that expert (a running count). Choices beyond the
     capacity go to one spare row that is thrown away, so those tokens pass the block by its residual only. All experts
     then run as one batched product. No Python control flow reads a tensor, so the step compiles to one graph, never
-    waits for the device and can be traced by shapes alone; the price is work on empty places, as in GShard and Switch.
+    waits for the device and can be traced by shapes. The price is work on empty places, as in GShard and Switch.
     """
 
     def __init__(self, settings: MoeSettings) -> None:
@@ -307,8 +307,8 @@ def _balanced_loss(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
 class Lstm(nn.Module):
     """Token numbers ``[batch, seq]`` → logits ``[batch, seq, vocabulary]``; each sample starts from a zero state.
 
-    ``torch.compile`` does not take ``nn.LSTM``. Met in the middle of a function it gives up on all of it; put aside in
-    one, as here, the embedding before and the head after it are compiled, and the LSTM runs as it is.
+    ``torch.compile`` does not take ``nn.LSTM``: met in the middle of a function it gives up on all of it. Put aside in
+    a module, as here, the LSTM runs as it is, and the embedding before and the head after it are compiled.
     """
 
     def __init__(self, settings: LstmSettings) -> None:

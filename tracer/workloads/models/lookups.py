@@ -1,7 +1,7 @@
 """Embedding tables as recommendation models look them up, and the synthetic look-ups: plain, or batched as FBGEMM does.
 
 Both take all look-ups of a batch and give each table's vectors. ``PlainTables`` runs one operation a table,
-``BatchedTables`` one for all tables of equal columns, which lie behind one another in one weight: rows are numbered
+``BatchedTables`` one for all tables of equal columns. These lie behind one another in one weight: rows are numbered
 through, bags of one table follow those of the one before.
 """
 

@@ -1,7 +1,7 @@
 """What models of the suite share: blocks, initialisation, losses, and synthetic data served in a circle.
 
-Making random data takes longer than many a GPU step, so a real loader's work must not be imitated by making each
-batch anew; and serving few batches again lets the loss of a random task fall.
+Making random data takes longer than many a GPU step. A real loader's work must not be imitated by making each
+batch again; and serving few batches repeatedly lets the loss of a random task fall.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
   that shapes stay the same from step to step.
 - DeepFM: a factorisation machine and an MLP over the same embeddings (Guo et al., 2017, arXiv 1703.04247).
 - DCN-v2: cross layers over embeddings and dense features, then an MLP (Wang et al., 2021, arXiv 2008.13535).
-- NCF: users and items by the product of their vectors beside an MLP of others (NeuMF, He et al., 2017, 1708.05031).
+- NCF: users and items by the product of their vectors, and an MLP of others (NeuMF, He et al., 2017, 1708.05031).
   A batch has one item in five that the user liked; the others are drawn as negatives.
 """
 
@@ -123,8 +123,8 @@ def _bags_batch(settings: DlrmSettings, generator: torch.Generator) -> Batch:
 class Deepfm(nn.Module):
     """Dense features ``[batch, dense]`` and look-ups int64 ``[tables, batch]`` → click logits ``[batch]``.
 
-    The factorisation machine adds a weight for every feature and the products of all pairs of their vectors, as half of
-    (sum² − sum of squares); dense features go into both parts through a linear layer.
+    The factorisation machine adds a weight for every feature and the products of all pairs of their vectors: half of
+    (sum² − sum of squares). Dense features go into both parts through a linear layer.
     """
 
     def __init__(self, settings: DeepfmSettings) -> None:

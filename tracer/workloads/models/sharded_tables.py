@@ -1,23 +1,24 @@
-"""Embedding tables spread over ranks, as TorchRec does it: each rank's samples look rows up wherever they lie.
+"""Embedding tables spread over ranks, as TorchRec does it: each rank's samples look rows up on any rank.
 
 ::
 
-    look-ups of own samples      [tables, batch]  bags
-         │ all-to-all of bag lengths, then of indices     input distribution: as uneven as tables and bags are
-    look-ups of every rank's samples in own pieces
-         │ own pieces: one operation each, or one for all of equal columns
-    vectors of every rank's samples
-         │ all-to-all                                     even sent, uneven received; gradients the other way round
-    vectors of own samples, pieces by rows added up, pieces by columns side by side
+    own samples       look-ups, [tables, batch] bags
+         │ all-to-all of bag lengths, then of indices
+    own pieces        look-ups of all samples ──▶ vectors
+         │ all-to-all
+    own samples       vectors
 
-Tables without a piece are looked up by every rank itself. The input distribution of a batch that is announced while
-the one before runs is done beside it, as TorchRec's ``TrainPipelineSparseDist`` does::
+The first all-to-all, the input distribution, is as uneven as tables and bags. Own pieces take one operation each, or
+one for all of equal columns. The second all-to-all sends even and receives uneven parts; gradients go the other way.
+Vectors of pieces by rows are added up, of pieces by columns put side by side. Each rank looks up tables without a
+piece itself. The input distribution of a batch that was announced overlaps the batch before, as in TorchRec's
+``TrainPipelineSparseDist``::
 
-    host        lengths of n + 1 ─▶ look-ups, vectors of n ─▶ indices of n + 1 ─▶ dense part of n, gradients, update
-    backend        [lengths n + 1]      [vectors n]  [indices n + 1]      [gradients of vectors n]
+    host        lengths of n + 1 ─▶ vectors of n ─▶ indices of n + 1 ─▶ dense part of n, update
+    backend        [lengths n + 1]   [vectors n]       [indices n + 1]     [gradients of vectors n]
 
-Both are waited for where the step of n + 1 looks up; where a table is cut by rows, the host waits for the lengths
-before the look-ups of n already, since they say how many indices come.
+Both are waited for where the step of n + 1 looks up. Where a table is cut by rows, the host waits for the lengths
+before the look-ups of n, since they say how many indices come.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class ShardedTables(nn.Module):
         self._ahead: _Distribution | None = None
 
     def announce(self, rows: Tensor, starts: Tensor) -> None:
-        """Say what the call after the next one will be given: the next one distributes it beside its own work.
+        """Announce what the call after the next one will be given: the next call distributes it during its own work.
 
         A call that is given other tensors distributes them itself. All ranks must announce alike.
         """
@@ -121,7 +122,7 @@ class ShardedTables(nn.Module):
         return [found[number] for number in range(self.count)]
 
     def _looked_up(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
-        """Vectors of own samples, one a piece of any rank; what was announced is distributed beside."""
+        """Return vectors of own samples, one a piece of any rank; what was announced is distributed meanwhile."""
         (own, self._ahead), announced, self._announced = (self._ahead, None), self._announced, None
         if own is None or own.rows is not rows:
             own = self._begun(rows, starts, waits=True)
@@ -134,7 +135,7 @@ class ShardedTables(nn.Module):
         return vectors
 
     def _begun(self, rows: Tensor, starts: Tensor, *, waits: bool) -> _Distribution:
-        """Sort a batch's look-ups by piece and exchange bag lengths, beside what follows unless it ``waits``."""
+        """Sort a batch's look-ups by piece and exchange bag lengths, overlapping what follows unless it ``waits``."""
         lengths = torch.diff(starts, append=starts.new_tensor(self.sizes).unsqueeze(1))
         asked = self._asked(rows.flatten().split(self.sizes), lengths)
         mine = len(self.own)
@@ -156,7 +157,7 @@ class ShardedTables(nn.Module):
                              under_way=[work])
 
     def _send(self, batch: _Distribution, *, waits: bool) -> None:
-        """Exchange a batch's look-ups, beside what follows unless it ``waits``."""
+        """Exchange a batch's look-ups, overlapping what follows unless it ``waits``."""
         batch.arrived = batch.indices.new_empty(sum(map(sum, batch.counts)))
         batch.under_way.append(dist.all_to_all_single(
             batch.arrived, batch.indices, [sum(of) for of in batch.counts], batch.given, group=self.group,
@@ -241,8 +242,8 @@ class ShardedTables(nn.Module):
 class _Exchange(torch.autograd.Function):
     """All-to-all of parts of any sizes; gradients go the other way.
 
-    Each rank's loss is a mean over its own samples, and gradients of all ranks add up in a table: they are divided by
-    the ranks here, where they are smallest (as TorchRec's exchange does), not as gradients of rows looked up.
+    Each rank's loss is a mean over its own samples, and gradients of all ranks add up in a table. So they are divided
+    by the number of ranks: here, where they are smallest (as in TorchRec's exchange), not as gradients of rows.
     """
 
     @staticmethod
