@@ -1,17 +1,17 @@
 """The directory of a captured job, and its ``context.json`` read into ``Meta``. Needs no torch.
 
-    OUT/rank0/context.json        hardware, versions, step times; its "complete" marks a whole capture
-    OUT/rank0/kineto.json.gz      the profiler's trace; a second window is kineto-1.json.gz, and so on
-    OUT/rank0/et.json.gz          the execution trace of all windows
-    OUT/rank0/collectives.json    what the profiler does not record about collectives (absent where it does)
-    OUT/rank0/lookups.json        how rows of embedding tables are looked up (absent unless asked for)
-    OUT/rank0/python-calls.json   calls of Python between operations (absent unless asked for)
-    OUT/rank0/graph.foretrace     instead of the five others, in the one-file form (graph-1.foretrace, …)
-    OUT/rank1/…
+- OUT/rank0/context.json: Hardware, versions, step times; its "complete" marks a whole capture.
+- OUT/rank0/kineto.json.gz: The profiler's trace; a second window is kineto-1.json.gz, and so on.
+- OUT/rank0/et.json.gz: The execution trace of all windows.
+- OUT/rank0/collectives.json: What the profiler does not record about collectives (absent where it does).
+- OUT/rank0/lookups.json: How rows of embedding tables are looked up (absent unless asked for).
+- OUT/rank0/python-calls.json: Calls of Python between operations (absent unless asked for).
+- OUT/rank0/graph.foretrace: Instead of the five others, in the one-file form (graph-1.foretrace, …).
+- OUT/rank1/…: The same of the next rank.
 
-A directory with these files itself, without ``rank<r>``, is a part too. Pipes, devices, directories and links to them
-under these names are not read, nor links to files that are none of a capture's: a note says so, as far as the capture
-is of use without them.
+A directory with these files itself, without ``rank<r>``, is a part too. Under these names, pipes, devices, directories,
+links to them and links to files of no capture are not read. A note says so, as far as the capture is of use without
+them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ UNLIKE_CLOCKS = 0.05
 BORDER_NS = 1_000_000
 """Time at a step's borders that is worth a note: the profiler itself takes a tenth of that."""
 WAITED = 0.03
-"""Share of its time that a step waits for a processor, from which on the machine was busy (chosen: what shows in a step
-beyond what steps differ by on a quiet machine)."""
+"""Share of its time that a step waits for a processor, from which on the machine was busy. Chosen: what shows in a step
+beyond what steps differ by on a quiet machine."""
 MOST_NOISE = 3.0
 """Half width beyond which a machine that was busy says nothing more: a factor of twenty."""
 _PART = re.compile(r"rank(\d{1,8})$")
@@ -158,8 +158,8 @@ def read_context(directory: PathLike) -> dict[str, Any]:
 
 
 def others_files(part: PathLike) -> list[str]:
-    """Names of files in a rank's part that a capture would write to, and that no capture wrote: links, and what lies
-    beside a context that is none of a capture's."""
+    """Return names of files in a rank's part that a capture would write to, but none wrote: links, and files next to a
+    context that is no capture's."""
     path = Path(part)
     found = [name for name in sorted(os.listdir(path)) if is_part_file(name)] if path.is_dir() else []
     try:
@@ -395,7 +395,7 @@ def read_window(part: PathLike, window: int = 0) -> ExecutionGraph:
 
 
 def shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
-    """Return what reports of one file's progress as that of several, of which ``done`` bytes are read."""
+    """Return what reports one file's progress as that of several, ``done`` bytes having been read before."""
     return None if progress is None else lambda now, _: progress(done + now, total)
 
 

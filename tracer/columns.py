@@ -1,6 +1,6 @@
-"""A ``Table``: equally long NumPy columns, of which an ``ExecutionGraph`` has several.
+"""A ``Table``: equally long NumPy columns. An ``ExecutionGraph`` has several.
 
-What is asked of columns: equal keys together, how much time intervals cover, and the ways up in trees.
+Functions over columns: bring equal keys together, measure the time that intervals cover, and walk trees upwards.
 
 Keys are brought together without sorting where they are codes of a table. Ends of intervals are exclusive; times are
 ns. Trees are columns of parents (-1: a root).
@@ -110,7 +110,7 @@ def grouped(keys: Int64) -> tuple[Int64, Int64]:
 
 
 def named(codes: Int32, strings: Sequence[str], matches: Callable[[str], object]) -> Bool:
-    """Return which codes of texts stand for a text that matches; few texts stand in many rows."""
+    """Return which codes of texts mean a text that matches; few texts occur in many rows."""
     matching = np.zeros(len(strings) + 1, np.bool_)  # the last one is of no text
     for code in np.flatnonzero(np.bincount(codes + 1)[1:]).tolist():
         matching[code] = bool(matches(strings[code]))

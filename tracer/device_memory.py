@@ -47,7 +47,7 @@ class Holds(str, Enum):
     OTHER = "other"
     """There when the step began and none of the above: batches kept on the device, and the like."""
     RESERVED = "reserved"
-    """Bytes beside the program's: contexts, libraries' workspaces and buffers, fragmentation. No trace sees them."""
+    """Bytes outside the program's: contexts, libraries' workspaces and buffers, fragmentation. No trace sees them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class MemoryAccount:
 
     @property
     def allocated(self) -> float:
-        """Return what the framework's allocator has handed out: all but what is reserved beside it."""
+        """Return what the framework's allocator has handed out: all except what is reserved outside it."""
         return self.total - self.reserved
 
     @property
@@ -316,7 +316,7 @@ def timeline_of(source: str, time: Int64, size: Int64, holds: Int64, places: Map
 
 
 def matched_changes(address: Int64, size: Int64) -> tuple[Int64, Int64]:
-    """Return, for each change that hands out, the one that gives back (-1: none in the window); and the reverse."""
+    """Return for each change that hands out memory the change that gives it back (-1: none), and the reverse."""
     open_at: dict[int, int] = {}
     born, freed = np.full(len(size), -1, np.int64), np.full(len(size), -1, np.int64)
     for row, (place, change) in enumerate(zip(address.tolist(), size.tolist(), strict=True)):
@@ -331,7 +331,7 @@ def inferred_holds(born: Int64, size: Int64, rules: Sequence[tuple[Bool, Holds]]
     """Return what each change's memory holds, as a place in ``Holds``.
 
     Args:
-        born: Of a change that gives back, the one that handed out (-1: before the window).
+        born: For a change that gives back, the change that handed out (-1: before the window).
         size: Bytes of each change.
         rules: Changes that hand out, and what they hold; later rules win, and what none names is temporary.
     """

@@ -65,7 +65,7 @@ def find_files(paths: list[str], notes: list[str]) -> list[FoundFile]:
 
 
 def _expand(path: str) -> tuple[list[str], bool]:
-    """The files a path stands for, and whether it named a file itself."""
+    """Return the files that a path names, and whether it named a file itself."""
     remote = "://" in path
     system: Any = _Local() if not remote else None
     local = path

@@ -74,7 +74,7 @@ class GpuDevices(Protocol):
         """Return a device's state; what it does not tell stays unknown."""
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with an identifier, or of the one that a part with it belongs to (MIG)."""
+        """Return the index of the device with an identifier, or of the device that has a part with it (MIG)."""
 
 
 class NvmlDevices:
@@ -113,7 +113,7 @@ class NvmlDevices:
         return GpuState(**found)
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with an identifier, or of the one that a part with it belongs to (MIG)."""
+        """Return the index of the device with an identifier, or of the device that has a part with it (MIG)."""
         nvml = self._nvml
         if uuid.startswith("MIG-GPU-"):  # before driver 470: MIG-GPU-<the device's>/<instance>/<instance>
             uuid = uuid.removeprefix("MIG-").partition("/")[0]

@@ -138,7 +138,7 @@ class OpTable(Table):
     profiler's number of the thread that ran the forward op. ``shapes``, ``dtypes``, ``strides`` and ``scalars``
     are the codes of the JSON texts the profiler wrote (decode with ``graph.arguments``). ``place`` is a ``Place`` in
     steps traced by shapes alone, else ``NONE``. ``python_calls`` are calls of Python functions on its thread since the
-    row before it, or since the step began; ``NONE`` where nobody counted.
+    row before it, or since the step began; ``NONE`` where not counted.
     """
 
     name: Int32
@@ -229,7 +229,7 @@ class CollectiveTable(Table):
     "reduce", "send", "recv", "send_recv", "barrier" or "unknown". ``ranks`` are those of the group; where our own
     recorder noted a send or a receive, the sender and the receiver.
 
-    ``wait_op`` is the first later operation that touches the result (``NONE``: none does, or nobody looked);
+    ``wait_op`` is the first later operation that touches the result (``NONE``: none does, or this is not known);
     ``wait_source`` says how that is known, a ``WaitSource``.
     """
 
@@ -287,8 +287,8 @@ class GapTable(Table):
 
 @dataclass(slots=True)
 class StepTable(Table):
-    """One training step a row, in time order; ``thread`` is the one that ran it, and ``python_calls`` are all calls of
-    Python functions on it; ``NONE`` where nobody counted."""
+    """One training step a row, in time order. ``thread`` is the thread that ran it, and ``python_calls`` are all calls
+    of Python functions on it; ``NONE`` where not counted."""
 
     name: Int32
     start_ns: Int64
@@ -316,10 +316,10 @@ class OverheadTable(Table):
 class AllocationTable(Table):
     """One change of memory a row, in time order: bytes that were handed out, or (negative) given back.
 
-    Of recorded windows what the profiler saw (``profile_memory``); of steps traced by shapes alone all storages, each
-    change at the operation that made it, and what was there before at -1 (``op`` and ``start_ns``). ``total_bytes`` is
-    what the allocator had handed out after it, ``holds`` the place of a ``tracer.device_memory.Holds``; ``NONE`` where
-    the trace does not say. ``device`` is ``NONE`` for the host's memory, ``address`` tells allocations apart.
+    Of recorded windows it has what the profiler saw (``profile_memory``). Of steps traced by shapes it has all
+    storages, each change at the operation that made it, and earlier memory at -1 (``op`` and ``start_ns``).
+    ``total_bytes`` is what the allocator had handed out after it, ``holds`` a ``tracer.device_memory.Holds`` (place);
+    ``NONE``: unknown. ``device`` is ``NONE`` for the host's memory; ``address`` identifies an allocation.
     """
 
     op: Int32
@@ -421,7 +421,7 @@ class Meta:
     host_threads: int = NONE
     """Cores that the process might use, and threads that one of its operations computed with."""
     host_units: list[str] = field(default_factory=list)
-    """Instructions of its processor that multiply narrow numbers (``tracer.cpu_units``); empty where nobody knows."""
+    """Instructions of its processor that multiply narrow numbers (``tracer.cpu_units``); empty where unknown."""
     process_groups: list[dict[str, Any]] = field(default_factory=list)
     unprofiled_step_ns: list[int] = field(default_factory=list)
     """Steps timed without the profiler; of a host that computes without what they waited for a processor."""

@@ -1,7 +1,7 @@
 """Limits on files of other programs: each reader of such a file asks here how much it may hold.
 
-Such files come from colleagues and bug reports. A small one may claim, share or nest so much that memory or time ends:
-a name that stands in a million rows, a list that is in itself a thousand times, tuples in tuples without end. What one
+Such files come from colleagues and bug reports. A small one may claim, share or nest so much that memory or time ends.
+A name may be used by a million rows, a list may contain itself a thousand times, tuples may nest without end. What one
 byte of a file may become is bounded here, once for all formats::
 
     JSON, TOML ─ ``MOST_DEPTH``             names of all formats ─ ``NameBudget``
@@ -27,7 +27,7 @@ MOST_DEPTH = 64
 """Deepest nesting of untyped values, of XML and of modules: what goes through them may call itself for each level. The
 deepest modules of the recordings here nest 7 levels."""
 MOST_BITS = 1000
-"""Most bits of a whole number; a longer one is no floating-point number, and whatever computes with it fails."""
+"""Most bits of a whole number; a longer one is no floating-point number, and any computation with it fails."""
 MOST_NAME = 1 << 13
 """Characters of a name that are kept. The longest name of a recorded kernel has 5,123. What is written row by row (a
 timeline) has a name again for each."""

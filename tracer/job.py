@@ -1,7 +1,7 @@
 """``Job``: the recorded ranks of one run; read from their files, saved as one and loaded again.
 
 Takes a file, several files, a directory, a glob or fsspec URLs; profiler traces, saved graphs and execution traces
-may lie side by side. What belongs to another job is refused, what is merely missing is told in ``Job.notes``.
+may lie side by side. Files of another job are refused; ``Job.notes`` reports what is merely missing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs
 
 LEAST_BYTES, UNPACKED = 16 << 20, 10
-"""Bytes of text from which on copies of the process read traces, if cores are idle: 0.1 s, of which copies take a
-tenth. Compressed traces are of ten times their bytes, at least."""
+"""Bytes of text from which on copies of the process read traces, if cores are idle. They take 0.1 s to read; starting
+copies takes a tenth of that. Compressed traces hold at least ten times their bytes."""
 
 ASSUMED = "Assumed"
 """The first word of the note on a job whose ranks are folded without their plan being known."""
@@ -56,8 +56,8 @@ class Job(Shown):
             the job's common clock.
         world_size: Ranks of the job, recorded here or not.
         notes: One sentence for each thing that was left out or assumed.
-        missing_ranks: Ranks of the job that no graph stands for.
-        classes: Which ranks do the same work, where one graph stands for all of a class; empty if the job is not
+        missing_ranks: Ranks of the job that no graph represents.
+        classes: Which ranks do the same work, where one graph represents all of a class; empty if the job is not
             folded (see ``tracer.ranks``).
     """
 
@@ -92,7 +92,7 @@ class Job(Shown):
 
     @property
     def known_ranks(self) -> int:
-        """Ranks that a graph stands for."""
+        """Return the number of ranks that a graph represents."""
         return sum(len(each) for each in self.classes if each.graph != NONE) if self.classes else len(self.graphs)
 
     def rank(self, number: int) -> ExecutionGraph:
@@ -114,7 +114,7 @@ AnyJob = Job | ExecutionGraph | Sequence[ExecutionGraph]
 
 
 def graphs_of(job: AnyJob) -> list[ExecutionGraph]:
-    """Return the graphs of a job, whatever stands for it. Raises ``JobError`` where nothing does."""
+    """Return the graphs of a ``Job``, a graph or a list of graphs. Raises ``JobError`` for anything else."""
     found = [job] if isinstance(job, ExecutionGraph) else job.graphs if isinstance(job, Job) else job
     if not isinstance(found, list | tuple) or not all(isinstance(graph, ExecutionGraph) for graph in found):
         raise JobError(f"A job is expected, and {type(job).__name__} was given: read it first, with "
@@ -222,7 +222,7 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
                       classes: Sequence[tuple[Span, ...]] = ()) -> Job:
     """``assemble_job`` of the ranks of a capture, checked to be of one job. Raises ``JobError`` if they are not.
 
-    ``classes`` are those of a fake world whose plan is known: a graph then stands for all ranks of its class.
+    ``classes`` are those of a fake world whose plan is known: a graph then represents all ranks of its class.
     """
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     _check_one_job(graphs)
@@ -276,7 +276,7 @@ def fold(job: Job) -> Job:
 
 def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, ...]], world_size: int,
                notes: Iterable[str] = ()) -> Job:
-    """A job of classes, of which each may have a graph: that of any one of its ranks.
+    """Return a job of classes; each may have a graph, that of any one of its ranks.
 
     Raises:
         JobError: a graph's rank is in no class, or two graphs are of one class.

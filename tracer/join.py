@@ -9,9 +9,9 @@ The two files may cover different windows. *Candidates* are the rows of ``ops`` 
 annotations that the execution trace has nowhere (``ProfilerStep#N`` above all, whose numbers differ anyway):
 
 * by record id: rows whose id, offset included, lies in the range of the execution trace's ids;
-* by sequence: per thread, rows from the first to the last joined one, and as many rows before (after) them as the
-  execution trace also has nodes before (after) its first (last) joined node; of threads that have no counterpart,
-  the rows that start between the first and the last joined one.
+* by sequence: Per thread, rows from the first to the last joined one. Before (after) them also as many rows as the
+  execution trace has nodes before (after) its first (last) joined node. Of threads that have no counterpart, the rows
+  that start between the first and the last joined one.
 """
 
 from __future__ import annotations

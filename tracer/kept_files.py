@@ -1,10 +1,10 @@
 """Files kept for the next process, in places where no other user can put one: what was worked out once and stays true.
 
-A place is a folder of this user alone, made 0700, below folders that are root's or this user's and that only they can
-write to; a sticky one, such as ``/tmp``, may be open to all. Each use walks there anew from the root, by descriptors
-and through no link, and checks owner and mode on the way. A file is then opened by its name in that descriptor: what
-another user puts in the way afterwards is never seen. A place or file that fails a check is neither used nor mended;
-nothing is kept then, and the work is done again.
+A place is a folder of this user alone, made 0700. The folders above it are root's or this user's, and only these can
+write to them; a sticky one, such as ``/tmp``, may be open to all. Each use walks there again from the root, by
+descriptors and through no link, and checks owner and mode on the way. A file is then opened by its name in that
+descriptor: what another user puts in the way afterwards is never seen. A place or file that fails a check is neither
+used nor mended; nothing is kept then, and the work is done again.
 
 Each file is the HMAC-SHA-256 of its name and contents, then the contents. The key is this user's secret, in the place:
 a file that was damaged, half written, or made by somebody else is as good as none. Where there are no users to tell

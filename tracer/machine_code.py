@@ -3,13 +3,13 @@
 Importing numba and making it ready takes half a second, and compiling a loop up to five, which is more than most
 commands have to do. A loop is given as a function over arrays and numbers, with the type of each. It goes three ways::
 
-    source --numba, at each release--> LLVM's bitcode, shipped in SHIPPED beside the module
-    bitcode --llvmlite, once after installation, 0.1 s a loop--> machine code, kept
-    machine code --llvmlite, in each process, 0.01 s--> called
+    source --numba, at each release--> LLVM's bitcode, in SHIPPED next to the module.
+    Bitcode --llvmlite, once after installation, 0.1 s a loop--> machine code, kept.
+    Machine code --llvmlite, in each process, 0.01 s--> called.
 
-Machine code is kept where no other user can put any (``tracer.kept_files``); without such a place each process makes it
-anew. Where the bitcode shipped is of another source, of another system (it is of 64-bit x86 and Linux), of a newer LLVM
-or easier to change than its module, numba compiles the source, once.
+Machine code is kept where no other user can put any (``tracer.kept_files``). Without such a place each process makes it
+again. If the shipped bitcode is of no use, numba compiles the source, once. Bitcode is of no use for another source or
+another system than 64-bit x86 Linux, from a newer LLVM, or if it is easier to change than its module.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ VERSION = 1
 ENTRY = "foretrace_loop"
 """What the entry of kept machine code is called."""
 SHIPPED = "shipped"
-"""Folder beside a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
+"""Folder next to a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
 _LOADING = threading.RLock()
-"""Held while machine code is loaded: what keeps a loop's in memory is to be that of the entry point in use."""
+"""Held while machine code is loaded, so that the entry point in use belongs to the code that is kept in memory."""
 _NOTHING = ctypes.c_char * 0
 
 
@@ -62,11 +62,11 @@ class KeptLoop:
         function: Takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
             what it needs to work in is handed to it.
         types: Of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``. A
-            class stands for a record: arrays of one dimension by the names and types of its annotations. One is given
+            class means a record: arrays of one dimension by the names and types of its annotations. A record is given
             as an object that has them, or as ``columns`` of it.
-        inner: Functions it calls, those first that others of them call.
-        apart: What one of ``inner`` writes it reads through no other of its arguments (an array may be handed to it
-            twice for rows that differ), so that it may work on several numbers of a row at once.
+        inner: Functions it calls; a function that others call comes before them.
+        apart: Arrays that one of ``inner`` writes do not overlap its other arguments (an array may be handed to it
+            twice for rows that differ). It may then work on several numbers of a row at once.
     """
 
     def __init__(self, function: Callable[..., Any], types: Sequence[str | type],
@@ -83,7 +83,7 @@ class KeptLoop:
         """Run the loop. Arrays that are one value, kept once (``np.broadcast_to``), are handed over as copies.
 
         Raises:
-            TypeError: an argument is of another type than was said.
+            TypeError: an argument is of another type than ``types`` have.
         """
         if len(arguments) != len(self._records):
             raise TypeError(f"{self.__name__} takes {len(self._records)} arguments, not {len(arguments)}.")
@@ -218,8 +218,8 @@ def _address(array: np.ndarray) -> int:
 
 
 def _apart(dispatcher: Any) -> Any:
-    """Let a function of numba's take its arrays to be apart, so that it may work on several numbers of a row at once.
-    numba knows the flag and has no option for it; without it the function does the same, only slower."""
+    """Let a function of numba's assume that its arrays do not overlap, so that it may work on several numbers at once.
+    The flag exists in numba, but no option for it; without it the function does the same, only slower."""
     def customized(flags: Any) -> Any:
         flags.noalias = True
         return flags

@@ -44,7 +44,7 @@ def run(file: Path, name: str, until: str | None = None) -> dict[str, Any]:
 
     Raises:
         NotebookError: It cannot be read.
-        BaseException: Whatever a cell raises.
+        BaseException: What a cell raises.
     """
     cells, left_out = _compiled(file, until)
     if left_out:
@@ -102,7 +102,7 @@ def _cells(file: Path) -> list[tuple[int, str]]:
 
 
 def _python(text: str, leave_out: Callable[[str], None]) -> str:
-    """A cell's text with the same number of lines, of which Python can read all that IPython could."""
+    """Return a cell's text with the same number of lines, in which Python can read all that IPython could."""
     lines = text.splitlines()
     first = next((line for line in lines if line.strip()), "")
     if first.startswith(_CELL):

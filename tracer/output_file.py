@@ -76,9 +76,9 @@ _SYSTEM_LINKS = re.compile(r"/dev/(std(in|out|err)|fd/\d+)|/proc/[^/]+/fd/\d+")
 
 @contextmanager
 def whole_file(path: PathLike) -> Iterator[BinaryIO]:
-    """A stream whose content becomes the file at ``path`` when the block ends without an exception.
+    """Yield a stream whose content becomes the file at ``path`` when the block ends without an exception.
 
-    It goes to a temporary file beside it and is renamed, so that an existing file is kept until the new one is
+    It goes to a temporary file next to it and is renamed, so that an existing file is kept until the new one is
     complete. A device or pipe (``/dev/stdout``) is written directly.
 
     Raises:
@@ -139,7 +139,7 @@ def _remove_leftovers(target: Path, here: str) -> None:
 
 
 def is_stream(path: PathLike) -> bool:
-    """Return whether output to a path goes to a pipe or device, or to what ``/dev/stdout`` and its like stand for."""
+    """Return whether output to a path goes to a pipe or device, directly or by a name such as ``/dev/stdout``."""
     name = os.path.abspath(path)
     try:
         found = os.lstat(path)
@@ -204,7 +204,7 @@ class DirectoryLock:
     """A directory and the right to write there, held from construction to ``release``; a process that ends, however it
     ends, gives the right up.
 
-    A directory that is missing is made, with those above it; ``release`` removes what it made and nobody wrote to.
+    A directory that is missing is made, with those above it; ``release`` removes what it made and is still empty.
     Where the system or the file system has no locks, nothing is locked.
 
     Raises:

@@ -113,7 +113,7 @@ def _head(path: Path) -> bytes:
 
 
 def _local_files(inputs: list[str]) -> list[str]:
-    """The existing local files that the inputs stand for; what cannot be found is an error when it is read."""
+    """Return the existing local files that the inputs name; what cannot be found is an error when it is read."""
     found = []
     for path in inputs:
         try:

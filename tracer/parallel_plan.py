@@ -26,8 +26,8 @@ class Schedule(str, Enum):
     INTERLEAVED = "interleaved"
     """1F1B over several model chunks a stage (Narayanan et al., 2021)."""
     ZERO_BUBBLE = "zero_bubble"
-    """1F1B whose backward comes in two: gradients of activations at once, those of weights where a stage would wait,
-    with no more micro-batches in flight than the first stage of 1F1B has (ZB-H1: Qi et al., "Zero Bubble Pipeline
+    """1F1B with backward in two parts: gradients of activations at once, those of weights where a stage would wait. No
+    more micro-batches are in flight than in the first stage of 1F1B (ZB-H1: Qi et al., "Zero Bubble Pipeline
     Parallelism", 2024, section 2.1)."""
 
 
@@ -139,17 +139,17 @@ class ParallelPlan:
         ep: Of the ``dp × cp`` ranks, neighbours that share the experts of a mixture of experts, each with its own.
         etp: Ranks that share each expert: all of ``tp`` (``None``) or 1, with which ``ep`` counts tensor-parallel ranks
             too (Megatron-Core's ``--expert-tensor-parallel-size``).
-        microbatch: Samples (a decoder's sequences) of a micro-batch on one replica; ``None`` where nothing is said.
+        microbatch: Samples (a decoder's sequences) of a micro-batch on one replica; ``None`` where not given.
         microbatches: Micro-batches of a replica in a step, of the pipeline or of gradient accumulation; ``None`` where
-            nothing is said, which in a pipeline means as many as stages.
+            not given, which in a pipeline means as many as stages.
         chunks: Model chunks of a stage, for the interleaved and the zero-bubble schedule.
         schedule: Of the pipeline.
         sharding: What replicas share: ``NONE`` is DDP, ``PARAMETERS`` is FSDP2.
         bucket_mb: MiB of gradients that DDP reduces together (its ``bucket_cap_mb``); by default what DDP does
             without one: 25, and 1 for the first bucket.
         sequence_parallel: Norms, dropout and residuals on 1/``tp`` of the tokens.
-        tensor_overlap: With sequence parallelism, its gathers and reduce-scatters run beside the products they belong
-            to, in pieces (Transformer Engine's userbuffers).
+        tensor_overlap: With sequence parallelism, its gathers and reduce-scatters overlap the products they belong to,
+            in pieces (Transformer Engine's userbuffers).
         recompute: Which activations are computed again.
         recompute_layers: Of each chunk of a stage, how many blocks, the first ones, are computed again; ``None``: all
             (Megatron-Core's ``--recompute-method block --recompute-num-layers``).
@@ -159,19 +159,19 @@ class ParallelPlan:
             ``--grad-reduce-in-bf16``, NeMo's ``grad_reduce_in_fp32=False``).
         offload_optimizer: The optimizer and its state are in the host's memory (Megatron-Core's
             ``--optimizer-cpu-offload``).
-        overlap: Gradients are reduced beside the last backward; parameters gathered beside the block before.
+        overlap: Gradients are reduced during the last backward, parameters gathered during the block before.
         dispatcher: How tokens go to their experts and back.
-        expert_overlap: Experts' exchanges of one micro-batch run beside the work of another (Megatron-Core's
+        expert_overlap: Experts' exchanges of one micro-batch overlap the work of another (Megatron-Core's
             ``--overlap-moe-expert-parallel-comm``).
         fused_experts: A kernel of grouped products casts and activates what it has computed (TE's op fuser with
             cuDNN's CuTe DSL kernels, ``--use-transformer-engine-op-fuser``).
         graphs: What CUDA graphs replay.
         fp8_attention: Attention's products are in fp8 (``--fp8-dot-product-attention``).
         fp8_parameters: Linear layers in fp8 have no weights in 16 bits (``--fp8-param-gather``).
-        recompute_modules: Results of modules that are computed again (``MODULES``), beside ``recompute=selective``.
+        recompute_modules: Modules whose results are computed again (``MODULES``), on top of ``recompute=selective``.
         lone_ddp: DDP around a single replica, which still fills buckets.
-        first_layers, last_layers: Layers of the pipeline's first and last stage; ``None`` for as many as the others,
-            but for one less where layers do not divide (``planner.parallel.stages``).
+        first_layers, last_layers: Layers of the pipeline's first and last stage. ``None``: as many as the others, or
+            one less where layers do not divide (``planner.parallel.stages``).
         embedding_layer, loss_layer: The embedding, the head with its loss count as a layer when these are spread.
         balanced: Stages have equal shares of the parameters that products use, the head's among them (nanotron).
 
@@ -338,12 +338,12 @@ class ParallelPlan:
 
     @property
     def samples(self) -> int:
-        """Samples of a micro-batch: those that are said, else 1."""
+        """Return the samples of a micro-batch: those that were given, else 1."""
         return self.microbatch or 1
 
     @property
     def passes(self) -> int:
-        """Micro-batches of a replica in a step: those that are said, else 1."""
+        """Return the micro-batches of a replica in a step: those that were given, else 1."""
         return self.microbatches or 1
 
     @property
@@ -381,14 +381,14 @@ class ParallelPlan:
         return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
 
     def group(self, dimension: str, stage: int = 0) -> list[int]:
-        """Ranks of the first group of a dimension within a stage.
+        """Return the ranks of the first group of a dimension within a stage.
 
         Args:
-            dimension: "tp", "cp", "dp", "ep", "etp" (ranks that share an expert), "dpcp" (all replicas and parts of the
-                sequence), "experts" (ranks of a stage that have the same part of the same experts), "shards" and
-                "expert shards" (those of the two that share their state), "copies" and "expert copies" (those that
-                have the same share of it), "pp" (a rank and its counterpart in the next stage) or "ends" (in the first
-                and in the last stage).
+            dimension: ``"tp"``, ``"cp"``, ``"dp"``, ``"ep"``; ``"etp"``: ranks that share an expert; ``"dpcp"``: all
+                replicas and parts of the sequence; ``"experts"``: ranks of a stage with the same part of the same
+                experts. ``"shards"`` and ``"expert shards"``: those of the last two that share their state;
+                ``"copies"`` and ``"expert copies"``: those with the same share of it. ``"pp"``: a rank and its
+                counterpart in the next stage; ``"ends"``: in the first and in the last stage.
         """
         if dimension == "pp":
             ranks = self.dp * self.cp * self.tp

@@ -1,7 +1,7 @@
 """``PythonCalls``: how often a program calls Python functions of its own and of its libraries, between two operations.
 
-What a model's Python costs no name of an operation tells; the number of its calls does, whatever the machine does
-meanwhile. Python's own hook for profilers counts them in the thread that starts it. Calls that only watching makes are
+No name of an operation shows what a model's Python costs; the number of its calls does, on a busy machine too. Python's
+own hook for profilers counts them in the thread that starts it. Calls that only watching makes are
 left out: of foretrace's functions, of what torch's modes need around them, and what these call in the program's place.
 
 ::

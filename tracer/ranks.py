@@ -1,8 +1,8 @@
 """Ranks of a job: numbers that can be believed, and classes of ranks that do the same work.
 
-Nothing is allocated by a number that a file merely claims. A thousand data-parallel ranks differ in their numbers only:
-one graph stands for all, and the numbers in it (its own, and the ranks of its process groups) are worked out for each
-from where they lie on the mesh of ranks.
+Nothing is allocated by a number that a file merely claims. A thousand data-parallel ranks differ in their numbers only.
+One graph represents all of them. Its numbers (its own, and the ranks of its process groups) are worked out for each
+rank from the rank's place on the mesh.
 
 *The same work* means equal operations, calls, kernels and collectives once rank numbers are taken out: process groups
 count by their shape around the rank, not by their members. Times are not compared, so a folded recording keeps those
@@ -101,10 +101,10 @@ def checked_classes(value: object, world_size: int) -> list[tuple[Span, ...]] | 
 
 
 def groups_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
-    """The ranks of the group that is to rank ``to`` what the group ``ranks`` is to rank ``of``.
+    """Return the ranks of the group that is to rank ``to`` what the group ``ranks`` is to rank ``of``.
 
-    Groups along the dimensions of a mesh lie on a lattice: so many ranks, so far apart, in one or more dimensions; the
-    other member's group is the one of that shape through it. Any other group is taken to be the same for both.
+    Groups along the dimensions of a mesh lie on a lattice: a number of ranks at a fixed distance, in one or more
+    dimensions. The other member's group is the lattice of that shape through it. Any other group is the same for both.
     """
     shape = lattice(ranks, of)
     return list(ranks) if shape is None else _through(shape, to)
@@ -173,13 +173,13 @@ _COMPARED: dict[str, frozenset[str]] = {
     "collectives": frozenset({"group", "ranks"}),
     "steps": frozenset({"name", "start_ns", "duration_ns"}),
 }
-"""Tables whose rows make the work, and the columns that may differ between equal ranks: times, numbers that only link
-rows, scalars (offsets of a rank's shard are among them), and what is compared in another form."""
+"""Tables whose rows make the work, and the columns that may differ between equal ranks. These are times, numbers that
+only link rows, scalars (offsets of a rank's shard are among them), and what is compared in another form."""
 
 
 def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
-    """Return whether captured ranks of a fake world may be taken to stand for all of it: each collective is one of
-    plain data parallelism over the whole world, and the ranks, if several, do the same work."""
+    """Return whether captured ranks of a fake world may represent all of it. Each collective must be one of plain data
+    parallelism over the whole world, and the ranks, if several, must do the same work."""
     for graph in graphs:
         table, size = graph.collectives, graph.meta.world_size
         kinds = {graph.string(code) for code in np.unique(table.kind).tolist()}
@@ -191,9 +191,9 @@ def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
 
 
 def renumbered(graph: ExecutionGraph, rank: int) -> ExecutionGraph:
-    """The graph as another rank of its class would have it: its rank, and the ranks of its groups and peers.
+    """Return the graph as another rank of its class would have it: its rank, and the ranks of its groups and peers.
 
-    Tables are shared but for the collectives' ranks; names of groups stay those of the traced rank.
+    Tables are shared, except for the collectives' ranks; names of groups stay those of the traced rank.
     """
     own = graph.meta.rank
     if own == rank:

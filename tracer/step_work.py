@@ -1,7 +1,7 @@
 """Recorded steps: what they do, after how many of them it repeats, and whose device work was lost.
 
-A step's work is how often it runs each kind of operation: its name and sizes. How long a call took does not count, as
-a machine that paused would make two steps of one kind; what a kind's calls take in the mean says how much it weighs.
+A step's work is how often it runs each kind of operation: its name and sizes. How long a call took does not count: a
+machine that paused would make two steps of one kind. The mean time of a kind's calls is its weight.
 
 In a loop that alternates a step may be a whole cycle of what a recording calls steps::
 
@@ -214,8 +214,8 @@ def whole_cycle(trace: Callable[[int], ExecutionGraph], cycle: int) -> Execution
     """Return the graph of a cycle of a program that is traced by shapes.
 
     Args:
-        trace: traces so many steps in a row.
-        cycle: recorded steps of a cycle. A program whose steps are all alike does a whole cycle in each: its function
+        trace: Traces the given number of steps in a row.
+        cycle: Recorded steps of a cycle. A program whose steps are all alike does a whole cycle in each: its function
             has the loop within it.
     """
     graph = trace(cycle)
@@ -271,7 +271,7 @@ def _group(graph: ExecutionGraph, cycle: int) -> None:
 
 
 def _sums(times: list[int], cycle: int) -> list[int]:
-    """Return the times of whole cycles, the last ones; wherever one begins, it has each of its steps once."""
+    """Return the times of the last whole cycles; a cycle may begin at any step, as it has each of its steps once."""
     rest = len(times) % cycle
     whole: Int64 = np.array(times[rest:], np.int64).reshape(-1, cycle)
     return [int(ns) for ns in whole.sum(axis=1)]

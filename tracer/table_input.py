@@ -1,7 +1,7 @@
 """Tables of users: CSV, TSV, JSON lines and Parquet, read as what their names say, or refused in one sentence.
 
 This is the one reader of users' tables. An error begins with the place, ``runs.csv, line 3, column step_ms``, and ends
-with what to do. Parquet is read only if it holds no more than its bytes can, as a few bytes may stand for billions of
+with what to do. Parquet is read only if it holds no more than its bytes can: a few bytes may encode billions of
 equal cells.
 """
 
@@ -26,7 +26,7 @@ from tracer.lazy import compute, pandas, parquet, pyarrow
 FORMATS = {".csv": "CSV", ".tsv": "TSV", ".jsonl": "JSON lines", ".parquet": "Parquet"}
 """Formats by the ending of a file's name."""
 TABLES = (".csv", ".parquet")
-"""Those that are read where nothing else is said."""
+"""Kinds that are read unless others are named."""
 _PARQUET = b"PAR1"
 _OTHERS = {
     b"\x1f\x8b": "is compressed (gzip); unpack it, and give the table in it",

@@ -173,9 +173,9 @@ Pairs = list[tuple[int, int]]
 
 
 def dependency_graph(graph: ExecutionGraph) -> networkx.DiGraph:
-    """All operations, calls and device work with what each must wait for.
+    """Return all operations, calls and device work with what each must wait for.
 
-    Sync edges come from recorded synchronisations only: the last work a sync waits for leads to the first call of
+    Sync edges come from recorded synchronisations only. The last work a sync waits for leads to the first call of
     the waiting thread after it, or to the first kernel of the waiting stream. Inferred waits are the simulator's.
     """
     result = networkx.DiGraph(source=graph.meta.source, rank=graph.meta.rank)
