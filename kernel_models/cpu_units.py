@@ -105,7 +105,7 @@ def said_of(dtype: str, units: tuple[str, ...], *, measured: bool) -> str:
 
 
 def _narrow(calls: tuple[OpCall, ...]) -> str:
-    """The narrow type among calls; empty where there is none."""
+    """Return the narrow type among calls; empty where there is none."""
     return next((call.dtype for call in calls if call.dtype in NARROW), "")
 
 

@@ -153,7 +153,7 @@ class DeviceSpec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> DeviceSpec:
-        """The device of ``to_json``.
+        """Return the device of ``to_json``.
 
         Raises:
             DeviceError: a figure is missing, of another type, or out of range.
@@ -195,7 +195,7 @@ class DeviceSpec:
 
 @cache
 def device(name: str) -> DeviceSpec:
-    """The device of a name (see ``device_names``; case does not matter).
+    """Return the device of a name (see ``device_names``; case does not matter).
 
     Raises:
         DeviceError: No device has that name; the error lists near ones.
@@ -206,7 +206,7 @@ def device(name: str) -> DeviceSpec:
 
 
 def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count: int | None = None) -> DeviceSpec:
-    """The device that a trace or table reports, such as "NVIDIA A100-SXM4-80GB".
+    """Return the device that a trace or table reports, such as "NVIDIA A100-SXM4-80GB".
 
     Where a name fits several devices ("A100"), the nearest memory and the unit count narrow them down. If several are
     left, a short name means the device whose file says so. An empty name is resolved where memory and unit count fit
@@ -273,8 +273,8 @@ def _named(wanted: str) -> list[DeviceSpec]:
 
 
 def reported_figure(hardware: Mapping[str, Any], key: str) -> float | None:
-    """A figure of a device as its driver reported it; ``None`` where it is missing. Raises ``DeviceError``: it is no
-    number."""
+    """Return a figure of a device as its driver reported it; ``None`` where it is missing. Raises ``DeviceError``: it
+    is no number."""
     value = hardware.get(key)
     try:
         number = None if value is None else number_of(value)
@@ -322,7 +322,7 @@ def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int |
         (all_, f"of {vendor.upper() if vendor == 'amd' else 'NVIDIA'}")) if found)
 
     def each(figure: Callable[[DeviceSpec], float]) -> float:
-        """The median over the units of known devices, times this one's units."""
+        """Return the median over the units of known devices, times this one's units."""
         return rounded(median(figure(spec) / spec.sm_count for spec in kin) * sm_count)
 
     clock = clock_mhz or median(spec.boost_clock_mhz for spec in kin)
@@ -358,8 +358,8 @@ def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int |
 
 def _mig_slice(name: str, compute: int, slices: int, gigabytes: int, memory_bytes: int | None, sm_count: int | None
                ) -> DeviceSpec:
-    """A MIG instance: its share of the units and of the memory, with its bandwidth and cache; with ``compute`` one of
-    those that share a larger instance's memory. Raises ``DeviceError``: there is none such of the device."""
+    """Return a MIG instance: its share of the units and of the memory, with its bandwidth and cache; with ``compute``
+    one of those that share a larger instance's memory. Raises ``DeviceError``: there is none such of the device."""
     part = f"MIG {f'{compute}c.' if compute else ''}{slices}g.{gigabytes}gb"
     whole = resolve_device(name)
     if _mig_eighths(whole, compute, slices, gigabytes) is None:
@@ -390,7 +390,7 @@ def _mig_memory(whole: DeviceSpec) -> dict[int, tuple[int, ...]]:
 
 
 def _mig_eighths(whole: DeviceSpec, compute: int, slices: int, gigabytes: int) -> int | None:
-    """The eighths of the memory that a profile has; ``None`` where the device has no such profile."""
+    """Return the eighths of the memory that a profile has; ``None`` where the device has no such profile."""
     if compute and compute not in MIG_COMPUTE.get(slices, ()):
         return None
     return next((eighths for eighths in _mig_memory(whole).get(slices, ())
@@ -398,7 +398,7 @@ def _mig_eighths(whole: DeviceSpec, compute: int, slices: int, gigabytes: int) -
 
 
 def _mig_profiles(whole: DeviceSpec, *, compute: bool) -> list[str]:
-    """Names of a device's profiles; of its compute instances if asked."""
+    """Return the names of a device's profiles; of its compute instances if asked."""
     return [f"{part}{slices}g.{math.floor(MIG_GB[whole.name] * eighths / 8 + 0.5)}gb"
             for slices, several in _mig_memory(whole).items() for eighths in several
             for part in ([f"{one}c." for one in MIG_COMPUTE.get(slices, ())] if compute else [""])]
@@ -472,7 +472,7 @@ def read_device(path: Path) -> DeviceSpec:
 
 
 def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping[str, str]) -> DeviceSpec:
-    """The device of a checked file."""
+    """Return the device of a checked file."""
 
     def rates(table: str) -> Mapping[str, float]:
         return MappingProxyType({name.partition(".")[2]: value for name, value in values.items()

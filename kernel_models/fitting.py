@@ -187,7 +187,7 @@ def _ended(until: float) -> dict[str, Any]:
 
 
 def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) -> ProfileEntry:
-    """The process, or the formulas where rows left out say that it is no better."""
+    """Return the process, or the formulas where rows left out say that it is no better."""
     model, out = fit_gaussian(fit, spec, until)
     heuristic, learned = _heuristic_errors(fit, spec), errors_of(out, fit.measured_us)
     best: KernelModel = model if learned.mape < heuristic.mape else model.formula
@@ -213,7 +213,7 @@ def candidates_of(family: Family, rows: int) -> tuple[Boosting, ...]:
 
 def _choose(fit: Samples, spec: DeviceSpec, until: float) -> tuple[
         Boosting | None, dict[str, Any], Intervals | None]:
-    """The best candidate by cross-validated MAPE (``None``: the formulas), all errors, and intervals.
+    """Return the best candidate by cross-validated MAPE (``None``: the formulas), all errors, and intervals.
 
     After ``until`` no further one is tried.
     """
@@ -261,7 +261,7 @@ def _formulas(samples: Samples, spec: DeviceSpec) -> RooflineModel:
 
 
 def each_left_out(problem: Problem, labels: Sequence[str]) -> Problem:
-    """The same with a fold for each shape group where they are few."""
+    """Return the same with a fold for each shape group where they are few."""
     groups, fold = np.unique(np.array(labels), return_inverse=True)
     return replace(problem, fold=fold) if len(groups) <= FEW_GROUPS else problem
 

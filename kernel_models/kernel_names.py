@@ -52,7 +52,7 @@ _BY_SIZE = {1: "uint8", 2: "bf16", 4: "fp32", 8: "int64"}
 
 @cache
 def family_hint(name: str) -> Family:
-    """The family a kernel's name speaks of; ``Family.OTHER`` if it says nothing."""
+    """Return the family a kernel's name speaks of; ``Family.OTHER`` if it says nothing."""
     return next((family for family, expression in _compiled() if expression.search(name)), Family.OTHER)
 
 

@@ -79,7 +79,7 @@ def scalar_type(text: str) -> str:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of an element; 4 for an unknown type."""
+    """Return the bytes of an element; 4 for an unknown type."""
     return ITEMSIZE.get(dtype, 4)
 
 
@@ -95,7 +95,7 @@ def multiply_adds(dtype: str) -> int:
 
 
 def promoted(dtypes: list[str]) -> str:
-    """The type that operands of these types are computed in (PyTorch's promotion; bf16 with fp16 gives fp32)."""
+    """Return the type that operands of these types are computed in (PyTorch's promotion; bf16 with fp16 gives fp32)."""
     known = {dtype for dtype in dtypes if dtype in ITEMSIZE}
     if {"bf16", "fp16"} <= known:
         known.add("fp32")
@@ -124,7 +124,7 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the distinct elements."""
+        """Return the bytes of the distinct elements."""
         return self.stored * itemsize(self.dtype)
 
     @property
@@ -162,7 +162,7 @@ class TensorSpec:
 
 
 def channels_last(tensor: TensorSpec) -> str:
-    """Layout of a call on images where only channels last has a name: "nhwc", else ""."""
+    """Return the layout of a call on images where only channels last has a name: "nhwc", else ""."""
     return "nhwc" if tensor.is_channels_last else ""
 
 
@@ -223,7 +223,7 @@ class TablePart:
                    table.optimizer, table.output_bytes, table.location, table.missed(samples))
 
     def cut(self, share_of_rows: float = 1.0, columns: int = 0) -> TablePart:
-        """A share of the rows (and of the look-ups, which fall on all rows alike), or some columns.
+        """Return a share of the rows (and of the look-ups, which fall on all rows alike), or some columns.
 
         Every sample still has its bag in a row-wise part, if an emptier one.
         """
@@ -395,7 +395,7 @@ class KernelModel(Protocol):
 
     @property
     def family(self) -> Family:
-        """The family it prices."""
+        """Return the family it prices."""
         ...
 
     @property
@@ -409,7 +409,7 @@ class KernelModel(Protocol):
         ...
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Times of calls of this family; vectorised, no work per call beyond collecting its numbers."""
+        """Return the times of calls of this family; vectorised, no work per call beyond collecting its numbers."""
         ...
 
     def state(self) -> tuple[dict[str, Any], Arrays]:

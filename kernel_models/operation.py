@@ -69,7 +69,7 @@ def operation(
     strides: Sequence[Any] | None = None,
     values: Sequence[Any] | None = None,
 ) -> Operation:
-    """An operation put together by hand.
+    """Return an operation put together by hand.
 
     Args:
         name: Such as "aten::linear".
@@ -103,7 +103,7 @@ def operation(
 
 
 def calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
-    """The device work of an operation: no call if it is free or works on nothing, one or more otherwise.
+    """Return the device work of an operation: no call if it is free or works on nothing, one or more otherwise.
 
     Never an error: what no family knows, or cannot be read, becomes ``Family.OTHER`` by its bytes. Operations without
     any recorded size give a call flagged "unsized".
@@ -119,7 +119,7 @@ def calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
 
 
 def backward_calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
-    """The device work of an operation's gradient, all of its floating-point inputs wanting one.
+    """Return the device work of an operation's gradient, all of its floating-point inputs wanting one.
 
     An operation whose family registers no gradient of its own is assumed to read and write in backward what it reads
     and writes in forward: the same call, flagged "backward". Elementwise ones read the gradient too.
@@ -133,7 +133,7 @@ def backward_calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
 
 
 def family_of(name: str) -> Family:
-    """The family an operation of this name belongs to; ``Family.OTHER`` where none knows it or it is free."""
+    """Return the family an operation of this name belongs to; ``Family.OTHER`` where none knows it or it is free."""
     rule = registry.forward_rule(name)
     return rule.family if rule is not None else Family.OTHER
 
@@ -145,7 +145,7 @@ def is_free(name: str) -> bool:
 
 
 def by_bytes(op: Operation) -> OpCall:
-    """An unknown operation: it reads every tensor among its arguments once and writes as much as the largest."""
+    """Return an unknown operation: it reads every tensor among its arguments once and writes as much as the largest."""
     inputs = Inputs(op.name, op.arguments, (), op.list_dtype)
     tensors = inputs.tensors()
     kind = re.sub(r"[0-9a-fx]{6,}|\d+(?=\W|$)", "", op.name.split("(")[0]).strip() or op.name
@@ -192,7 +192,7 @@ _NON_BLOCKING = {"aten::_to_copy": 5, "aten::copy_": 2}
 
 
 def placed_calls(graph: ExecutionGraph, op: int) -> tuple[OpCall, ...]:
-    """The device work of row ``op`` of ``graph.ops``: none on the host, a transfer between memories.
+    """Return the device work of row ``op`` of ``graph.ops``: none on the host, a transfer between memories.
 
     Where no place is known, as in recorded windows, every operation counts as one of the device.
 
@@ -203,7 +203,7 @@ def placed_calls(graph: ExecutionGraph, op: int) -> tuple[OpCall, ...]:
 
 
 def calls_at(operation: Operation, place: int, tf32: bool = False) -> tuple[OpCall, ...]:
-    """The device work of an operation that works at a ``Place`` (``NONE``: unknown, taken for the device)."""
+    """Return the device work of an operation that works at a ``Place`` (``NONE``: unknown, taken for the device)."""
     if place == Place.HOST:
         return ()
     if place in (Place.TO_DEVICE, Place.TO_HOST):
@@ -215,7 +215,7 @@ def calls_at(operation: Operation, place: int, tf32: bool = False) -> tuple[OpCa
 
 
 def host_work_ns(graph: ExecutionGraph, op: int) -> float:
-    """Time of an operation's own work on the host, ns; 0 for views and for operations of the device.
+    """Return the time of an operation's own work on the host, ns; 0 for views and for operations of the device.
 
     Each tensor costs ``HOST_TENSOR_NS``, each byte its share of ``HOST_BYTES_PER_NS``. Products take at least what the
     data sheet of a usual CPU says.
@@ -226,7 +226,7 @@ def host_work_ns(graph: ExecutionGraph, op: int) -> float:
 
 
 def work_on_host_ns(operation: Operation) -> float:
-    """The same of an operation that is known to work on the host."""
+    """Return the same of an operation that is known to work on the host."""
     if is_free(operation.name):
         return 0.0
     inputs = Inputs(operation.name, operation.arguments, (), operation.list_dtype)

@@ -54,11 +54,11 @@ class Models(Protocol):
 
     @property
     def device(self) -> DeviceSpec:
-        """The device its models were fitted to."""
+        """Return the device its models were fitted to."""
         ...
 
     def models_of(self, family: Family) -> Sequence[KernelModel]:
-        """The models of a family, in any order."""
+        """Return the models of a family, in any order."""
         ...
 
 
@@ -89,7 +89,7 @@ class PricedCalls:
 
     @property
     def times_us(self) -> Float64:
-        """Time of every call, repeated ones too, µs [n]."""
+        """Return the time of every call, repeated ones too, µs [n]."""
         return self.time_us[self.index]
 
     def part(self, rows: Sequence[int]) -> PricedCalls:
@@ -126,7 +126,7 @@ class PricedCalls:
         return float(np.sqrt(np.sum(np.square(list(together.values()))) + own.sum()))
 
     def share_by_source(self) -> dict[str, float]:
-        """Share of the total time from each source, best first; sources without any are left out."""
+        """Return the share of the total time from each source, best first; sources without any are left out."""
         times, sources = self.times_us, self.source[self.index]
         total = times.sum()
         shares = {source.label: float(times[sources == source].sum() / total) if total else 0.0 for source in Source}
@@ -149,7 +149,7 @@ class CallBatch:
 
     @cached_property
     def families(self) -> Mapping[Family, tuple[Int64, FamilyCalls]]:
-        """Places of the distinct calls of each family, and these calls."""
+        """Return the places of the distinct calls of each family, and these calls."""
         return {family: (rows, FamilyCalls(self.distinct[i] for i in rows.tolist()))
                 for family, rows in _by_family(self.distinct).items()}
 
@@ -272,7 +272,7 @@ def times_by_variant(
 
 
 def _variants(call: OpCall) -> Iterator[OpCall]:
-    """The same work in other forms, nearest first."""
+    """Yield the same work in other forms, nearest first."""
     if "unsized" not in call.flags:
         yield from _VARIANTS.get(call.family, lambda call: iter(()))(call)
 
@@ -287,7 +287,7 @@ def _products(call: OpCall) -> Iterator[OpCall]:
 
 
 def _convolutions(call: OpCall) -> Iterator[OpCall]:
-    """The other directions, whose operations are as many, then the other layout."""
+    """Yield the other directions, whose operations are as many, then the other layout."""
     plain = tuple(flag for flag in call.flags if flag != "bias")
     for layout in dict.fromkeys((call.layout, "nchw", "nhwc")):
         for flags in dict.fromkeys((call.flags, plain)):
@@ -297,7 +297,7 @@ def _convolutions(call: OpCall) -> Iterator[OpCall]:
 
 
 def _attentions(call: OpCall) -> Iterator[OpCall]:
-    """The other direction of the same kernel."""
+    """Yield the other direction of the same kernel."""
     name, _, direction = call.kind.rpartition("_")
     batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, window = call.dims
     yield from attention(
@@ -307,7 +307,7 @@ def _attentions(call: OpCall) -> Iterator[OpCall]:
 
 
 def _images(call: OpCall) -> Iterator[OpCall]:
-    """The same on images of the usual layout."""
+    """Yield the same on images of the usual layout."""
     if call.layout == "nhwc":
         yield replace(call, layout="")
 
@@ -347,7 +347,7 @@ def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
 
 
 def sustained(priced: PricedCalls, device: DeviceSpec) -> PricedCalls:
-    """The same calls in a step that keeps the device busy; intervals keep their relative width."""
+    """Return the same calls in a step that keeps the device busy; intervals keep their relative width."""
     rates: dict[str, float] = {}
     least: Float64 = np.zeros(len(priced.calls))
     for i, call in enumerate(priced.calls):

@@ -127,20 +127,20 @@ class DeviceProfile:
     host: HostOverheads | None = None
 
     def models_of(self, family: Family) -> Sequence[KernelModel]:
-        """The models of a family, the preferred one first."""
+        """Return the models of a family, the preferred one first."""
         return [entry.model for entry in self.entries if entry.model.family is family]
 
     def entries_of(self, family: Family) -> Sequence[ProfileEntry]:
-        """The same with their provenance."""
+        """Return the same with their provenance."""
         return [entry for entry in self.entries if entry.model.family is family]
 
     @property
     def families(self) -> list[Family]:
-        """Families that have a model, in order of their names."""
+        """Return the families that have a model, in order of their names."""
         return sorted({entry.model.family for entry in self.entries}, key=lambda family: family.value)
 
     def with_software(self, *wanted: str) -> DeviceProfile:
-        """The same, preferring models of software whose name begins so (in that order)."""
+        """Return the same, preferring models of software whose name begins so (in that order)."""
         def rank(entry: ProfileEntry) -> int:
             return next((i for i, name in enumerate(wanted) if entry.software.startswith(name)), len(wanted))
 
@@ -184,7 +184,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile:
 
 
 def to_bytes(profile: DeviceProfile) -> bytes:
-    """The file's bytes."""
+    """Return the file's bytes."""
     members: dict[str, Arrays] = {}
     manifest = {
         "device": profile.device.name, "provenance": profile.provenance,
@@ -226,7 +226,7 @@ def _state(model: KernelModel, folder: str, members: dict[str, Arrays]) -> dict[
 
 
 def from_bytes(data: bytes, label: str) -> DeviceProfile:
-    """The profile of a file's bytes; ``label`` names it in errors.
+    """Return the profile of a file's bytes; ``label`` names it in errors.
 
     Raises:
         ProfileError: as ``load_profile``.

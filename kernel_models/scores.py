@@ -44,7 +44,7 @@ class Errors:
 def errors_of(
     predicted_us: Float64, measured_us: Float64, low_us: Float64 | None = None, high_us: Float64 | None = None
 ) -> Errors:
-    """The errors of predictions, and with the intervals' ends their coverage. All [n], n ≥ 1."""
+    """Return the errors of predictions, and with the intervals' ends their coverage. All [n], n ≥ 1."""
     signed = predicted_us / measured_us - 1
     error = np.abs(signed)
     coverage = None

@@ -206,7 +206,7 @@ class StepProblem:
         return np.array(pairs, np.int64).reshape(-1, 2)
 
     def times_us(self, values: Float64) -> Float64:
-        """Time of every step, µs [steps]."""
+        """Return the time of every step, µs [steps]."""
         found: Float64 = self.count @ self._times(values)[0]
         return found
 
@@ -217,7 +217,7 @@ class StepProblem:
         return names, np.stack([self.count @ np.where(self.family == name, whole, 0.0) for name in names], axis=1)
 
     def _times(self, values: Float64) -> tuple[Float64, dict[str, Float64]]:
-        """Time of every call, and how much more it takes for one e-fold more of each part."""
+        """Return the time of every call, and how much more it takes for one e-fold more of each part."""
         sums = {part: np.clip(self._start[part] + self.matrix[part] @ values, -LARGEST, LARGEST) for part in PARTS}
         free_compute = self.parts.compute_us * np.exp(sums["compute"])
         factor, slope = traffic_factor(sums["memory"], self._excess)
@@ -232,7 +232,7 @@ class StepProblem:
         return fixed + together, {"compute": by_compute, "memory": by_memory, "fixed": fixed}
 
     def fit(self, rows: Int64 | None = None, iterations: int = ITERATIONS) -> Float64:
-        """The numbers that price some of the steps best, in the order of ``weights``."""
+        """Return the numbers that price some of the steps best, in the order of ``weights``."""
         rows = np.arange(len(self.steps)) if rows is None else rows
         count, transposed = self.count[rows], self.count[rows].T.tocsr()
         target, weight = np.log(self.measured_us[rows]), self.weight[rows]

@@ -112,7 +112,7 @@ def fit_steps(steps: Sequence[NamedStep], spec: DeviceSpec, source: str, known: 
 
 
 def _without_known(steps: Sequence[NamedStep], known: DeviceProfile | None) -> tuple[list[NamedStep], Float64]:
-    """The steps without the families that a profile knows, and the time of these, µs."""
+    """Return the steps without the families that a profile knows, and the time of these, µs."""
     if known is None:
         return list(steps), np.zeros(len(steps))
     families, kept, fixed = set(known.families), [], []
@@ -150,7 +150,7 @@ def _left_out(problem: StepProblem, fold: Int64) -> list[_LeftOut]:
 
 
 def folds_of(graphs: Sequence[str]) -> Int64 | None:
-    """The fold of each step, those of a graph in one; ``None`` where graphs are too few."""
+    """Return the fold of each step, those of a graph in one; ``None`` where graphs are too few."""
     names, fold = np.unique(np.array(graphs), return_inverse=True)
     if len(names) < LEAST_GRAPHS:
         return None

@@ -63,7 +63,7 @@ def pair_lookups(graph: ExecutionGraph) -> dict[int, tuple[int, int]]:
 
 
 def lookup_calls(graph: ExecutionGraph, op: int, pair: tuple[int, int]) -> tuple[OpCall, ...]:
-    """Calls of a lookup or its node, from what both recorded."""
+    """Return the calls of a lookup or its node, from what both recorded."""
     lookup = Operation.from_graph(graph, pair[0])
     rule = forward_rule(lookup.name)
     if rule is not None and "total_D" in rule.names:
@@ -80,7 +80,7 @@ def _rows(graph: ExecutionGraph, start: str, without_dense: bool = False) -> Int
 
 
 def _width(graph: ExecutionGraph, lookup: int, node: int) -> int:
-    """Columns of the gradient if it fits the lookup's bags, else 0."""
+    """Return the columns of the gradient if it fits the lookup's bags, else 0."""
     grad = graph.arguments(node)[:1]
     rule = forward_rule(graph.string(int(graph.ops.name[lookup])))
     if not grad or not grad[0].shape or len(grad[0].shape) != 2 or rule is None:
@@ -154,18 +154,18 @@ class TraceCalls:
         return len(self.op)
 
     def calls_of_row(self, row: int) -> tuple[OpCall, ...]:
-        """The calls of one piece."""
+        """Return the calls of one piece."""
         return tuple(self.calls[i] for i in self.call_index[self.call_offset[row]:self.call_offset[row + 1]].tolist())
 
     def time_by_family(self, rows: Bool | None = None) -> dict[Family, int]:
-        """Nanoseconds of each family, most first."""
+        """Return the nanoseconds of each family, most first."""
         chosen = np.ones(len(self), bool) if rows is None else rows
         time = np.bincount(self.family[chosen], weights=self.time_ns[chosen], minlength=len(FAMILIES))
         return {FAMILIES[i]: int(time[i]) for i in np.argsort(-time, kind="stable").tolist() if time[i]}
 
 
 def graph_calls(graph: ExecutionGraph, tf32: bool | None = None) -> TraceCalls:
-    """The calls of every operation that ran kernels, and of every kernel without one.
+    """Return the calls of every operation that ran kernels, and of every kernel without one.
 
     Args:
         graph: a recorded rank.
@@ -215,7 +215,7 @@ class _Book:
         self._seen: dict[int, tuple[tuple[OpCall, ...], tuple[int, ...]]] = {}
 
     def numbers(self, calls: tuple[OpCall, ...]) -> tuple[int, ...]:
-        """Numbers of these calls; quick for a tuple that was asked for before."""
+        """Return the numbers of these calls; quick for a tuple that was asked for before."""
         known = self._seen.get(id(calls))
         if known is None:
             for call in calls:
@@ -280,7 +280,7 @@ def _operation_with_sizes(graph: ExecutionGraph, op: Int32) -> Int32:
 def _calls_of_operations(
     graph: ExecutionGraph, ops: Int32, kernel_rows: Int64, piece: Int64, tf32: bool | None
 ) -> list[tuple[OpCall, ...] | None]:
-    """Calls of each operation; ``None`` where only its kernels' names tell anything."""
+    """Return the calls of each operation; ``None`` where only its kernels' names tell anything."""
     if not len(ops):
         return []
     names, table = graph.kernels.name[kernel_rows], graph.ops
@@ -368,14 +368,14 @@ def _by_kernel_name(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ..
 
 
 def _longest_kernel(graph: ExecutionGraph, kernel_rows: Int64, piece: Int64, pieces: int) -> Int32:
-    """Name of the longest kernel of each piece."""
+    """Return the name of the longest kernel of each piece."""
     order = np.lexsort((graph.kernels.duration_ns[kernel_rows], piece))
     last = np.searchsorted(piece[order], np.arange(pieces), side="right") - 1
     return graph.kernels.name[kernel_rows[order[last]]]
 
 
 def _per_name(graph: ExecutionGraph, names: Int32, question: Callable[[str], bool]) -> Bool:
-    """The answer for each of many names, asked once a distinct one."""
+    """Return the answer for each of many names, asked once a distinct one."""
     codes, place = np.unique(names, return_inverse=True)
     return np.array([question(graph.string(code)) for code in codes.tolist()], dtype=bool)[place]
 

@@ -90,7 +90,7 @@ def is_part_file(name: str) -> bool:
 
 
 def find_parts(directory: PathLike) -> list[CapturePart]:
-    """The parts of a captured job, by rank; empty if the directory is no capture (or on another file system)."""
+    """Return the parts of a captured job, by rank; empty if the directory is no capture (or on another file system)."""
     root = Path(directory)
     if "://" in os.fspath(directory) or not root.is_dir():
         return []
@@ -197,7 +197,7 @@ def recorded_text(timed: int, windows: int) -> str:
 
 
 def _step_times(context: dict[str, Any], directory: PathLike) -> list[int]:
-    """Times of the steps without the profiler, ns. Raises ``TraceError`` for what no step takes."""
+    """Return the times of the steps without the profiler, ns. Raises ``TraceError`` for what no step takes."""
     times = context.get("unprofiled_step_ns") or []
     if not isinstance(times, list) or not all(type(t) is int and LEAST_STEP_NS <= t < _MOST_STEP_NS for t in times):
         raise TraceError(f"The capture {os.fspath(directory)} is damaged: its {CONTEXT} holds times of steps that "
@@ -380,7 +380,7 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
 
 
 def _same_work(parts: list[CapturePart]) -> list[tuple[Span, ...]]:
-    """The classes of ranks that do the same work, where the parts are of a fake world and agree; else empty."""
+    """Return the classes of ranks that do the same work, where the parts are of a fake world and agree; else empty."""
     told = []
     for part in parts:
         context = read_context(part.path)

@@ -27,12 +27,12 @@ MOST_RANKS = 1_000_000
 
 
 def is_constant(column: np.ndarray) -> bool:
-    """Whether a column is one value, kept once: ``np.broadcast_to``, which cannot be written to."""
+    """Return whether a column is one value, kept once: ``np.broadcast_to``, which cannot be written to."""
     return len(column) > 0 and column.strides == (0,)
 
 
 def is_time(column: str) -> bool:
-    """Whether a column of this name holds times or durations, which are always there to be edited in place."""
+    """Return whether a column of this name holds times or durations, which are always there to be edited in place."""
     return column.endswith("_ns")
 
 
@@ -57,7 +57,7 @@ class Table:
     @classmethod
     @cache  # opening a small file would spend most of its time asking for them
     def layout(cls) -> dict[str, np.dtype]:
-        """Names of the columns, in order, and their NumPy types."""
+        """Return the names of the columns, in order, and their NumPy types."""
         return {column.name: np.dtype(str(column.type).lower()) for column in fields(cls)}
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -66,7 +66,7 @@ class Table:
 
     @classmethod
     def empty(cls, rows: int = 0) -> Any:
-        """A table of ``rows`` rows, every value ``NONE``."""
+        """Return a table of ``rows`` rows, every value ``NONE``."""
         return cls(**{name: np.full(rows, NONE, dtype) for name, dtype in cls.layout().items()})
 
     @classmethod
@@ -75,7 +75,7 @@ class Table:
         return cls(**{name: np.broadcast_to(column, rows) for name, column in cls.empty(1).columns().items()})
 
     def writable(self, name: str) -> np.ndarray:
-        """A column to write to: one that is a single value, kept once, is written out first."""
+        """Return a column to write to: one that is a single value, kept once, is written out first."""
         column: np.ndarray = getattr(self, name)
         if not column.flags.writeable:  # also one without a row
             column = column.copy()
@@ -83,7 +83,7 @@ class Table:
         return column
 
     def take(self, rows: np.ndarray) -> Any:
-        """A new table of the given rows (indices or mask), in that order."""
+        """Return a new table of the given rows (indices or mask), in that order."""
         return type(self)(**{name: column[rows] for name, column in self.columns().items()})
 
 

@@ -72,7 +72,7 @@ class MemoryAccount:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Return all of it."""
         return sum(getattr(self, part.name) for part in fields(self))
 
     @property
@@ -82,7 +82,7 @@ class MemoryAccount:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Bytes by name of what is there at all."""
+        """Return the bytes by name of what is there at all."""
         return {part.name: size for part in fields(self) if (size := getattr(self, part.name))}
 
     def lacking(self, limit_bytes: float, name: str) -> str | None:
@@ -182,7 +182,7 @@ class MemoryTimeline(Shown):
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was handed out at once."""
+        """Return the most that was handed out at once."""
         return int(self.total_bytes.max(initial=0))
 
     @property
@@ -361,8 +361,8 @@ def _inferred(graph: ExecutionGraph, rows: Int64) -> Int64:
 
 
 def _at_peak(graph: ExecutionGraph, rows: Int64, *, reused: bool) -> dict[str, int]:
-    """Bytes there at the peak by the module that allocated them, or the operation, the largest first; ``reused`` says
-    whether an address may be handed out again."""
+    """Return the bytes there at the peak by the module that allocated them, or the operation, the largest first;
+    ``reused`` says whether an address may be handed out again."""
     changes = graph.allocations
     alive = np.cumsum(changes.bytes[rows])
     peak = int(np.argmax(alive)) if len(alive) else 0

@@ -499,7 +499,7 @@ class ExecutionGraph(Shown):
         return not named and not bool((self.kernels.kind != KernelKind.COLLECTIVE).any())
 
     def string(self, code: int) -> str:
-        """The text of a string code; empty for ``NONE``."""
+        """Return the text of a string code; empty for ``NONE``."""
         return "" if code < 0 else self.strings[code]
 
     def row(self, table: str, index: int) -> Row:

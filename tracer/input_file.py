@@ -47,7 +47,7 @@ def open_input(path: PathLike) -> BinaryIO:
 
 
 def read_input(path: PathLike) -> bytes:
-    """All bytes of a regular file. Raises as ``open_input``."""
+    """Return all bytes of a regular file. Raises as ``open_input``."""
     with open_input(path) as stream:
         return stream.read()
 
@@ -82,7 +82,7 @@ def why_not_read(path: PathLike) -> str:
 
 
 def why_unopened(path: PathLike, error: Exception) -> str:
-    """The sentence of a file or URL that cannot be opened: what lies there, and what to do."""
+    """Return the sentence of a file or URL that cannot be opened: what lies there, and what to do."""
     name = os.fspath(path)
     remote = "://" in name
     if not remote and (why := why_not_read(name)):

@@ -76,7 +76,7 @@ class Job(Shown):
         return f"{ranks}; {self.graphs[0].headline()}" if self.graphs else ranks
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """The tables of all ranks, each row with its rank."""
+        """Return the tables of all ranks, each row with its rank."""
         return {name: partial(self._together, name) for name in ExecutionGraph.TABLES}
 
     def chart(self) -> Chart:
@@ -199,7 +199,7 @@ def _read_job(paths: PathLike | Sequence[PathLike], window: int, progress: Calla
 
 
 def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job:
-    """A ``Job`` of graphs already read: sorted by rank, with world size and missing ranks worked out."""
+    """Return a ``Job`` of graphs already read: sorted by rank, with world size and missing ranks worked out."""
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     ranks = {graph.meta.rank for graph in graphs}
     size = max([len(graphs), *(graph.meta.world_size for graph in graphs), *(rank + 1 for rank in ranks)])
@@ -253,7 +253,7 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
 
 
 def fold(job: Job) -> Job:
-    """The job with one graph for each class of ranks that do the same work; the first rank's, in order of rank.
+    """Return the job with one graph for each class of ranks that do the same work; the first rank's, in order of rank.
 
     Raises:
         JobError: a graph does not know its rank.
@@ -354,7 +354,7 @@ def _check_classes(job: Job, label: str) -> None:
 
 
 def _saved_member(file: FoundFile, notes: list[str], step_region: str | None) -> list[ExecutionGraph]:
-    """A saved file's graphs; one found in a directory that cannot be read is noted."""
+    """Return a saved file's graphs; one found in a directory that cannot be read is noted."""
     try:
         return load_job(file.path, step_region=step_region).graphs
     except GraphFileError as error:
@@ -415,8 +415,8 @@ def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[
 
 def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None,
                  step_region: str | None) -> list[ExecutionGraph]:
-    """A member's graph, or those of its processes; one found in a directory that is no trace is noted, one asked for by
-    name is an error."""
+    """Return a member's graph, or those of its processes; one found in a directory that is no trace is noted, one asked
+    for by name is an error."""
     try:
         return kineto.read_processes(file.path, progress=progress, step_region=step_region)
     except TraceError as error:

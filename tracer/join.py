@@ -185,7 +185,7 @@ def by_sequence(graph: ExecutionGraph, trace: ExecutionTrace, names: Names) -> M
 
 
 def _shift(sequence: Int64, node_sequence: Int64) -> int | None:
-    """The commonest difference of sequence numbers, ``None`` where nothing joined has any."""
+    """Return the commonest difference of sequence numbers, ``None`` where nothing joined has any."""
     both = (sequence >= 0) & (node_sequence >= 0)
     if not both.any():
         return None
@@ -194,12 +194,12 @@ def _shift(sequence: Int64, node_sequence: Int64) -> int | None:
 
 
 def present_values(threads: npt.NDArray[np.integer]) -> list[int]:
-    """The different values of a column, in order."""
+    """Return the different values of a column, in order."""
     return np.unique(threads).tolist()
 
 
 def _program_order(graph: ExecutionGraph, rows: Int64) -> Int64:
-    """Rows of one thread by start; ids break ties, since older traces have only microseconds."""
+    """Return the rows of one thread by start; ids break ties, since older traces have only microseconds."""
     ops = graph.ops
     external = ops.external_id[rows]
     ids = external if len(np.unique(external)) == len(rows) else np.arange(len(rows))
@@ -311,7 +311,7 @@ def _fill_collectives(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64,
 
 
 def _first_inside(graph: ExecutionGraph, comm_of_op: dict[int, CommNode]) -> dict[int, CommNode]:
-    """The first collective inside each of the few ranges around it."""
+    """Return the first collective inside each of the few ranges around it."""
     inside: dict[int, CommNode] = {}
     for op, comm in sorted(comm_of_op.items()):
         parent = int(graph.ops.parent[op])
@@ -326,7 +326,7 @@ def _first_inside(graph: ExecutionGraph, comm_of_op: dict[int, CommNode]) -> dic
 def _comm_of(
     graph: ExecutionGraph, op: int, comm_of_op: dict[int, CommNode], inner: dict[int, CommNode]
 ) -> CommNode | None:
-    """The collective an operation is, lies in, or contains."""
+    """Return the collective an operation is, lies in, or contains."""
     ancestor = op
     for _ in range(_LEVELS):
         if ancestor < 0:

@@ -110,7 +110,7 @@ class KeptLoop:
 
     @cached_property
     def _entry(self) -> Callable[..., int]:
-        """The loop's entry point, loaded or compiled, once even where several threads ask for it."""
+        """Return the loop's entry point, loaded or compiled, once even where several threads ask for it."""
         with _LOADING:
             if "_entry" not in self.__dict__:
                 self.__dict__["_entry"] = self._made()
@@ -145,7 +145,7 @@ class KeptLoop:
 
     @property
     def shipped(self) -> Path:
-        """Where the bitcode of this very source is shipped, for this kind of system."""
+        """Return where the bitcode of this very source is shipped, for this kind of system."""
         return self._module.parent / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
 
     def ship(self) -> Path:

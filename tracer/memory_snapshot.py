@@ -179,12 +179,12 @@ def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeli
 
 
 def _whole(value: object) -> int:
-    """An address or a time; 0 for what is none."""
+    """Return an address or a time; 0 for what is none."""
     return value if type(value) is int and 0 <= value < 1 << 63 else 0
 
 
 def _size(value: object) -> int:
-    """A number of bytes; 0 for what is none."""
+    """Return a number of bytes; 0 for what is none."""
     return value if type(value) is int and 0 <= value < MOST_SIZE else 0
 
 
@@ -201,7 +201,7 @@ class _Stacks:
         return self._stack(event)[0]
 
     def place(self, event: Mapping[str, Any]) -> str:
-        """The innermost line of the program itself: not of an installed package, nor of C++."""
+        """Return the innermost line of the program itself: not of an installed package, nor of C++."""
         return self._stack(event)[1]
 
     def _stack(self, event: Mapping[str, Any]) -> tuple[int, str]:

@@ -86,7 +86,7 @@ def _compiled(file: Path, until: str | None) -> tuple[list[CodeType], list[str]]
 
 
 def _cells(file: Path) -> list[tuple[int, str]]:
-    """The cells of code, each with its number among all cells, from 1."""
+    """Return the cells of code, each with its number among all cells, from 1."""
     try:
         held = json.loads(file.read_text(encoding="utf-8"))
         cells = held["cells"]
@@ -129,7 +129,7 @@ def _python(text: str, leave_out: Callable[[str], None]) -> str:
 
 
 def _without_magic(line: str, leave_out: Callable[[str], None]) -> str | None:
-    """A line of IPython's as Python; ``None`` of any other."""
+    """Return a line of IPython's as Python; ``None`` of any other."""
     text = line.strip()
     indent = line[:len(line) - len(line.lstrip())]
     if text.startswith(_LINE) and _word(text, _LINE) in _WRAPPING:
@@ -142,7 +142,7 @@ def _without_magic(line: str, leave_out: Callable[[str], None]) -> str | None:
 
 
 def _word(text: str, mark: str) -> str:
-    """The name of a magic."""
+    """Return the name of a magic."""
     return (text.strip().removeprefix(mark).split() or [""])[0]
 
 

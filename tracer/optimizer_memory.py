@@ -61,7 +61,7 @@ def _states(graph: ExecutionGraph, mine: Int64, names: set[str]) -> int:
 
 
 def _elements(shape: Any) -> int:
-    """Elements of a tensor or of a list of tensors."""
+    """Return the elements of a tensor or of a list of tensors."""
     if shape is None:
         return 0
     return sum(map(_elements, shape)) if any(isinstance(part, tuple) for part in shape) else prod(shape)

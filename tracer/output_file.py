@@ -29,7 +29,7 @@ _PROBE_BYTES = 1 << 20  # chosen: far more than a full disk still takes
 
 
 def full_disk_error(error: BaseException | None) -> OSError | None:
-    """The error of a full disk that an exception is or came from; ``None`` if it did not."""
+    """Return the error of a full disk that an exception is or came from; ``None`` if it did not."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and error.errno in FULL:
@@ -55,7 +55,7 @@ def writing_error(folder: Path) -> OSError | None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Bytes that can be written in a folder (its quota apart); ``None`` where the system does not say."""
+    """Return the bytes that can be written in a folder (its quota apart); ``None`` where the system does not say."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -151,7 +151,7 @@ def is_stream(path: PathLike) -> bool:
 
 
 def why_unwritten(path: PathLike, error: OSError) -> str:
-    """The sentence of an output that could not be written: why, what is there now, what to do."""
+    """Return the sentence of an output that could not be written: why, what is there now, what to do."""
     reason = error.strerror or str(error)
     target = Path(path)
     if error.errno in FULL:
@@ -163,7 +163,7 @@ def why_unwritten(path: PathLike, error: OSError) -> str:
 
 
 def _mode_of(target: Path) -> int | None:
-    """Permissions of an existing regular file, which the new one takes over; ``None`` if there is none."""
+    """Return the permissions of an existing regular file, which the new one takes over; ``None`` if there is none."""
     try:
         found = os.lstat(target)
     except FileNotFoundError:

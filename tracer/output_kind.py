@@ -103,7 +103,7 @@ def check_output(path: str, inputs: list[str], kind: Output) -> None:
 
 
 def _head(path: Path) -> bytes:
-    """A file's first bytes, decompressed; none of one that cannot be read."""
+    """Return a file's first bytes, decompressed; none of one that cannot be read."""
     try:
         with open_input(path) as stream:
             stored = stream.read(_HEAD_BYTES)

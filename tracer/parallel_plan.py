@@ -313,27 +313,27 @@ class ParallelPlan:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Return the ranks in all."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share each expert."""
+        """Return the ranks that share each expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
     def expert_replicas(self) -> int:
-        """Ranks of a stage that have the same part of the same experts."""
+        """Return the ranks of a stage that have the same part of the same experts."""
         return self.dp * self.cp * self.tp // (self.expert_tp * self.ep)
 
     @property
     def shards(self) -> int:
-        """Ranks that share the state of what is no expert, where replicas share any."""
+        """Return the ranks that share the state of what is no expert, where replicas share any."""
         return self.dp * self.cp // self.replicate
 
     @property
     def expert_shards(self) -> int:
-        """Ranks that share the state of an expert's part, where replicas share any."""
+        """Return the ranks that share the state of an expert's part, where replicas share any."""
         return self.expert_replicas // self.replicate
 
     @property
@@ -348,7 +348,7 @@ class ParallelPlan:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step."""
+        """Return the samples of a step."""
         return self.dp * self.samples * self.passes
 
     @property
@@ -486,7 +486,7 @@ def _product(values: dict[str, object]) -> int:
 
 
 def _value(part: str, name: str, text: str) -> object:
-    """The value of one part. Raises ``PlanError``."""
+    """Return the value of one part. Raises ``PlanError``."""
     if name in _NUMBERS:
         if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS:
             return int(text)

@@ -52,7 +52,7 @@ class RankClass:
 
     @property
     def first(self) -> int:
-        """The lowest rank."""
+        """Return the lowest rank."""
         return min(first for first, _, _ in self.ranks)
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ def groups_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
 
 
 def peers_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
-    """The same for those who send to one another: as far from ``to`` as they are from ``of``."""
+    """Return the same for those who send to one another: as far from ``to`` as they are from ``of``."""
     return [rank - of + to for rank in ranks]
 
 
@@ -218,7 +218,7 @@ def renumbered(graph: ExecutionGraph, rank: int) -> ExecutionGraph:
 
 
 def work_digest(graph: ExecutionGraph) -> bytes:
-    """A digest of the work of a graph, equal for ranks that do the same."""
+    """Return a digest of the work of a graph, equal for ranks that do the same."""
     digest = hashlib.sha256()
     for name, left_out in _COMPARED.items():
         table: Table = getattr(graph, name)
@@ -251,7 +251,7 @@ def _ranks_and_kinds(graph: ExecutionGraph) -> dict[tuple[int, bool], np.ndarray
 
 
 def _by_text(strings: list[str], codes: np.ndarray, add: Callable[[bytes], None]) -> np.ndarray:
-    """Codes by the alphabetical order of their texts, which are added to the digest."""
+    """Return the codes by the alphabetical order of their texts, which are added to the digest."""
     unique, inverse = np.unique(codes, return_inverse=True)
     texts = ["" if code < 0 else strings[code] for code in unique.tolist()]
     order = sorted(range(len(texts)), key=lambda place: (texts[place], unique[place] >= 0))

@@ -278,7 +278,7 @@ def _sums(times: list[int], cycle: int) -> list[int]:
 
 
 def _name(first: str, last: str) -> str:
-    """Name a cycle after its first and last step, such as ``ProfilerStep#4-7``."""
+    """Return the name a cycle after its first and last step, such as ``ProfilerStep#4-7``."""
     one, other = _NUMBERED.fullmatch(first), _NUMBERED.fullmatch(last)
     if one is None or other is None or one[1] != other[1]:
         return f"{first} to {last}"

@@ -88,7 +88,7 @@ def row(graph: ExecutionGraph, table: str, index: int) -> Row:
 
 
 def to_pandas(graph: ExecutionGraph, table: str) -> pandas.DataFrame:
-    """A table as a DataFrame: strings and enumerations as categoricals (missing ones null), numbers as stored.
+    """Return a table as a DataFrame: strings and enumerations as categoricals (missing ones null), numbers as stored.
 
     Raises:
         KeyError: the graph has no such table.
@@ -111,7 +111,7 @@ def to_pandas(graph: ExecutionGraph, table: str) -> pandas.DataFrame:
 
 
 def arguments(graph: ExecutionGraph, op: int) -> list[Argument]:
-    """The arguments of operation ``op``, in order; empty where the trace recorded none.
+    """Return the arguments of operation ``op``, in order; empty where the trace recorded none.
 
     Raises:
         IndexError: there is no such operation.
@@ -160,8 +160,8 @@ def _listed(value: list[Any], depth: int = 0) -> Iterator[tuple[int, ...]]:
 
 
 def _strides(value: Any, shape: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    """Strides that belong to sizes, of a tensor or of those in a list; ``None`` where one is not as long as the
-    other."""
+    """Return the strides that belong to sizes, of a tensor or of those in a list; ``None`` where one is not as long as
+    the other."""
     if not isinstance(value, list) or shape is None or len(value) != len(shape):
         return None
     if all(type(size) is int for size in shape):
@@ -198,7 +198,7 @@ def dependency_graph(graph: ExecutionGraph) -> networkx.DiGraph:
 
 
 def forward_backward_pairs(graph: ExecutionGraph) -> Pairs:
-    """Rows of (forward operation, backward operation), by autograd's sequence number.
+    """Return the rows of (forward operation, backward operation), by autograd's sequence number.
 
     Several nested forward operations carry one number; the innermost (latest to start) created the autograd node.
     Numbers count per forward thread; the host thread behind a forward thread's number is the one with most matches.

@@ -71,7 +71,7 @@ Probe = Callable[[str], Health]
 
 
 def probe(device: str) -> Health:
-    """The device's health now."""
+    """Return the device's health now."""
     return _gpu() if device == "cuda" else _cpu()
 
 

@@ -40,7 +40,7 @@ def measured_device(hardware: Mapping[str, Any]) -> str:
 
 
 def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
-    """The device that a worker reports; figures are placeholders where no file describes it.
+    """Return the device that a worker reports; figures are placeholders where no file describes it.
 
     Args:
         hardware: as a capture's context has it.
@@ -72,7 +72,7 @@ def max_clock_mhz(hardware: Mapping[str, Any]) -> float | None:
 
 
 def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) -> DeviceSpec:
-    """A placeholder's figures replaced by the best that was measured; other devices are as they were.
+    """Return a placeholder's figures replaced by the best that was measured; other devices are as they were.
 
     Args:
         spec: the device.
@@ -132,7 +132,7 @@ def _caches() -> dict[str, float]:
 
 
 def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
-    """What the driver says of a GPU; its rates are measured, of matrix units too."""
+    """Return what the driver says of a GPU; its rates are measured, of matrix units too."""
 
     def figure(key: str, scale: float = 1.0) -> float | None:
         value = reported_figure(hardware, key)

@@ -91,11 +91,11 @@ class FamilyProgress:
         return float(np.abs(process.y - process.left_out()[0]).mean())
 
     def need(self) -> float:
-        """How fast measurements are expected to lower the squared error, 1/s."""
+        """Return how fast measurements are expected to lower the squared error, 1/s."""
         return self.error() ** 2 / max(self.seconds, 1e-3)
 
     def predict(self, calls: Sequence[OpCall]) -> Float64:
-        """Times by what was learned so far, µs [n]."""
+        """Return the times by what was learned so far, µs [n]."""
         times: Float64 = self._formula.predict(calls).time_us
         if self._learned is None:
             return times
@@ -149,7 +149,7 @@ class Visits:
         return msgspec.structs.replace(shape.item, visit=len(shape.times_us) + 1)
 
     def took(self, item: Item, time_us: float, now_s: float) -> bool:
-        """A visit took so long; returns whether it was the quickest so far."""
+        """Return a visit took so long; returns whether it was the quickest so far."""
         shape = self._shapes[item.id]
         quicker = time_us < min(shape.times_us)
         shape.times_us.append(time_us)

@@ -150,7 +150,7 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
 def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | None = None,
                      notes: list[str] | None = None, *, threads: int = 1,
                      say: Callable[[str], None] = lambda line: None, until: float = math.inf) -> DeviceProfile:
-    """The profile of a directory of measurements.
+    """Return the profile of a directory of measurements.
 
     Args:
         work: The directory.
@@ -252,7 +252,7 @@ def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -
 
 
 def _clock_mhz(work: Path) -> float | None:
-    """The median clock of a GPU's units right after its measurements; ``None`` where it was never read."""
+    """Return the median clock of a GPU's units right after its measurements; ``None`` where it was never read."""
     read = [read_kernels(work, name).sm_clock_mhz.dropna() for name in FAMILIES
             if any((work / KERNELS).glob(f"{name}.*parquet"))]
     clocks = np.concatenate([np.asarray(one, np.float64) for one in read]) if read else np.zeros(0)

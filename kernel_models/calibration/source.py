@@ -453,7 +453,7 @@ class Measurements:
         return modes in self._worked or self._refused[modes] < MOST_REFUSALS
 
     def _choose(self) -> Candidate | None:
-        """The next candidate: of the family that has least time for its error, or of any that has few."""
+        """Return the next candidate: of the family that has least time for its error, or of any that has few."""
         while open_states := [state for state in self._states.values() if not state.exhausted]:
             few = [one for one in open_states if one.done + one.failed < COVERAGE]
             state = (min(few, key=lambda one: one.progress.seconds) if few else

@@ -65,7 +65,7 @@ class Candidate(NamedTuple):
 
     @property
     def split(self) -> Split:
-        """The side of its shape group."""
+        """Return the side of its shape group."""
         return self.item.split
 
 
@@ -77,13 +77,13 @@ def limits_for(spec: DeviceSpec, free_bytes: float) -> Limits:
 
 
 def families_of(device: str) -> list[str]:
-    """Families that can be calibrated on "cuda" or "cpu"."""
+    """Return the families that can be calibrated on "cuda" or "cpu"."""
     return list(dict.fromkeys(space.family.value for space in spaces(device)))
 
 
 @cache
 def spaces(device: str) -> Sequence[Space]:
-    """All spaces of "cuda" or "cpu"."""
+    """Return all spaces of "cuda" or "cpu"."""
     rng = np.random.default_rng(0)
     found = []
     for benchmark in FAMILIES.values():
@@ -120,7 +120,7 @@ def _drawn(benchmark: str, space: SearchSpace, rng: np.random.Generator) -> tupl
 
 def candidate(benchmark: str, settings: dict[str, Any], call: OpCall, spec: DeviceSpec, limits: Limits,
               ) -> Candidate | None:
-    """The candidate of settings; nothing if they exceed the limits."""
+    """Return the candidate of settings; nothing if they exceed the limits."""
     run_us = float(RooflineModel(call.family, spec).predict([call]).time_us[0])
     stored = 3.0 * call.bytes_moved if call.family is Family.RANDOM else 1.5 * call.bytes_moved
     if call.family in (Family.EMBEDDING, Family.INDEX):

@@ -111,7 +111,7 @@ class MeasuredBus:
 
     @cached_property
     def _measured(self) -> dict[CollectiveKind, dict[int, float]]:
-        """Busbw by kind and nodes."""
+        """Return the busbw by kind and nodes."""
         found: dict[CollectiveKind, dict[int, float]] = {}
         for (kind, nodes), gbps in sorted(self.bandwidths.gbps.items()):
             found.setdefault(kind, {})[nodes or self.topology.nodes] = gbps
@@ -119,7 +119,7 @@ class MeasuredBus:
 
     @cached_property
     def hop_us(self) -> float:
-        """What each rank of the nodes after the first adds to a gather, µs; 0 where it was not measured.
+        """Return what each rank of the nodes after the first adds to a gather, µs; 0 where it was not measured.
 
         On Hugging Face's cluster it is the same on 2 to 64 nodes: 36 to 39 µs in one state of it, 265 to 320 in
         another, in which collectives within nodes are as slow (``benchmarks/nanotron.py``).

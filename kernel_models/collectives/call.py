@@ -102,7 +102,7 @@ def dtype_name(name: str) -> str:
 
 
 def bus_factor(kind: CollectiveKind, ranks: int) -> float:
-    """Bytes that cross the busiest link per byte of payload (nccl-tests, PERFORMANCE.md)."""
+    """Return the bytes that cross the busiest link per byte of payload (nccl-tests, PERFORMANCE.md)."""
     if ranks <= 1:
         return 0.0
     if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER):
@@ -124,7 +124,7 @@ class Placement:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the group."""
+        """Return the ranks of the group."""
         return sum(self.per_node)
 
     @property
@@ -171,7 +171,7 @@ class CollectiveCall:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the group."""
+        """Return the ranks of the group."""
         return self.placement.ranks
 
 
@@ -193,7 +193,7 @@ class CollectiveBatch:
     @staticmethod
     def of(kind: CollectiveKind, payload_bytes: npt.ArrayLike, placement: Placement,
            dtype: str = "float32") -> CollectiveBatch:
-        """Collectives that differ in size only."""
+        """Return the collectives that differ in size only."""
         payload = np.atleast_1d(np.asarray(payload_bytes, np.float64))
         n = len(payload)
 
@@ -205,14 +205,14 @@ class CollectiveBatch:
 
     @staticmethod
     def from_calls(calls: Sequence[CollectiveCall]) -> CollectiveBatch:
-        """Columns of a list of calls."""
+        """Return the columns of a list of calls."""
         rows = [(int(c.kind), DTYPES.index(c.dtype), c.placement.ranks, c.placement.nodes, c.placement.widest,
                  c.placement.narrowest) for c in calls]
         columns = np.array(rows, np.int64).reshape(-1, 6)
         return CollectiveBatch(columns[:, 0], np.array([c.payload_bytes for c in calls], np.float64), *columns[:, 1:].T)
 
     def take(self, rows: Int64 | Bool) -> CollectiveBatch:
-        """The given rows."""
+        """Return the given rows."""
         return CollectiveBatch(self.kind[rows], self.payload_bytes[rows], self.dtype[rows], self.ranks[rows],
                                self.nodes[rows], self.widest[rows], self.narrowest[rows])
 
@@ -272,7 +272,7 @@ class Level(IntEnum):
 
     @property
     def source(self) -> Source:
-        """The level in the terms of all kernel models."""
+        """Return the level in the terms of all kernel models."""
         if self is Level.MEASURED:
             return Source.MEASURED
         if self is Level.NOTHING_TO_DO:
@@ -310,5 +310,5 @@ class CommTimes:
                          self.algorithm[rows])
 
     def times(self) -> Times:
-        """Times and interval as other kernel models give them."""
+        """Return the times and interval as other kernel models give them."""
         return Times(self.time_us, self.low_us, self.high_us)

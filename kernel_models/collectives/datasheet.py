@@ -190,7 +190,7 @@ def _protocols(topology: Topology) -> tuple[Protocol, ...]:
 
 
 def _share(topology: Topology, group: RankGroup, protocol: Protocol, gbps: float) -> float:
-    """Bandwidth that a protocol reaches of a ring's."""
+    """Return the bandwidth that a protocol reaches of a ring's."""
     if topology.node.link == "loopback":
         return gbps
     if protocol is Protocol.LL:
@@ -326,8 +326,8 @@ def algorithm_label(code: int) -> str:
 @lru_cache(maxsize=4096)
 def nccl_lines(topology: Topology, kind: CollectiveKind, group: RankGroup,
                algorithm: Algorithm | None = None, protocol: Protocol | None = None) -> tuple[Line, ...]:
-    """The ways NCCL chooses among (no hierarchical one), or those of one algorithm and protocol (none: not possible
-    here)."""
+    """Return the ways NCCL chooses among (no hierarchical one), or those of one algorithm and protocol (none: not
+    possible here)."""
     return tuple(line for line in lines(topology, kind, group) if protocol in (None, line.protocol) and (
         line.algorithm is not Algorithm.HIERARCHICAL if algorithm is None else line.algorithm is algorithm))
 
@@ -341,7 +341,7 @@ class DatasheetModel:
         self.topology, self.algorithm, self.protocol = topology, algorithm, protocol
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Times of all collectives; ``Level.UNKNOWN`` where the one algorithm cannot do it."""
+        """Return the times of all collectives; ``Level.UNKNOWN`` where the one algorithm cannot do it."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         for index, row in enumerate(first.tolist()):

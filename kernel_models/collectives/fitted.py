@@ -148,7 +148,7 @@ class FittedModel:
         return FittedModel(on, pieces, np.concatenate(residuals) if residuals else np.zeros(0))
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Times of all collectives that have a measured one near them; ``Level.UNKNOWN`` without any."""
+        """Return the times of all collectives that have a measured one near them; ``Level.UNKNOWN`` without any."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         low, high = -DEFAULT_WIDTH, DEFAULT_WIDTH
@@ -175,7 +175,7 @@ class FittedModel:
         return out
 
     def _scaled_formula(self, key: Setting, near: Setting, size: Float64, formulas: DatasheetModel) -> Float64:
-        """The formula of one setting times the ratio of fit to formula in another, µs, never falling over size.
+        """Return the formula of one setting times the ratio of fit to formula in another, µs, never falling over size.
 
         A ratio of rising curves may fall. So it is taken at fixed sizes and never below what a smaller one takes, and
         in between goes on straight.
@@ -188,7 +188,7 @@ class FittedModel:
         return np.interp(size, grid, level)
 
     def _at(self, setting: Setting, size: Float64, formulas: DatasheetModel) -> Float64:
-        """A fitted setting's µs; well below its smallest measured size the formula's shape takes over."""
+        """Return a fitted setting's µs; well below its smallest measured size the formula's shape takes over."""
         pieces = self.pieces[setting]
         time_us = pieces.at(size)
         below = size < pieces.smallest / BELOW
@@ -200,7 +200,7 @@ class FittedModel:
         return time_us
 
     def _nearest(self, key: Setting) -> Setting | None:
-        """The measured setting most like this one: kind, in one node or across, size of the group, width of the
+        """Return the measured setting most like this one: kind, in one node or across, size of the group, width of the
         dtype."""
         width = DTYPE_BYTES[DTYPES[key[1]]]
 
@@ -222,7 +222,7 @@ class FittedModel:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> FittedModel:
-        """The model of ``state()``. Raises ``CommError`` if it is none."""
+        """Return the model of ``state()``. Raises ``CommError`` if it is none."""
         try:
             stored = convert(state, _State)
             pieces = {}
@@ -257,7 +257,7 @@ class _State(msgspec.Struct):
 
 
 def _like_sizes(setting: Setting, size: Float64) -> CollectiveBatch:
-    """Sizes in a setting."""
+    """Return the sizes in a setting."""
     columns = [np.full(len(size), value, np.int64) for value in setting]
     return CollectiveBatch(columns[0], size, *columns[1:])
 

@@ -48,7 +48,7 @@ def is_table(path: str) -> bool:
 
 
 def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
-    """The measurements of a table.
+    """Return the measurements of a table.
 
     Raises:
         TableInputError: it cannot be read, or a column or line is not usable; it is named.
@@ -114,7 +114,7 @@ def _text(values: dict[str, list[Any]], key: str, row: int) -> str:
 
 
 def _time(columns: dict[str, Any], path: str) -> tuple[Any, float]:
-    """The time column that says most, and its factor to µs."""
+    """Return the time column that says most, and its factor to µs."""
     timed = {}
     for column in columns:
         match = _TIME.match(column)

@@ -103,7 +103,7 @@ def left_out_step(sizes: int) -> int:
 
 
 def choose_blend(curves: Sequence[tuple[Float64, Float64]]) -> tuple[float, Float64]:
-    """The weight with the least mean absolute log error on sizes left out of measured curves in turn.
+    """Return the weight with the least mean absolute log error on sizes left out of measured curves in turn.
 
     Args:
         curves: (sizes ascending, µs) each.
@@ -152,7 +152,7 @@ def _isotonic(y: Float64) -> Float64:
 
 
 def _slopes(x: Float64, y: Float64) -> Float64:
-    """Slopes of the monotone piecewise cubic through (x, y)."""
+    """Return the slopes of the monotone piecewise cubic through (x, y)."""
     if len(x) < 2:
         return np.zeros(len(x))
     h = np.diff(x)
@@ -267,12 +267,12 @@ class MeasuredModel:
         out.level[rows] = level_of
 
     def _begin(self, used: tuple[Setting, ...]) -> float:
-        """Bytes from which the curves of these settings say something; 0: they start with the latency."""
+        """Return the bytes from which the curves of these settings say something; 0: they start with the latency."""
         first = max(float(self.curves[key].size[0]) for key in used)
         return first / BELOW if first > LATENCY_BYTES else 0.0
 
     def begins(self, batch: CollectiveBatch) -> Float64:
-        """Bytes from which this level answers each row's setting; NaN where it never does."""
+        """Return the bytes from which this level answers each row's setting; NaN where it never does."""
         out = np.full(len(batch), np.nan)
         first, setting = batch.settings()
         for index, row in enumerate(first.tolist()):
@@ -307,7 +307,7 @@ class MeasuredModel:
         return None if first is None or second is None else (first, second)
 
     def _between(self, n: int, first: Setting, second: Setting) -> Curve:
-        """The curve of n ranks, at the sizes measured for either neighbour; monotone as all curves are."""
+        """Return the curve of n ranks, at the sizes measured for either neighbour; monotone as all curves are."""
         curve_a, curve_b = self.curves[first], self.curves[second]
         size = np.union1d(curve_a.size, curve_b.size)
         log_a, log_b = curve_a.log_at(size, self.blend), curve_b.log_at(size, self.blend)
@@ -366,7 +366,7 @@ class MeasuredModel:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> MeasuredModel:
-        """The model of ``state()``. Raises ``CommError`` if it is none."""
+        """Return the model of ``state()``. Raises ``CommError`` if it is none."""
         try:
             found = convert(state, _State)
             curves = {}

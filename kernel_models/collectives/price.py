@@ -300,7 +300,7 @@ def _figures(times: CommTimes) -> list[tuple[float, float, float]]:
 
 
 def _over_links(batch: CollectiveBatch, device: DeviceSpec) -> CommTimes:
-    """A ring over one node's links: bytes over the busiest link at a share of its rate, and a fixed cost."""
+    """Return a ring over one node's links: bytes over the busiest link at a share of its rate, and a fixed cost."""
     out = CommTimes.empty(len(batch))
     gbps = max(device.peer_gbps, device.host_gbps, 1.0) * RING_EFFICIENCY
     factor = np.array([bus_factor(CollectiveKind(kind), ranks)
@@ -381,7 +381,7 @@ def _alone(device: DeviceSpec, network: str | None) -> Topology:
 
 
 def shared_times(alone: CommTimes, latency: CommTimes, count: int) -> CommTimes:
-    """Times of ``count`` alike collectives that start together on the same links.
+    """Return the times of ``count`` alike collectives that start together on the same links.
 
     The links carry ``count`` times the bytes; latencies pass side by side.
 

@@ -78,7 +78,7 @@ def is_nccl_tests(text: str) -> bool:
 
 
 def read_nccl_tests(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
-    """The measurements of a log.
+    """Return the measurements of a log.
 
     Raises:
         CommError: a line is broken, in other units or not consistent; or the log lacks what ``hints`` must then say.
@@ -116,7 +116,7 @@ def read_nccl_tests(text: str, name: str, hints: Hints) -> CollectiveMeasurement
 
 
 def _gpu(run: _State, name: str) -> str:
-    """The one GPU of a run's header; empty where it names none."""
+    """Return the one GPU of a run's header; empty where it names none."""
     found = sorted(set(filter(None, run.devices.values())))
     if len(found) > 1:
         raise CommError(f"{name}: its ranks ran on different GPUs ({', '.join(found)}), which no topology describes; "
@@ -204,7 +204,7 @@ def is_param(text: str) -> bool:
 
 
 def read_param(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
-    """The measurements of the output. Raises ``CommError`` naming the line that is not usable."""
+    """Return the measurements of the output. Raises ``CommError`` naming the line that is not usable."""
     found: list[tuple[int, CollectiveKind, float, float, float, float, float]] = []
     header = 0
     for number, line in enumerate(text.splitlines(), start=1):
@@ -255,7 +255,7 @@ def read_param(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
 
 def _ranks_by_bus_factor(found: list[tuple[int, CollectiveKind, float, float, float, float, float]],
                          kind: CollectiveKind, where: str) -> Placement:
-    """The rank count whose bus factor is BusBW / AlgBW, by the row of that kind with the highest bandwidth."""
+    """Return the rank count whose bus factor is BusBW / AlgBW, by the row of that kind with the highest bandwidth."""
     best = max((row for row in found if row[1] is kind), key=lambda row: row[5])
     algbw, busbw = best[5], best[6]
     near = [n for n in range(2, MOST_RANKS) if abs(bus_factor(kind, n) - busbw / algbw) < 0.002 / algbw + 1e-4] \

@@ -44,7 +44,7 @@ class TunedChoice:
     winner: str
 
     def gain(self, default: str) -> float:
-        """The default's time over the winner's, less one."""
+        """Return the default's time over the winner's, less one."""
         return self.time_us[default] / self.time_us[self.winner] - 1.0
 
     def to_json(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
 
 def crossovers(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, smallest: float,
                largest: float, *, default: str | None = None, margin: float = MARGIN) -> list[Crossover]:
-    """Sizes at which the winner changes, to an eighth of a doubling."""
+    """Return the sizes at which the winner changes, to an eighth of a doubling."""
     steps = max(int(np.ceil(np.log2(largest / smallest) * FINENESS)), 1)
     sizes = np.geomspace(smallest, largest, steps + 1)
     choices = choose(backends, kind, placement, sizes, default=default, margin=margin)

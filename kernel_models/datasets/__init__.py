@@ -111,7 +111,7 @@ class _Reader:
 
 
 def _campaign(tables: Sequence[Path]) -> list[Samples]:
-    """All tables of a campaign; those of families that are no single calls hold nothing and are passed over."""
+    """Return all tables of a campaign; those of families that are no single calls hold nothing and are passed over."""
     found, last = [], None
     for table in tables:
         try:

@@ -126,7 +126,7 @@ def calls_of_benchmark(family: str, settings: Row) -> Calls:
 
 
 def _recorded(called: Called, dtype: str) -> Operation:
-    """The operator with its arguments as a profiler records them."""
+    """Return the operator with its arguments as a profiler records them."""
     shapes, dtypes, strides, values = zip(*(_argument(each, dtype) for each in called.arguments), strict=True)
     return operation(called.name, shapes, dtypes, strides, values)
 
@@ -147,7 +147,7 @@ def _accesses(settings: Row) -> tuple[TablePart, ...]:
 
 
 def time_us(row: Row, *, host: bool) -> float:
-    """The time of a row, µs (see above); not finite where it has none."""
+    """Return the time of a row, µs (see above); not finite where it has none."""
     overhead = row.get("event_overhead_us")
     taken_off = float(overhead) if overhead and math.isfinite(overhead) else 0.0
     if host:
@@ -182,12 +182,12 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
 
 
 def software_of(context: dict[str, Any]) -> str:
-    """The software of a campaign's session, such as "torch 2.9.0"."""
+    """Return the software of a campaign's session, such as "torch 2.9.0"."""
     return f"torch {context.get('software', {}).get('torch', '')}".strip()
 
 
 def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: str) -> Iterator[Samples]:
-    """Samples of one session's warm rows of a table, by family of calls.
+    """Yield the samples of one session's warm rows of a table, by family of calls.
 
     Args:
         rows: as ``tracer.campaign.tables`` describes them.
@@ -210,7 +210,7 @@ def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: st
 
 
 def _with_own_size(row: Row) -> Row:
-    """A table's column of bytes is what is moved; a copy within the device moves twice its size."""
+    """Return a row whose bytes are the copied ones: a table counts a copy within the device twice."""
     if "direction" in row:
         return {**row, "bytes": int(row["bytes"]) // (2 if row["direction"] == "d2d" else 1)}
     return row

@@ -152,12 +152,12 @@ class _Layer(NamedTuple):
 
 
 def device_of(gpu: str) -> DeviceSpec:
-    """The device of a name in these tables; see ``DEVICES``."""
+    """Return the device of a name in these tables; see ``DEVICES``."""
     return resolve_device(DEVICES.get(gpu, gpu))
 
 
 def _block_call(op: str, layer: _Layer) -> Iterator[OpCall]:
-    """The call of one operation on one worker."""
+    """Yield the call of one operation on one worker."""
     tokens, width, workers, dtype = layer.tokens, layer.width, layer.workers, "fp16"
     head = width // layer.heads
     heads = layer.heads // workers + 2 * max(layer.kv_heads // workers, 1)
@@ -253,7 +253,7 @@ SOFTWARE = "torch"
 
 
 def operation_of(name: str, dims: str, types: str, strides: str, values: str) -> Operation:
-    """The operation of a row's texts.
+    """Return the operation of a row's texts.
 
     Raises:
         ValueError: a text is no literal.
@@ -291,7 +291,7 @@ def _read_operators(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
 
 
 def _operator_call(name: str, texts: tuple[Any, ...], kernels: str) -> OpCall | None:
-    """The one call of an operation whose sizes are known.
+    """Return the one call of an operation whose sizes are known.
 
     Raises:
         ValueError: a size is above that of any tensor.
@@ -334,7 +334,7 @@ def _only(calls: Iterable[OpCall], family: Family) -> OpCall:
 
 
 def _read_measured(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """The documented schema of our own, one row a measured call: a samples object a device, software and family.
+    """Yield samples by our own documented schema, one row a measured call: an object a device, software and family.
 
     - family: A ``Family`` value, such as "gemm".
     - device: A device's name, or what the driver reports.
@@ -383,7 +383,7 @@ READERS = (
 
 
 def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | None = None) -> list[Samples]:
-    """The samples of one table.
+    """Return the samples of one table.
 
     Args:
         path: Parquet or CSV.

@@ -22,12 +22,12 @@ class DataError(ForetraceError):
 
 
 def share_of(label: str) -> float:
-    """A number in [0, 1) that depends on the label alone: its SHA-256."""
+    """Return a number in [0, 1) that depends on the label alone: its SHA-256."""
     return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") / 2.0**64
 
 
 def is_held_out(group: str) -> bool:
-    """The written rule of the hold-out: a fifth of all shape groups, by the hash of their label.
+    """Return the written rule of the hold-out: a fifth of all shape groups, by the hash of their label.
 
     It was fixed before any model was fitted and knows nothing of times, devices or software. So a group is held out of
     every device's and every stack's data, or of none.
@@ -36,7 +36,7 @@ def is_held_out(group: str) -> bool:
 
 
 def fold_of(group: str, folds: int) -> int:
-    """The cross-validation fold of a group, independent of ``is_held_out``."""
+    """Return the cross-validation fold of a group, independent of ``is_held_out``."""
     return int(share_of(f"fold {group}") * folds)
 
 
@@ -100,11 +100,11 @@ class Samples:
 
     @property
     def family(self) -> Family:
-        """The family of all calls."""
+        """Return the family of all calls."""
         return self.calls[0].family
 
     def labels(self, grouping: str = "") -> Sequence[str]:
-        """Group of every call; of calls without one, their sizes."""
+        """Return the group of every call; of calls without one, their sizes."""
         if not self.groups:
             return ["x".join(map(str, call.dims)) for call in self.calls]
         return self.groups[grouping or next(iter(self.groups))]
@@ -139,7 +139,7 @@ class Samples:
 
 def by_family(device: str, software: str, source: str, calls: Sequence[OpCall], us: Sequence[float]) \
         -> Iterator[Samples]:
-    """Samples of each family among measured calls; the shape group is the sizes."""
+    """Yield the samples of each family among measured calls; the shape group is the sizes."""
     places: dict[Family, list[int]] = {}
     for place, call in enumerate(calls):
         places.setdefault(call.family, []).append(place)
@@ -149,14 +149,14 @@ def by_family(device: str, software: str, source: str, calls: Sequence[OpCall], 
 
 
 def by_label(labels: Sequence[str], rule: object) -> Bool:
-    """A rule's answer for each label, asked once for each that occurs."""
+    """Return a rule's answer for each label, asked once for each that occurs."""
     assert callable(rule)
     answers = {label: bool(rule(label)) for label in set(labels)}
     return np.array([answers[label] for label in labels], bool)
 
 
 def joined(samples: Iterable[Samples]) -> list[Samples]:
-    """Samples of the same device, software and family put together, aggregated, largest first.
+    """Return the samples of the same device, software and family put together, aggregated, largest first.
 
     Products over no element, whose time is a launch's, teach no rate and are left out.
     """

@@ -87,7 +87,7 @@ def read_job_samples(
     job: Job, notes: list[str] | None = None, spec: DeviceSpec | None = None,
     host_work: Callable[[ExecutionGraph], HostWork] | None = None,
 ) -> Iterator[Samples]:
-    """Samples of every family, device and software in a job's graphs; the shape group is the sizes.
+    """Yield the samples of every family, device and software in a job's graphs; the shape group is the sizes.
 
     Graphs without a known device are left out (see ``devices_of`` for the error).
 
@@ -128,7 +128,7 @@ def read_job_samples(
 
 
 def _told(name: str, found: TraceCalls, used: Bool) -> Iterator[str]:
-    """A sentence on a trace's usable GPU time, with the families of the most time."""
+    """Yield a sentence on a trace's usable GPU time, with the families of the most time."""
     total = int(found.time_ns.sum()) + found.collective_ns
     if not total:
         return

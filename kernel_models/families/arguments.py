@@ -64,7 +64,7 @@ def is_listed(operation: str, argument: str) -> bool:
 
 
 def element_type(argument: str) -> str:
-    """Type of a tensor that never has the operation's own, "" for others."""
+    """Return the type of a tensor that never has the operation's own, "" for others."""
     return "int64" if argument in _INTEGERS else "bool" if argument in _BOOLEANS else ""
 
 

@@ -48,7 +48,7 @@ def attention(
     kind: str, batch: int, heads: int, kv_heads: int, q_len: int, kv_len: int, head_dim: int, v_head_dim: int,
     dtype: str, *, causal: bool = False, window: int = 0, flags: tuple[str, ...] = (), kv_dtype: str = "",
 ) -> Iterator[OpCall]:
-    """The call of one attention kernel; ``kind`` ends in "_forward" or "_backward".
+    """Yield the call of one attention kernel; ``kind`` ends in "_forward" or "_backward".
 
     ``kv_dtype`` is the type of keys and values where it is another than that of the products.
     """
@@ -78,7 +78,7 @@ def _of_tensors(
     op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, heads_at: int, length_at: int, causal: bool,
     window: int = 0,
 ) -> Iterator[OpCall]:
-    """Calls for 4-d tensors whose heads and lengths lie at the given dimensions."""
+    """Yield the calls for 4-d tensors whose heads and lengths lie at the given dimensions."""
     if any(len(tensor.shape) != 4 for tensor in (q, k, v)):
         raise Unpriceable(f"{op.name}: {q.shape}")
     flags = ["bias"] if any(map(op.has, ("attn_bias", "attn_mask", "bias"))) else []
@@ -93,7 +93,7 @@ def _packed(
     op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, causal: bool,
     window: int,
 ) -> Iterator[OpCall]:
-    """Calls for the tokens of all sequences side by side, whose mean length is taken."""
+    """Yield the calls for the tokens of all sequences side by side, whose mean length is taken."""
     if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
         raise Unpriceable(f"{op.name}: {q.shape}")
     batch = max(offsets.elements - 1, 1) if offsets is not None else 1
@@ -132,7 +132,7 @@ _BY_HEADS = (
          "aten::_scaled_dot_product_fused_attention_overrideable_backward(grad_out, query, key, value, attn_bias, "
          "grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)")
 def _heads_second(op: Inputs) -> Iterator[OpCall]:
-    """Heads before tokens. Of the composite, what PyTorch picks: flash for 16-bit types without a mask."""
+    """Yield attention with heads before tokens. For the composite, flash if 16-bit types have no mask."""
     q, k, v = map(op.tensor, ("query", "key", "value"))
     if op.short_name == "scaled_dot_product_attention":
         kind = "flash" if itemsize(q.dtype) <= 2 and not op.has("attn_mask") else "efficient"
@@ -169,8 +169,8 @@ _FLASH_3 = ("(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_se
          "flash_attn_3::_flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, seqused_q, "
          "seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right)")
 def _tokens_first(op: Inputs) -> Iterator[OpCall]:
-    """Tokens before heads, or side by side with offsets of sequences; windows of tokens before and after one's own, -1
-    for all. The mask's type of memory-efficient kernels is 0 for none, 1 and 2 for causal ones."""
+    """Yield attention with tokens before heads, or side by side with offsets of sequences; windows of tokens before and
+    after one's own, -1 for all. The mask's type of memory-efficient kernels is 0 for none, 1 and 2 for causal ones."""
     q, k, v = map(op.tensor, ("query", "key", "value") if "query" in op.names else ("q", "k", "v"))
     kind = "flash3" if "flash_attn_3" in op.name else "efficient" if "efficient" in op.name else "flash"
     causal = op.flag("is_causal") or op.flag("causal") or op.integer("custom_mask_type", 0) > 0
@@ -253,7 +253,7 @@ def _latent(op: Inputs) -> Iterator[OpCall]:
 
 
 def _heads(op: Inputs, q: TensorSpec, k: TensorSpec, v: TensorSpec) -> tuple[int, int, int, int]:
-    """Heads of queries and of keys, and their sizes."""
+    """Return the heads of queries and of keys, and their sizes."""
     if len(q.shape) == 3:
         return q.shape[1], k.shape[1] if len(k.shape) == 3 else k.shape[-1] // q.shape[2], q.shape[2], v.shape[-1]
     if len(q.shape) != 2 or len(k.shape) != 2:

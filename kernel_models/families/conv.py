@@ -166,7 +166,7 @@ def _backward(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.CONV, "aten::cudnn_convolution_backward_input(self_size, grad_output, weight, padding, stride)",
          "aten::miopen_convolution_backward_input(self_size, grad_output, weight, padding, stride)")
 def _input_gradient(op: Inputs) -> Iterator[OpCall]:
-    """The input's size is a list of numbers; where it was not recorded, that of the output is assumed."""
+    """Yield the gradient of the input; an input size that was not recorded is assumed to be the output's."""
     grad, weight = op.tensor("grad_output"), op.tensor("weight")
     size = op.ints("self_size")
     channels = weight.shape[1:2]
@@ -178,7 +178,7 @@ def _input_gradient(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.CONV, "aten::cudnn_convolution_backward_weight(weight_size, grad_output, self, padding, stride)",
          "aten::miopen_convolution_backward_weight(weight_size, grad_output, self, padding, stride)")
 def _weight_gradient(op: Inputs) -> Iterator[OpCall]:
-    """The weight's size is a list of numbers; where it was not recorded, a kernel of 1 is assumed."""
+    """Yield the gradient of the weight; a weight size that was not recorded is assumed to be a kernel of 1."""
     grad, source = op.tensor("grad_output"), op.tensor("self")
     size = op.ints("weight_size")
     ones = (1,) * (len(source.shape) - 2)

@@ -44,7 +44,7 @@ from kernel_models.op_call import Family, OpCall, TensorSpec, contiguous_strides
 
 
 def copy(source: TensorSpec, target: TensorSpec) -> Iterator[OpCall]:
-    """The call of one copy or cast; none if there is nothing to copy."""
+    """Yield the call of one copy or cast; none if there is nothing to copy."""
     elements = target.elements
     if not elements:
         return
@@ -61,7 +61,7 @@ def copy(source: TensorSpec, target: TensorSpec) -> Iterator[OpCall]:
 
 
 def _common_run(source: TensorSpec, target: TensorSpec) -> int:
-    """Elements in a row that lie side by side in both, in the target's order of dimensions."""
+    """Return the elements in a row that lie side by side in both, in the target's order of dimensions."""
     if source.shape != target.shape:
         return target.shape[-1] if target.shape else 1
     expected = 1
@@ -87,7 +87,7 @@ def concat(kind: str, tensors: list[TensorSpec], dim: int, dtype: str) -> Iterat
 
 
 def transfer(kind: str, size: int, flags: tuple[str, ...] = ()) -> OpCall:
-    """Bytes from one memory to another."""
+    """Return the bytes from one memory to another."""
     return OpCall(Family.TRANSFER, kind, (size,), "uint8", flags=flags, bytes_read=float(size),
                   bytes_written=float(size))
 
@@ -125,7 +125,7 @@ def _clone(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.COPY, "aten::_to_copy(self, dtype)", "aten::to(self, dtype)", "aten::type_as(self, other)")
 def _to(op: Inputs) -> Iterator[OpCall]:
-    """A cast where the element type changes. ``aten::to`` to the same type, or to one not recorded, is free."""
+    """Yield a cast where the element type changes. ``aten::to`` to the same type, or to one not recorded, is free."""
     source = op.tensor("self")
     other = op.optional("other")
     wanted = other.dtype if other is not None else op.dtype("dtype")
@@ -153,7 +153,7 @@ def _pad(op: Inputs) -> Iterator[OpCall]:
     "_reshape_copy", "lift_fresh_copy", "view_copy", "expand_copy", "permute_copy", "transpose_copy", "t_copy",
     "slice_copy", "select_copy", "squeeze_copy", "unsqueeze_copy", "alias_copy", "detach_copy", "as_strided_copy")))
 def _view_copy(op: Inputs) -> Iterator[OpCall]:
-    """Views that were made to copy: what the whole tensor holds, at most."""
+    """Yield the copy that a view was made to be: of what the whole tensor holds, at most."""
     source = op.tensor("self")
     yield from copy(source, TensorSpec(source.shape, source.dtype))
 
@@ -172,7 +172,7 @@ def _view_backward(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.COPY, "aten::slice_scatter(self, src)", "aten::select_scatter(self, src)")
 def _view_scatter(op: Inputs) -> Iterator[OpCall]:
-    """A copy of the whole, and one of the part over it."""
+    """Yield a copy of the whole, and a copy of the part over it."""
     for tensor in (op.tensor("self"), op.tensor("src")):
         yield from copy(tensor, tensor)
 
@@ -242,7 +242,7 @@ def _copied_out(op: Inputs) -> Iterator[OpCall]:
 @backward(Family.COPY, "aten::cat(tensors, dim)", "aten::stack(tensors, dim)", "aten::unbind(self)",
           "aten::clone(self)", "aten::contiguous(self)")
 def _views(op: Inputs) -> Iterator[OpCall]:
-    """The gradients of what was joined are views of the gradient; that of a copy passes on as it is."""
+    """Yield nothing: gradients of joined tensors are views of the gradient, and a copy's passes on as it is."""
     yield from ()
 
 
@@ -321,7 +321,7 @@ def _fill(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.RANDOM, *(f"aten::{name}(size)" for name in _NEW))
 def _new(op: Inputs) -> Iterator[OpCall]:
-    """A new tensor: its size is the first list of numbers; fp32, or int64 for integers, where no type tells."""
+    """Yield a new tensor: its size is the first list of numbers; fp32, or int64 for integers, if no type shows."""
     lists = [argument.value for argument in op.arguments if argument.value.startswith("[")]
     if not lists:
         op.tensor("size")

@@ -274,7 +274,7 @@ def _gradients_of_operands(op: Inputs) -> Iterator[OpCall]:
 
 @backward(Family.ELEMENTWISE, "aten::sum(self, dim)", "aten::mean(self, dim)")
 def _spread(op: Inputs) -> Iterator[OpCall]:
-    """The gradient is broadcast: a view for a sum, divided by the count for a mean."""
+    """Yield the broadcast of a gradient: a view for a sum, divided by the count for a mean."""
     if op.short_name == "mean":
         tensor = op.tensor("self")
         yield from elementwise("div", [TensorSpec(tensor.shape, tensor.dtype, (0,) * len(tensor.shape))], tensor.shape)
@@ -312,7 +312,7 @@ def optimizer(kind: str, lists: list[list[TensorSpec]], written: int) -> Iterato
 
 @pattern(Family.OPTIMIZER, r"aten::_foreach_\w+(\.\w+)?")
 def _foreach(op: Inputs) -> Iterator[OpCall]:
-    """Every list among the arguments is read once; one list is written, none by norms."""
+    """Yield the work on lists: each list is read once; one list is written, none by norms."""
     kind = plain_name(op.name).lstrip("_")
     lists = [tensors for tensors in op.lists() if tensors]
     if not lists:

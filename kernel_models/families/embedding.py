@@ -64,7 +64,7 @@ def embedding(
 
 
 def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
-    """The look-up, or its gradient, of tables that are noted otherwise; any other call as it is."""
+    """Return the look-up, or its gradient, of tables that are noted otherwise; any other call as it is."""
     if call.family is not Family.EMBEDDING or not noted or "unsized" in call.flags:
         return call
     lookups, bags, rows, columns, _ = call.dims
@@ -111,7 +111,7 @@ def _embedding(op: Inputs) -> Iterator[OpCall]:
 
 
 def _kind(op: Inputs, kind: str) -> str:
-    """The kind of a look-up, or of its gradient: sparse by its name, or by its argument."""
+    """Return the kind of a look-up, or of its gradient: sparse by its name, or by its argument."""
     sparse = op.is_backward and ("sparse" in op.name or op.flag("sparse"))
     return kind + op.suffix + ("_sparse" if sparse else "")
 
@@ -188,7 +188,7 @@ _PRECISIONS = {"max_int4_D": "int4", "max_int8_D": "int8", "max_float16_D": "fp1
          "weights_offsets, weights_tys, D_offsets, total_D, max_int2_D, max_int4_D, max_int8_D, max_float16_D, "
          "max_float32_D, indices, offsets, pooling_mode, indice_weights, output_dtype, lxu_cache_weights)")
 def _inferred_tables(op: Inputs) -> Iterator[OpCall]:
-    """Tables of one precision that are only looked up; of several precisions the widest is taken for all.
+    """Yield look-ups of tables without gradients; of several precisions the widest is taken for all.
 
     Weights are bytes. All in one memory: the device's if it has any, else the host's, with a cache if there is one.
     """

@@ -76,7 +76,7 @@ def product(
     flags: tuple[str, ...] = (),
     kind: str = "",
 ) -> Iterator[OpCall]:
-    """A · b for matrices or batches of them, with ``added`` as the framework broadcasts it."""
+    """Yield a · b for matrices or batches of them, with ``added`` as the framework broadcasts it."""
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise Unpriceable(f"{op.name}: {a.shape} · {b.shape}")
     m, k = a.shape[-2:]

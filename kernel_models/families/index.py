@@ -26,7 +26,7 @@ def index(
     kind: str, elements: int, inner: int, source_elements: int, dtype: str, index_dtype: str = "int64",
     flags: tuple[str, ...] = (),
 ) -> Iterator[OpCall]:
-    """The call of one indexed movement; none if it moves nothing."""
+    """Yield the call of one indexed movement; none if it moves nothing."""
     if not elements:
         return
     size, adds = itemsize(dtype), kind in _ACCUMULATE
@@ -104,8 +104,8 @@ def _index(op: Inputs) -> Iterator[OpCall]:
 
 
 def _chosen(source: TensorSpec, indices: list[TensorSpec]) -> tuple[int, int]:
-    """Pieces that indices choose of a tensor, and elements of each. A mask goes along as many dimensions as it has, and
-    may choose all of them."""
+    """Return the pieces that indices choose of a tensor, and elements of each. A mask goes along as many dimensions as
+    it has, and may choose all of them."""
     pieces, along = [], 0
     for each in indices:
         sizes = source.shape[along:along + len(each.shape)]
@@ -136,7 +136,7 @@ def _index_put(op: Inputs) -> Iterator[OpCall]:
          "fbgemm::block_bucketize_sparse_features(lengths, indices)",
          "fbgemm::jagged_to_padded_dense(lengths, indices)", "fbgemm::expand_into_jagged_permute(lengths, indices)")
 def _selection(op: Inputs) -> Iterator[OpCall]:
-    """Element by element, of what is chosen from as much as there is."""
+    """Yield a selection, element by element; all elements are assumed to be chosen."""
     source = op.optional("indices") or op.tensor(op.names[0])
     kind = "masked_select" if op.is_backward else op.short_name
     yield from index(kind, source.elements, 1, source.elements, source.dtype)
@@ -181,7 +181,7 @@ def _permute_features(op: Inputs) -> Iterator[OpCall]:
          "fbgemm::recat_embedding_grad_output_mixed_D_batch(grad_output, dim_sum_per_rank)",
          "fbgemm::recat_embedding_grad_output_mixed_D(grad_output, dim_sum_per_rank)")
 def _permute_pooled(op: Inputs) -> Iterator[OpCall]:
-    """Columns of whole embeddings moved to new places."""
+    """Yield the permutation of the columns of whole embeddings."""
     rows, offsets = op.tensor(op.names[0]), op.optional(op.names[1])
     pieces = offsets.elements - 1 if offsets is not None and offsets.elements > 1 else 1
     columns = rows.shape[-1] if rows.shape else 1
@@ -205,7 +205,7 @@ def _bounds_check(op: Inputs) -> Iterator[OpCall]:
          "_C_cache_ops::reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)",
          "vllm::unified_kv_cache_update(key, value)")
 def _cache_update(op: Inputs) -> Iterator[OpCall]:
-    """Keys and values of the step's tokens, each token's to its place in the cache."""
+    """Yield the storing of the step's keys and values, each token's at its place in the cache."""
     key = op.tensor("key")
     if not key.shape:
         raise Unpriceable("a number has no tokens")

@@ -34,7 +34,7 @@ VISITS = 4
 
 @lru_cache(maxsize=4096)
 def shares(experts: int, visits: int, imbalance: float = 0.0) -> tuple[float, ...]:
-    """Share of the tokens that visit each expert, the most visited first; they add up to ``visits``."""
+    """Return the share of the tokens that visit each expert, the most visited first; they add up to ``visits``."""
     weight = np.arange(1.0, experts + 1.0) ** -imbalance
     found = np.minimum(weight * visits / float(weight.sum()), 1.0).astype(np.float64)
     for _ in range(32):
@@ -56,7 +56,7 @@ def grouped(
     tokens: int, experts: int, visits: int, n: int, k: int, dtype: str, *, imbalance: float = 0.0,
     weight_dtype: str = "", flags: tuple[str, ...] = (), out_dtype: str = "",
 ) -> Iterator[OpCall]:
-    """The grouped product of the experts that tokens visit, each with its mean number of rows."""
+    """Yield the grouped product of the experts that tokens visit, each with its mean number of rows."""
     groups = max(round(touched(tokens, experts, visits, imbalance)), 1)
     rows = -(-tokens * min(visits, experts) // groups)
     yield from gemm(groups, rows, n, k, dtype, "nt", kind="grouped", weight_dtype=weight_dtype, flags=flags,
@@ -67,7 +67,7 @@ def moe_calls(
     tokens: int, experts: int, visits: int, hidden: int, inner: int, dtype: str, *, compute_dtype: str = "",
     weight_dtype: str = "", imbalance: float = 0.0, gated: bool = True, flags: tuple[str, ...] = (),
 ) -> Iterator[OpCall]:
-    """The device work of a fused mixture of experts after its routing.
+    """Yield the device work of a fused mixture of experts after its routing.
 
     Args:
         tokens, experts, visits: Tokens of the step, experts of this device, visits of a token to them.

@@ -58,7 +58,7 @@ _MAX, _AVG = "(self, kernel_size, stride, padding, dilation)", "(self, kernel_si
          "aten::avg_pool2d_backward(grad_output, self, kernel_size, stride, padding)",
          "aten::avg_pool3d_backward(grad_output, self, kernel_size, stride, padding)")
 def _windows(op: Inputs) -> Iterator[OpCall]:
-    """Sizes from the window's, or from the gradient where that was recorded."""
+    """Yield a pooling; its sizes follow from the window's, or from the gradient where that was recorded."""
     n, source = _spatial(op), op.tensor("self")
     size = source.shape[-n:]
     kernel, stride = op.ints("kernel_size"), op.ints("stride")

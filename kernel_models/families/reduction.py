@@ -74,7 +74,7 @@ _SCANS = frozenset({"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"})
 def reduction(
     kind: str, outer: int, reduced: int, inner: int, dtype: str, out_dtype: str = "", flags: tuple[str, ...] = ()
 ) -> Iterator[OpCall]:
-    """The call of one reduction or scan; none if it has no values to look at."""
+    """Yield the call of one reduction or scan; none if it has no values to look at."""
     values = outer * reduced
     if not values:
         return
@@ -177,7 +177,7 @@ def _softmax(op: Inputs) -> Iterator[OpCall]:
 
 
 def sort(kind: str, rows: int, columns: int, k: int, dtype: str) -> Iterator[OpCall]:
-    """The call of one sort; none if there is nothing to sort."""
+    """Yield the call of one sort; none if there is nothing to sort."""
     if not rows * columns:
         return
     comparisons = rows * columns * (log2(max(columns, 2)) if kind != "topk" else 1)
@@ -195,7 +195,7 @@ def _along(op: Inputs, tensor: TensorSpec, dim: int, k: int | None) -> Iterator[
 
 @forward(Family.SORT, "aten::sort(self, dim)", "aten::argsort(self, dim)")
 def _sort(op: Inputs) -> Iterator[OpCall]:
-    """The stable variant has a boolean before the dimension; the last dimension is taken then."""
+    """Yield a sort; the stable variant has a boolean before the dimension, and the last dimension is taken then."""
     dim = op.number("dim") if op.text("dim") not in ("True", "False") else None
     yield from _along(op, op.tensor("self"), -1 if dim is None else int(dim), None)
 
@@ -237,7 +237,7 @@ _BY_VALUE = words("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entro
 
 
 def loss(kind: str, rows: int, classes: int, dtype: str) -> Iterator[OpCall]:
-    """The call of one loss or its gradient ("_backward"); none without rows."""
+    """Yield the call of one loss or its gradient ("_backward"); none without rows."""
     if not rows * classes:
         return
     size, backwards = itemsize(dtype), kind.endswith("_backward")
@@ -322,7 +322,7 @@ def norm(
 
 
 def _columns(op: Inputs, tensor: TensorSpec) -> int:
-    """Length of what is normalised: as given, else the weight's, else the last dimension's."""
+    """Return the length of what is normalised: as given, else the weight's, else the last dimension's."""
     given = op.ints("normalized_shape")
     if given:
         return prod(given)
@@ -382,12 +382,12 @@ def _batch_norm(op: Inputs) -> Iterator[OpCall]:
          "aten::batch_norm_backward_reduce(grad_out, input, mean, invstd, weight)",
          "aten::batch_norm_backward_elemt(grad_out, input, mean, invstd, weight)")
 def _synchronised(op: Inputs) -> Iterator[OpCall]:
-    """The halves of a batch norm over several ranks: statistics or values, each one pass."""
+    """Yield one half of a batch norm over several ranks, statistics or values: one pass each."""
     yield from _by_channel(op, op.has("weight"), () if op.is_backward else ("eval",), typed=False)
 
 
 def _by_channel(op: Inputs, weight: bool, flags: tuple[str, ...], typed: bool = True) -> Iterator[OpCall]:
-    """A batch norm; ``typed`` says whether its weight's own type counts."""
+    """Yield a batch norm; ``typed`` says whether its weight's own type counts."""
     tensor = op.tensor("input")
     if len(tensor.shape) < 2:
         raise Unpriceable(f"{op.name}: {tensor.shape}")
@@ -423,7 +423,7 @@ def _instance_norm(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.NORM, "aten::_weight_norm_interface(v, g)",
          "aten::_weight_norm_interface_backward(grad_w, saved_v, saved_g)", "aten::_weight_norm(v, g)")
 def _weight_norm(op: Inputs) -> Iterator[OpCall]:
-    """A weight's rows, each scaled to a given length."""
+    """Yield a weight norm: a weight's rows, each scaled to a given length."""
     saved = "saved_" if "backward" in op.name else ""
     value, length = op.tensor(f"{saved}v"), op.tensor(f"{saved}g")
     rows = max(length.elements, 1)

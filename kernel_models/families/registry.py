@@ -55,11 +55,11 @@ class Inputs:
 
     @property
     def suffix(self) -> str:
-        """What the kind of a gradient's call ends in: "_backward", "" of other work."""
+        """Return what the kind of a gradient's call ends in: "_backward", "" of other work."""
         return "_backward" if self.is_backward else ""
 
     def tensor(self, name: str) -> TensorSpec:
-        """A tensor that must be there.
+        """Return a tensor that must be there.
 
         Raises:
             Unpriceable: it was not recorded.
@@ -70,7 +70,7 @@ class Inputs:
         return found
 
     def optional(self, name: str) -> TensorSpec | None:
-        """A tensor, or ``None`` where there is none (also for lists and numbers)."""
+        """Return a tensor, or ``None`` where there is none (also for lists and numbers)."""
         argument = self._argument(name)
         return None if argument is None else _tensor(argument)
 
@@ -79,7 +79,7 @@ class Inputs:
         return self.optional(name) is not None
 
     def tensor_list(self, name: str) -> list[TensorSpec]:
-        """The tensors of a list that must be there.
+        """Return the tensors of a list that must be there.
 
         Raises:
             Unpriceable: it was not recorded (profilers leave out long lists), or is empty.
@@ -91,12 +91,12 @@ class Inputs:
         return found
 
     def optional_list(self, name: str) -> list[TensorSpec]:
-        """The tensors of a list; empty where there is none."""
+        """Return the tensors of a list; empty where there is none."""
         argument = self._argument(name)
         return [] if argument is None else _tensor_list(argument, self._list_dtype)
 
     def tensors(self) -> list[TensorSpec]:
-        """Every tensor among the arguments, those in lists too."""
+        """Return every tensor among the arguments, those in lists too."""
         found = []
         for argument in self.arguments:
             one = _tensor(argument)
@@ -104,7 +104,7 @@ class Inputs:
         return found
 
     def named(self) -> list[TensorSpec]:
-        """The tensors of its schema that were recorded, in order.
+        """Return the tensors of its schema that were recorded, in order.
 
         Raises:
             Unpriceable: none was.
@@ -113,7 +113,7 @@ class Inputs:
         return found or [self.tensor(self.names[0])]
 
     def lists(self) -> Iterator[list[TensorSpec]]:
-        """The lists of tensors among the arguments, in order."""
+        """Return the lists of tensors among the arguments, in order."""
         return (_tensor_list(argument, self._list_dtype) for argument in self.arguments)
 
     def told(self, name: str, default: float) -> float:
@@ -151,12 +151,12 @@ class Inputs:
         raise Unpriceable(f"{self.name} has no {what}")
 
     def text(self, name: str) -> str:
-        """The recorded text of a number or list, "" where not recorded."""
+        """Return the recorded text of a number or list, "" where not recorded."""
         argument = self._argument(name)
         return "" if argument is None or argument.value == "None" else argument.value
 
     def ints(self, name: str) -> tuple[int, ...] | None:
-        """A list of integers, or of booleans as 0 and 1; ``None`` where not recorded."""
+        """Return a list of integers, or of booleans as 0 and 1; ``None`` where not recorded."""
         text = self.text(name).strip()
         if not (text.startswith(("[", "(")) and text.endswith(("]", ")"))):
             return None
@@ -169,16 +169,16 @@ class Inputs:
         return _stored_entries(self.text(name))
 
     def number(self, name: str) -> float | None:
-        """A number or boolean; ``None`` where not recorded."""
+        """Return a number or boolean; ``None`` where not recorded."""
         return _number(self.text(name).strip())
 
     def integer(self, name: str, default: int) -> int:
-        """A whole number, ``default`` where not recorded."""
+        """Return a whole number, ``default`` where not recorded."""
         value = self.number(name)
         return default if value is None else int(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A boolean, ``default`` where not recorded."""
+        """Return a boolean, ``default`` where not recorded."""
         value = self.number(name)
         return default if value is None else bool(value)
 
@@ -265,7 +265,7 @@ def without_gradient(*names: str) -> None:
 
 
 def forward_rule(name: str) -> Rule | None:
-    """The rule for an operation's own work."""
+    """Return the rule for an operation's own work."""
     _load()
     found = _by_name(FORWARD, name)
     if found is None and len(name) <= MOST_PART:  # generated names have up to 200 characters; longer ones take long
@@ -274,7 +274,7 @@ def forward_rule(name: str) -> Rule | None:
 
 
 def backward_rule(name: str) -> Rule | None:
-    """The rule for an operation's gradient."""
+    """Return the rule for an operation's gradient."""
     rule = forward_rule(name)
     return rule if rule is not None and rule.is_free else _by_name(BACKWARD, name)
 
@@ -304,7 +304,7 @@ def unsized(family: Family, kind: str) -> OpCall:
 
 
 def assumptions_of(calls: Iterable[OpCall]) -> dict[str, str]:
-    """What calls assumed of what no argument of their operation holds, by name."""
+    """Return what calls assumed of what no argument of their operation holds, by name."""
     found = {}
     for call in calls:
         for flag in call.flags:
@@ -335,12 +335,12 @@ def compute_dtype(tensors: list[TensorSpec]) -> str:
 
 
 def spread(sizes: tuple[int, ...] | None, n: int, missing: int) -> tuple[int, ...]:
-    """Sizes of n dimensions: one given for all, or ``missing`` where none is."""
+    """Return the sizes of n dimensions: one given for all, or ``missing`` where none is."""
     return (missing,) * n if not sizes else sizes * n if len(sizes) == 1 else sizes[:n]
 
 
 def dimension(index: int | None, rank: int) -> int:
-    """A dimension counted from the front; the last if not recorded.
+    """Return a dimension counted from the front; the last if not recorded.
 
     Raises:
         Unpriceable: there is no such dimension.
@@ -396,7 +396,7 @@ def _tensor(argument: Argument) -> TensorSpec | None:
 
 
 def _tensor_list(argument: Argument, dtype: str) -> list[TensorSpec]:
-    """Tensors of a list. "TensorList[c10::Half]" tells their type; profilers write "TensorList" only."""
+    """Return the tensors of a list. "TensorList[c10::Half]" tells their type; profilers write "TensorList" only."""
     shapes: Any = argument.shape
     dtype = short_dtype(argument.dtype.partition("[")[2].removesuffix("]")) or dtype
     if not shapes or not all(isinstance(shape, tuple) for shape in shapes):

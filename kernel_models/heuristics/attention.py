@@ -104,7 +104,7 @@ class Blocks(NamedTuple):
 
 
 def padded_head(size: Float64) -> Float64:
-    """The features that a kernel computes for heads of a size; wider ones in whole 64s."""
+    """Return the features that a kernel computes for heads of a size; wider ones in whole 64s."""
     kernels = np.array(HEAD_SIZES, np.float64)
     place = np.searchsorted(kernels, size)
     return np.where(place < len(kernels), kernels[np.minimum(place, len(kernels) - 1)], np.ceil(size / 64.0) * 64.0)
@@ -115,7 +115,7 @@ def _is_backward(kind: str) -> float:
 
 
 def _reached(kind: str, architecture: str) -> float:
-    """Share of the usual rate that a kind of kernel reaches on an architecture."""
+    """Return the share of the usual rate that a kind of kernel reaches on an architecture."""
     written_for_ampere = kind.startswith(("flash_", "flash1_", "efficient_"))
     portable = PORTABLE.get(architecture, 1.0) if written_for_ampere else 1.0
     if kind.startswith("flash1_"):
@@ -129,7 +129,7 @@ def _reached(kind: str, architecture: str) -> float:
 
 @work_of(Family.ATTENTION)
 def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Time of the call's operations over whole blocks, of its bytes, and its kernels, µs.
+    """Return the time of the call's operations over whole blocks, of its bytes, and its kernels, µs.
 
     Heads are padded to ``HEAD_SIZES``. Where blocks are few, the one with the most keys is waited for. Source: Dao,
     FlashAttention-2 (2023), sections 3.1 and 3.2; Dao et al., "Flash-Decoding for long-context inference" (2023).
@@ -206,7 +206,7 @@ def blocks_of(table: CallTable, device: DeviceSpec) -> Blocks:
 
 
 def _longest_us(table: CallTable, cut: Blocks, heads: Float64, peak: Float64, device: DeviceSpec) -> Float64:
-    """Time of the block with the most keys on one unit, at the published rate, µs [n]."""
+    """Return the time of the block with the most keys on one unit, at the published rate, µs [n]."""
     rows = np.minimum(np.maximum(cut.rows, LEAST_ROWS), LONGEST_ROWS.get(device.architecture, LEAST_ROWS))
     keys = np.minimum(cut.keys, cut.keys * cut.whole / cut.blocks)
     each = 2.0 * rows * keys * (table.dim("head_dim") + table.dim("v_head_dim")) * heads
@@ -214,25 +214,25 @@ def _longest_us(table: CallTable, cut: Blocks, heads: Float64, peak: Float64, de
 
 
 def _cache_share(table: CallTable, cut: Blocks) -> Float64:
-    """Share of the bytes that are keys and values of earlier steps [n]."""
+    """Return the share of the bytes that are keys and values of earlier steps [n]."""
     old = np.maximum(cut.keys - table.dim("q_len"), 0.0) * table.dim("batch") * table.dim("kv_heads")
     size = np.fromiter((kv_bytes(call) for call in table.calls), np.float64, len(table))
     return np.minimum(old * size / np.maximum(table.bytes_moved, 1.0), 1.0)
 
 
 def kv_bytes(call: OpCall) -> float:
-    """Bytes of one token's keys and values of one head, as the cache stores them."""
+    """Return the bytes of one token's keys and values of one head, as the cache stores them."""
     kept = next((flag[3:] for flag in call.flags if flag.startswith("kv_")), call.dtype)
     keyed, valued = call.dims[5:7] if len(call.dims) >= 7 else (1, 1)
     return float(itemsize(kept) * (keyed if "latent" in call.flags else keyed + valued))
 
 
 def padded_heads(table: CallTable) -> Float64:
-    """Factor of the arithmetic for heads that are padded [n]."""
+    """Return the factor of the arithmetic for heads that are padded [n]."""
     keyed, valued = table.dim("head_dim"), table.dim("v_head_dim")
     return (padded_head(keyed) + padded_head(valued)) / (keyed + valued)
 
 
 def idle_units(table: CallTable, device: DeviceSpec) -> Float64:
-    """Factor of the time for units that blocks leave idle [n]."""
+    """Return the factor of the time for units that blocks leave idle [n]."""
     return 1.0 / filled_units(blocks_of(table, device).blocks, device)

@@ -107,7 +107,7 @@ _CONV_SIZES = ("in_channels", "out_channels", "groups", "positions", "area")
 
 
 def _key(call: OpCall, device: DeviceSpec) -> _Key:
-    """All that classes depend on."""
+    """Return all that classes depend on."""
     if streams(call):
         return Family.ELEMENTWISE, "", "", "", (), ()
     family, dtype = call.family, call.dtype
@@ -194,12 +194,12 @@ def _form(inputs: int, outputs: int, groups: int, kernel: int) -> str:
 
 
 def _near(kernel: int) -> int:
-    """The usual kernel area nearest to one."""
+    """Return the usual kernel area nearest to one."""
     return min(_KERNELS, key=lambda area: abs(log2(area) - log2(max(kernel, 1))))
 
 
 def _aligned(size: int, most: int = 64) -> int:
-    """The largest power of two, up to ``most``, that divides a size."""
+    """Return the largest power of two, up to ``most``, that divides a size."""
     return min(size & -size, most) or most
 
 

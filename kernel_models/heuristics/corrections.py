@@ -85,7 +85,7 @@ class Corrections:
         default_factory=dict, init=False, repr=False, compare=False)
 
     def sums(self, calls: Sequence[OpCall], device: DeviceSpec) -> tuple[Float64, Float64, Float64]:
-        """The sums of every call, logarithms [n]: of its arithmetic, its traffic and its fixed cost."""
+        """Return the sums of every call, logarithms [n]: of its arithmetic, its traffic and its fixed cost."""
         found = {part: np.zeros(len(calls)) for part in PARTS}
         traits = traits_of(device)
         for group in grouped(calls, device):
@@ -171,12 +171,12 @@ def parts_of(family: Family) -> tuple[str, ...]:
 
 
 def curves_of(classes: Classes, part: str) -> tuple[tuple[str, int, int], ...]:
-    """The curves of a sum; see ``Classes.curves``."""
+    """Return the curves of a sum; see ``Classes.curves``."""
     return () if part == "fixed" else classes.curves
 
 
 def plain_weights(classes: Classes, traits: Traits, part: str) -> Iterator[Weight]:
-    """The numbers that calls of the same classes share on a device."""
+    """Yield the numbers that calls of the same classes share on a device."""
     for name, level in classes.names:
         if part == "fixed" and level > _WIDE:
             continue
@@ -227,7 +227,7 @@ def accumulates_at_half(device: DeviceSpec) -> bool:
 
 @cache
 def shipped_corrections() -> Corrections | None:
-    """The corrections that come with foretrace; ``None`` where there are none."""
+    """Return the corrections that come with foretrace; ``None`` where there are none."""
     if not SHIPPED_FILE.exists():
         return None
     return Corrections.from_json(msgspec.json.decode(gzip.decompress(SHIPPED_FILE.read_bytes())))

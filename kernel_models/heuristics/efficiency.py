@@ -89,7 +89,7 @@ class Efficiencies:
     least: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, family: Family, dtype: str, kind: str) -> Efficiency:
-        """The entry of the most specific key there is."""
+        """Return the entry of the most specific key there is."""
         for key in keys(family, dtype, kind):
             if key in self.entries:
                 return self.entries[key]
@@ -107,7 +107,7 @@ class Efficiencies:
         return taken[:, 0], taken[:, 1], taken[:, 2], taken[:, 3], taken[:, 4]
 
     def families(self) -> set[str]:
-        """Families that have an entry of their own."""
+        """Return the families that have an entry of their own."""
         return {key.split("/")[0] for key in self.entries} - {"*"}
 
     def state(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _stored(file: Path) -> Efficiencies:
 
 
 def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
-    """Keys of a call, the most specific first; ``kind`` has its layout after a colon.
+    """Return the keys of a call, the most specific first; ``kind`` has its layout after a colon.
 
     Products differ most by dtype, other families by kind, and strided or broadcast operands more than either.
     """
@@ -180,21 +180,21 @@ def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
 
 
 def predicted_us(done: KernelWork, device: DeviceSpec, compute: Float64, memory: Float64, fixed: Float64) -> Float64:
-    """Time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap on a GPU
-    and add up on one thread of a CPU."""
+    """Return the time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap
+    on a GPU and add up on one thread of a CPU."""
     fixed_us = fixed * device.kernel_floor_us * done.kernels
     return fixed_us + together(done.compute_us / compute, done.memory_us / memory, device)
 
 
 def together(compute_us: Float64, memory_us: Float64, device: DeviceSpec) -> Float64:
-    """Time of arithmetic and traffic, µs [n]: they overlap on a GPU and add up on one thread of a CPU."""
+    """Return the time of arithmetic and traffic, µs [n]: they overlap on a GPU and add up on one thread of a CPU."""
     return compute_us + memory_us if device.vendor == "host" else overlapped(compute_us, memory_us)
 
 
 def fit_efficiencies(
     calls: Sequence[OpCall], measured_us: npt.ArrayLike, device: DeviceSpec, *, source: str = "",
 ) -> Efficiencies:
-    """Efficiencies of one device from measured calls, which need not cover every family.
+    """Return the efficiencies of one device from measured calls, which need not cover every family.
 
     Family by family, then along each call's chain of ``keys``, every key starts from the next wider one and is held
     near it as long as calls are few. A parameter minimises the mean absolute log error of the calls that tell it; half

@@ -117,14 +117,14 @@ class LookupParts:
         return np.bincount(self.call, weights=values, minlength=calls).astype(np.float64)
 
     def most(self, values: Float64, calls: int) -> Float64:
-        """The largest of the parts of each call [n]."""
+        """Return the largest of the parts of each call [n]."""
         found = np.zeros(calls)
         np.maximum.at(found, self.call, values)
         return found
 
 
 def even_distinct(lookups: Float64, table_rows: Float64) -> Float64:
-    """Different rows that look-ups touch if every row is as likely: T·(1 − (1 − 1/T)^lookups)."""
+    """Return the different rows that look-ups touch if every row is as likely: T·(1 − (1 − 1/T)^lookups)."""
     even = -table_rows * np.expm1(lookups * np.log1p(-1.0 / np.maximum(table_rows, 1.0 + 1e-9)))
     return np.minimum(np.minimum(even, table_rows), lookups)
 
@@ -319,12 +319,12 @@ def _hits(parts: LookupParts, touched: Float64, device: DeviceSpec) -> Float64:
 
 
 def _sectors(parts: LookupParts) -> Float64:
-    """Bytes of memory that a row costs [p]."""
+    """Return the bytes of memory that a row costs [p]."""
     return sector_bytes(np.ones(len(parts.call)), parts.row_bytes, SECTOR_BYTES)
 
 
 def _link_us(rows: Float64, row_bytes: Float64, device: DeviceSpec) -> Float64:
-    """Time of rows over the host's link, in whole lines, µs [p]."""
+    """Return the time of rows over the host's link, in whole lines, µs [p]."""
     return sector_bytes(rows, row_bytes, HOST_LINE) / (device.host_gbps * GB_PER_S_IN_BYTES_PER_US)
 
 

@@ -114,7 +114,7 @@ def _of_products(table: CallTable) -> Bool:
 
 @work_of(Family.ATTENTION, on_host=True)
 def attention_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """The operations that are done at the peak rate, and the call's bytes, µs.
+    """Return the operations that are done at the peak rate, and the call's bytes, µs.
 
     A causal mask saves less than the call's own count of operations says. A block of queries takes all keys up to its
     last query's. In short sequences masking the scores costs what is left out (measured: nothing saved up to 512
@@ -182,7 +182,7 @@ def index_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _added_to(table: CallTable) -> LookupParts:
-    """The table that each call adds rows to; of one that does not say which rows, they are drawn evenly."""
+    """Return the table that each call adds rows to; of one that does not say which rows, they are drawn evenly."""
     inner = np.maximum(table.dim("inner"), 1.0)
     numbers = np.stack((table.dim("source_elements") / inner, inner, table.dim("elements") / inner), axis=1).astype(int)
     parts = [call.accesses[0] if call.accesses else TablePart(max(rows, 1), columns, call.dtype, added, added)

@@ -120,7 +120,7 @@ class _Tilings(NamedTuple):
 def _tiling_us(device: DeviceSpec, batch: Float64, m: Float64, n: Float64, k: Float64, peak_tflops: Float64,
                rows: Float64, columns: Float64, split: Float64, cost: Float64, more: Float64,
                ) -> tuple[Float64, Float64]:
-    """Time of products in one tile and split, µs, and their number of tiles."""
+    """Return the time of products in one tile and split, µs, and their number of tiles."""
     unit_rate = peak_tflops * 1e6 / device.sm_count  # operations per µs
     tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
     waves = tiles * split / device.sm_count
@@ -130,7 +130,7 @@ def _tiling_us(device: DeviceSpec, batch: Float64, m: Float64, n: Float64, k: Fl
 
 
 def filled_units(blocks: Float64, device: DeviceSpec) -> Float64:
-    """Share of the units' time that equal blocks use, from 0 to 1, with the last wave counted as above."""
+    """Return the share of the units' time that equal blocks use, from 0 to 1, with the last wave counted as above."""
     waves = np.maximum(blocks, 1e-9) / device.sm_count
     return waves / (QUANTISED * np.ceil(waves) + (1.0 - QUANTISED) * np.maximum(waves, 1.0))
 
@@ -161,12 +161,12 @@ def affected(table: CallTable, device: DeviceSpec) -> Bool:
 
 
 def narrow_rows(table: CallTable, device: DeviceSpec) -> Float64:
-    """Factor of the arithmetic for rows that are no whole number of the widest loads [n]."""
+    """Return the factor of the arithmetic for rows that are no whole number of the widest loads [n]."""
     return np.where(affected(table, device), table.once("narrow rows", lambda: _narrow(table)), 1.0)
 
 
 def _narrow(table: CallTable) -> Float64:
-    """The same where it counts."""
+    """Return the same where it counts."""
     by_name = {name: table.dim(name) * table.item_bytes() for name in "mnk"}
     rest: Float64 = np.full(len(table), float(LOAD_BYTES))
     layouts = np.array([ROWS.get(call.layout, "nk") for call in table.calls])
@@ -179,7 +179,7 @@ def _narrow(table: CallTable) -> Float64:
 
 
 def whole_depth(table: CallTable, device: DeviceSpec) -> Float64:
-    """The contraction in whole steps of a tile [n]."""
+    """Return the contraction in whole steps of a tile [n]."""
     k, step = table.dim("k"), DEPTH_BYTES / table.item_bytes()
     return np.where(affected(table, device), np.ceil(k / step) * step, k)
 
@@ -223,7 +223,7 @@ FILLED, BARE = 16.0, 4.0
 
 @work_of(Family.GEMM)
 def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Time of 2·batch·m·n·k operations in whole tiles and waves, and of A, B and the output once each, µs.
+    """Return the time of 2·batch·m·n·k operations in whole tiles and waves, and of A, B and the output once each, µs.
 
     A product of a few rows by a few columns, such as the gradient of weights that mix attention heads, is summed up
     without matrix units. These would fill a tile with nothing, so the quicker form counts. Source: roofline (Williams
@@ -246,13 +246,13 @@ def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _goes_through(table: CallTable) -> Float64:
-    """Whether the depth of a call counts [n]."""
+    """Return whether the depth of a call counts [n]."""
     counts = [dtype in ("fp16", "bf16") or (dtype == "fp8" and kind != "mm") for kind, dtype in table.groups]
     return np.array(counts, np.float64)[table.group]
 
 
 def _weight_share(table: CallTable) -> Float64:
-    """Share of the bytes that are the larger operand's: a weight's, where rows are few [n].
+    """Return the share of the bytes that are the larger operand's: a weight's, where rows are few [n].
 
     No cache has kept it, since a model's other weights were read after it."""
     k, many = table.dim("k"), np.maximum(table.dim("m"), table.dim("n"))
@@ -268,7 +268,7 @@ def stored_bytes(flags: tuple[str, ...], dtype: str) -> float:
 
 
 def _grouped(table: CallTable, device: DeviceSpec) -> Float64:
-    """Share of a single product's rate that grouped ones reach [n]."""
+    """Return the share of a single product's rate that grouped ones reach [n]."""
     found = np.ones(len(table))
     narrow = table.by_dtype(lambda dtype: GROUPED_FP8 if dtype in ("fp8", "fp4", "int8") else 1.0)
     rows = table.dim("m")
@@ -299,7 +299,7 @@ def _routed(dtype: str, flags: tuple[str, ...], rows: float, device: DeviceSpec)
 
 @work_of(Family.CONV)
 def convolution_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Time of the implicit product in whole tiles and waves, and of input, weights and output once each, µs.
+    """Return the time of the implicit product in whole tiles and waves, and of input, weights and output once each, µs.
 
     Forward: m = batch·output positions, n = output channels of a group, k = input channels of a group · kernel size.
     The gradient of the input swaps input and output channels, with k shared out over the stride. The gradient of the

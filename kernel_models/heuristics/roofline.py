@@ -80,7 +80,7 @@ class RooflineModel:
         return Source.HEURISTIC if self.efficiencies.fitted or own else Source.DATASHEET
 
     def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
-        """Every call of the family: the formulas hold for any size, the interval tells how well."""
+        """Return every call of the family: the formulas hold for any size, the interval tells how well."""
         return np.fromiter((call.family == self.family for call in calls), np.bool_, len(calls))
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
@@ -180,7 +180,7 @@ class RooflineModel:
         return dtype == "fp4" or computed_as(self.device, dtype) != dtype
 
     def _efficiency_of(self, dtype: str) -> str:
-        """The type whose efficiency counts: no measurement has fp4, which is taken to be like fp8."""
+        """Return the type whose efficiency counts: no measurement has fp4, which is taken to be like fp8."""
         if self.family not in PRODUCTS or self.efficiencies.fitted:
             return dtype
         if self.device.vendor == "host":

@@ -86,7 +86,7 @@ _WIDER = {"fp4": "fp8", "fp8": "fp16", "fp16": "fp32", "bf16": "fp32"}
 
 
 def bandwidth_gbps(device: DeviceSpec) -> float:
-    """Bandwidth that long copies reach, reads and writes together, 10⁹ bytes/s."""
+    """Return the bandwidth that long copies reach, reads and writes together, 10⁹ bytes/s."""
     reached = REACHED_BANDWIDTH.get((device.architecture, device.memory_kind), REACHED_BY_VENDOR[device.vendor])
     return device.memory_bandwidth_gbps * reached
 
@@ -106,7 +106,7 @@ def computed_as(device: DeviceSpec, dtype: str) -> str:
 
 
 def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
-    """The published rate, or what the board's power feeds if that is less, 10¹² operations/s."""
+    """Return the published rate, or what the board's power feeds if that is less, 10¹² operations/s."""
     if matrix:
         dtype = computed_as(device, dtype)
     peak = device.peak_tflops(dtype, matrix=matrix)
@@ -137,7 +137,7 @@ roofline's maximum. Corrections were fitted with it (``step_fit``)."""
 
 
 def usable_cache_bytes(device: DeviceSpec) -> float:
-    """Bytes that a kernel finds again in the last-level cache."""
+    """Return the bytes that a kernel finds again in the last-level cache."""
     return L2_USABLE * max(device.l2_mb, device.l3_mb) * 2**20
 
 
@@ -274,15 +274,15 @@ class CallTable:
             (flag in call.flags for call in self.calls), np.float64, len(self)))
 
     def by_dtype(self, value: Callable[[str], float]) -> Float64:
-        """A number of each call's dtype [n]."""
+        """Return a number of each call's dtype [n]."""
         return np.array([value(dtype) for _, dtype in self.groups], np.float64)[self.group]
 
     def by_kind(self, value: Callable[[str], float]) -> Float64:
-        """A number of each call's kind (with its layout after a colon) [n]."""
+        """Return a number of each call's kind (with its layout after a colon) [n]."""
         return np.array([value(kind) for kind, _ in self.groups], np.float64)[self.group]
 
     def item_bytes(self) -> Float64:
-        """Bytes of an element of each call's dtype [n]."""
+        """Return the bytes of an element of each call's dtype [n]."""
         return self.by_dtype(itemsize)
 
 
@@ -314,7 +314,7 @@ def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction]
 
 
 def work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """The work of calls; a family that registered nothing counts by its bytes and operations."""
+    """Return the work of calls; a family that registered nothing counts by its bytes and operations."""
     _register()
     known = WORK | HOST_WORK if device.vendor == "host" else WORK
     return known.get(table.family, WORK[Family.OTHER])(table, device)
@@ -385,7 +385,7 @@ def index_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.REDUCTION, Family.SOFTMAX)
 def reduction_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes at the bandwidth of as many units as the results keep busy, µs.
+    """Return the bytes at the bandwidth of as many units as the results keep busy, µs.
 
     A reduction over everything is split over all units; one over rows gives each row to a block or part of one.
     """
@@ -397,7 +397,7 @@ def reduction_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.NORM)
 def norm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes at the bandwidth of as many units as there are rows or groups for, µs; long groups are split.
+    """Return the bytes at the bandwidth of as many units as there are rows or groups for, µs; long groups are split.
 
     A fused residual addition has each unit ask for two rows at once (flag "add"): twice the bytes in about the time.
     """

@@ -126,7 +126,7 @@ def is_flat(name: str) -> bool:
 
 
 def host_class(name: str) -> str:
-    """Class of an operation by what the host does for it."""
+    """Return the class of an operation by what the host does for it."""
     if any(mark in name for mark in LISTS):
         return "list"
     if is_free(name) or name in ("aten::empty", "aten::empty_like", "aten::detach"):
@@ -196,7 +196,7 @@ def host_events(step: HostStep, counted: bool) -> list[HostMoment]:
 
 
 def _cold(step: HostStep, rows: np.ndarray, labels: Sequence[Label]) -> Float64:
-    """What each event costs over a warm one."""
+    """Return what each event costs over a warm one."""
     if step.compute_ns.any():
         reached = np.append(0.0, np.cumsum(step.compute_ns))
         computed = np.append(reached[rows], reached[-1])[np.arange(len(labels)) // 2]
@@ -209,7 +209,7 @@ def _cold(step: HostStep, rows: np.ndarray, labels: Sequence[Label]) -> Float64:
 
 
 def _since(at: Float64, total: float, codes: Sequence[Label]) -> Float64:
-    """How far each event lies from the last one of its code, around the step's end."""
+    """Return how far each event lies from the last one of its code, around the step's end."""
     before = {code: now - total for code, now in zip(codes, at.tolist(), strict=True)}  # in the step before
     found = np.empty(len(at))
     for place, (code, now) in enumerate(zip(codes, at.tolist(), strict=True)):
@@ -223,7 +223,7 @@ def _is_special(label: Label) -> bool:
 
 
 def _code(label: Label) -> Label:
-    """What code an event runs: that of its operation in any phase, or of one of the four."""
+    """Return what code an event runs: that of its operation in any phase, or of one of the four."""
     return label[:2] if _is_special(label) else (label[0], label[2])
 
 
@@ -268,7 +268,7 @@ def pools_of(label: Label) -> list[Label]:
 
 def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], calls: Float64 | None,
              mark: str) -> dict[int, tuple[Label, int]]:
-    """The events of a step that are their own: by the row they lie before their label and what they go over."""
+    """Return the events of a step that are their own: by the row they lie before their label and what they go over."""
     parameters = max(lists) or _parameters(names, phases)
     kind = _optimizer_kind([name for name, phase in zip(names, phases, strict=True) if phase[0] == _IN_OPTIMIZER])
     found: dict[int, tuple[Label, int]] = {}
@@ -303,8 +303,8 @@ def _begin_kind(calls: float) -> str:
 
 
 def _end_kind(calls: Float64 | None, usual: int) -> tuple[str, ...]:
-    """Whether anything but the optimizer's own end (``PLAIN_END_CALLS``, and ``usual`` ones of parameters in some) is
-    called after a step's last operation; nothing where calls were not counted."""
+    """Return whether anything but the optimizer's own end (``PLAIN_END_CALLS``, and ``usual`` ones of parameters in
+    some) is called after a step's last operation; nothing where calls were not counted."""
     if calls is None:
         return ()
     return (_PYTHON if calls[-1] > usual + PLAIN_END_CALLS else _NO_PYTHON,)

@@ -102,7 +102,7 @@ def label_pools(steps: Sequence[HostStep], counted: bool) -> dict[Label, Pool]:
 
 
 def _taught(step: HostStep, counted: bool) -> list[HostMoment]:
-    """The events that a program teaches; without calls that others have, those that calls do not change."""
+    """Return the events that a program teaches; without calls that others have, those that calls do not change."""
     if counted and step.calls is None:
         return [event for event in host_events(step, False) if is_same_without_calls(event.label)]
     return host_events(step, counted)
@@ -303,8 +303,8 @@ def _missed(model: HostModel, step: HostStep) -> float:
 
 
 def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors: Float64) -> HostModel:
-    """The law times the programs' factor, each operation drawn towards what they cost; ``own`` lends the name, launches
-    and number of programs."""
+    """Return the law times the programs' factor, each operation drawn towards what they cost; ``own`` lends the name,
+    launches and number of programs."""
     # One odd program, such as one whose Python does most of its work, moves the mean of five by a tenth.
     factor = float(np.median(factors))
     pools = {label: replace(pool, log_base=pool.log_base + factor) for label, pool in law.pools.items()}

@@ -92,15 +92,15 @@ class Recorded:
         return found
 
     def take(self, rows: Bool) -> Recorded:
-        """The chosen segments."""
+        """Return the chosen segments."""
         return Recorded(self.segments.take(rows), self.op[rows], self.detail[rows], self.step_names)
 
     def steps(self, numbers: Sequence[int]) -> Recorded:
-        """The segments of some steps, by their numbers."""
+        """Return the segments of some steps, by their numbers."""
         return self.take(np.isin(self.segments.step, list(numbers)))
 
     def without_profiler(self, event_ns: float) -> Recorded:
-        """The same with the profiler's cost of each recorded operation and call taken out, never below zero."""
+        """Return the same with the profiler's cost of each recorded operation and call taken out, never below zero."""
         s = self.segments
         left = np.maximum(s.duration_ns - np.rint(s.events * event_ns).astype(np.int64), 0)
         return Recorded(Segments(s.kind, s.op, s.before, s.call, s.thread, s.start_ns, left, s.events, s.step),
@@ -108,7 +108,7 @@ class Recorded:
 
 
 def record(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Recorded:
-    """Segments of a graph and their names.
+    """Return the segments of a graph and their names.
 
     Args:
         graph: a recorded window.
@@ -165,7 +165,7 @@ class HostOverheads:
         return 0.0
 
     def scaled(self, factor: float) -> HostOverheads:
-        """The overheads of a host whose one thread takes ``factor`` times as long.
+        """Return the overheads of a host whose one thread takes ``factor`` times as long.
 
         Raises:
             ForetraceError: the factor is not a positive number.
@@ -186,7 +186,7 @@ class HostOverheads:
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> HostOverheads:
-        """The reverse of ``to_json``. Raises ``ForetraceError`` for what it did not write."""
+        """Return the reverse of ``to_json``. Raises ``ForetraceError`` for what it did not write."""
         try:
             stored = convert(state, _State)
         except DecodeError as error:
@@ -209,7 +209,7 @@ class _State(msgspec.Struct):
 
 
 def fit_overheads(parts: Sequence[Recorded], host: dict[str, Any] | None = None) -> HostOverheads:
-    """Distributions of every key in the recorded parts, and of the pools above them.
+    """Return the distributions of every key in the recorded parts, and of the pools above them.
 
     Raises:
         ForetraceError: there is no host time in them.
@@ -238,7 +238,7 @@ def fit_overheads(parts: Sequence[Recorded], host: dict[str, Any] | None = None)
 
 
 def _above(kind: int, op: str, detail: str) -> list[Key]:
-    """The pools above a key, nearest first. A call's own name says more than the operation around it."""
+    """Return the pools above a key, nearest first. A call's own name says more than the operation around it."""
     if kind == Overhead.CALL:
         return [(kind, ANY, detail), (kind, op, ANY), (kind, ANY, ANY)]
     return [(kind, op, ANY), (kind, ANY, ANY)]
@@ -246,7 +246,7 @@ def _above(kind: int, op: str, detail: str) -> list[Key]:
 
 def _codes(kind: Int8, op: npt.NDArray[np.object_], detail: npt.NDArray[np.object_]) -> \
         tuple[Int64, list[Key]]:
-    """A number for every row's key, and the keys by number."""
+    """Return a number for every row's key, and the keys by number."""
     numbers: dict[Key, int] = {}
     codes = np.fromiter((numbers.setdefault(key, len(numbers))
                          for key in zip(kind.tolist(), op.tolist(), detail.tolist(), strict=True)),
@@ -271,7 +271,7 @@ class HostRatio:
 
 
 def compare_hosts(first: HostOverheads, second: HostOverheads) -> dict[Overhead | None, HostRatio]:
-    """The second host's overheads over the first's, by kind, and over all kinds (key ``None``).
+    """Return the second host's overheads over the first's, by kind, and over all kinds (key ``None``).
 
     The ratio over all kinds is the single-thread speed factor that ``HostOverheads.scaled`` takes. Kinds without a
     shared operation are left out.

@@ -125,7 +125,7 @@ class Segments:
         return len(self.kind)
 
     def take(self, rows: Bool | Int64) -> Segments:
-        """The chosen rows."""
+        """Return the chosen rows."""
         return Segments(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
@@ -214,7 +214,7 @@ def _at(values: Int64, place: Int64) -> Int64:
 
 
 def _containing(time: Int64, start: Int64, end: Int64) -> Int64:
-    """Index of the interval [start, end) each time lies in, or -1; starts are sorted."""
+    """Return the index of the interval [start, end) each time lies in, or -1; starts are sorted."""
     place = np.searchsorted(start, time, side="right") - 1
     if not len(start):
         return np.full(len(time), NONE, np.int64)
@@ -232,7 +232,7 @@ def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int6
 
 
 def _events(graph: ExecutionGraph, thread: Int64, start: Int64, end: Int64) -> Int64:
-    """Operations and calls that begin in each segment."""
+    """Return the operations and calls that begin in each segment."""
     begins = np.concatenate([graph.ops.start_ns, graph.launches.start_ns])
     on = np.concatenate([graph.ops.thread, graph.launches.thread]).astype(np.int64)
     if not len(begins) or not len(start):
@@ -243,7 +243,7 @@ def _events(graph: ExecutionGraph, thread: Int64, start: Int64, end: Int64) -> I
 
 
 def _step_of(graph: ExecutionGraph, time: Int64) -> Int64:
-    """The step each time lies in; host time of other threads goes to the step that runs meanwhile."""
+    """Return the step each time lies in; host time of other threads goes to the step that runs meanwhile."""
     order = np.argsort(graph.steps.start_ns, kind="stable")
     start = graph.steps.start_ns[order]
     place = _containing(time, start, start + graph.steps.duration_ns[order])
@@ -352,7 +352,7 @@ def _by_kind(
     value: Int64, kind: Int8, rows: Bool, default: int, name: str,
     counts: dict[str, int],
 ) -> Int64:
-    """Median per kernel kind, falling back to the pool of all kinds and then to ``default``."""
+    """Return the median per kernel kind, falling back to the pool of all kinds and then to ``default``."""
     pooled = int(np.median(value[rows])) if rows.any() else default
     result = np.full(KINDS, pooled, np.int64)
     for code in range(KINDS):

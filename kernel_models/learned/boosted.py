@@ -61,7 +61,7 @@ class Intervals:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Intervals:
-        """The intervals of ``to_json``."""
+        """Return the intervals of ``to_json``."""
         found = [np.array(values[name], np.float64) for name in ("log_us", "low", "high")]
         if not (found[0].ndim == 1 and len(found[0]) and len({x.shape for x in found}) == 1
                 and all(np.isfinite(x).all() for x in found)):
@@ -114,7 +114,7 @@ class BoostedModel:
         return (columns.code >= 0) & ((columns.dims >= low) & (columns.dims <= high)).all(axis=1)
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Times of covered calls.
+        """Return the times of covered calls.
 
         Raises:
             ValueError: a call is of a variant the model does not know.
@@ -153,7 +153,7 @@ class BoostedModel:
 
     @classmethod
     def from_state(cls, values: dict[str, Any], arrays: Arrays) -> BoostedModel:
-        """The model of a state.
+        """Return the model of a state.
 
         Raises:
             KeyError, TypeError, ValueError: the state is not as ``state`` makes it.

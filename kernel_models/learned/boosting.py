@@ -70,11 +70,11 @@ class Boosting:
 
     @property
     def neighbours(self) -> bool:
-        """Whether a member sees what measured neighbours took."""
+        """Return whether a member sees what measured neighbours took."""
         return any(member.neighbours for member in self.members)
 
     def scaled(self, share: float) -> Boosting:
-        """The same with that share of the trees, each adding more: for quick fits."""
+        """Return the same with that share of the trees, each adding more: for quick fits."""
         return replace(self, iterations=max(1, round(self.iterations * share)),
                        learning_rate=self.learning_rate / share)
 
@@ -159,7 +159,7 @@ def grow_trees(bins: Bins, codes: Codes, target: Float64, how: Boosting, seed: i
 
 
 def _plain_tree(nodes: Any) -> tuple[npt.NDArray[np.uint32], Float32]:
-    """Words and values of one of scikit-learn's trees, whose children come to lie side by side."""
+    """Return the words and values of one of scikit-learn's trees, whose children come to lie side by side."""
     leaf = nodes["is_leaf"] == 1
     inner = np.flatnonzero(~leaf)
     place, child = np.zeros(len(nodes), np.uint32), np.zeros(len(nodes), np.uint32)

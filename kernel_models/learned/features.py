@@ -46,7 +46,7 @@ _EPILOGUES = frozenset({"bias", "out_bf16", "out_fp16", "out_fp32", "rowwise", "
 
 
 def plain(family: Family, variant: Variant) -> Variant:
-    """The variant whose model prices this one: a product with a bias is priced as one without.
+    """Return the variant whose model prices this one: a product with a bias is priced as one without.
 
     Flags that hold a number ("affine=64") are left out too, or there would be a variant for every number.
     """
@@ -94,7 +94,7 @@ class Variants:
         return cls(family, sorted({plain(family, variant) for variant in set(map(_variant, calls))}))
 
     def columns(self, calls: Sequence[OpCall], *, work: bool) -> Columns:
-        """The calls' numbers; ``work`` asks for FLOPs and bytes too."""
+        """Return the calls' numbers; ``work`` asks for FLOPs and bytes too."""
         n, width = len(calls), len(DIMENSIONS[self.family])
         dims = np.fromiter(chain.from_iterable(map(_dims, calls)), np.int64, n * width).reshape(n, width)
         variants = list(map(_variant, calls))
@@ -144,7 +144,7 @@ class Figures:
 
     @classmethod
     def of(cls, spec: DeviceSpec, variants: Sequence[Variant]) -> Figures:
-        """The figures of a device for these variants."""
+        """Return the figures of a device for these variants."""
         return cls(spec.sm_count, spec.memory_bandwidth_gbps, spec.l2_mb,
                    tuple(spec.peak_tflops(dtype, matrix=True) for _, dtype, _, _ in variants),
                    tuple(float(itemsize(dtype)) for _, dtype, _, _ in variants),
@@ -157,7 +157,7 @@ class Figures:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Figures:
-        """The figures of ``to_json``."""
+        """Return the figures of ``to_json``."""
         return cls(int(values["sm_count"]), float(values["bandwidth_gbps"]), float(values["l2_mb"]),
                    tuple(map(float, values["tflops"])), tuple(map(float, values["element_bytes"])),
                    tuple(map(bool, values["causal"])), tuple(map(bool, values["backward"])))
@@ -200,7 +200,7 @@ _THREADS = 2048
 
 
 def streaming_features(columns: Columns, figures: Figures) -> Described:
-    """All features: logarithms of every size, bytes, FLOPs, waves, and alignment of the innermost size."""
+    """Return all features: logarithms of every size, bytes, FLOPs, waves, and alignment of the innermost size."""
     rate, size = figures.by_row(columns)
     moved = np.maximum(columns.bytes_read + columns.bytes_written, 1.0)
     memory_us = moved / (figures.bandwidth_gbps * 1e3)
@@ -249,7 +249,7 @@ def attention_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64
 
 
 def attention_features(columns: Columns, figures: Figures) -> Described:
-    """All features."""
+    """Return all features."""
     batch, heads, kv_heads, q, kv, width, v_width, window = columns.dims.T
     rate, size = figures.by_row(columns)
     pairs, flops, moved, baseline = attention_work(columns, figures)
@@ -310,12 +310,12 @@ def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Flo
 
 
 def gemm_baseline_us(columns: Columns, figures: Figures) -> Float64:
-    """The baseline alone, µs [n]."""
+    """Return the baseline alone, µs [n]."""
     return gemm_work(columns, figures)[-1]
 
 
 def gemm_features(columns: Columns, figures: Figures) -> Described:
-    """All features."""
+    """Return all features."""
     batch, m, n, k = columns.dims.T
     rate, _ = figures.by_row(columns)
     size, flops, a, b, out, baseline = gemm_work(columns, figures)
@@ -376,5 +376,5 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (
 
 
 def recipe_of(family: Family) -> str:
-    """The name of a family's recipe."""
+    """Return the name of a family's recipe."""
     return {Family.GEMM: "gemm-1", Family.ATTENTION: "attention-1"}.get(family, "streaming-1")

@@ -65,7 +65,7 @@ class Problem:
 
     @classmethod
     def of(cls, samples: Samples, spec: DeviceSpec, grouping: str = "", folds: int = FOLDS) -> Problem:
-        """The problem of samples on a device."""
+        """Return the problem of samples on a device."""
         family = samples.family
         recipe = RECIPES[recipe_of(family)]
         variants = Variants.of(family, samples.calls)
@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def measured_us(self) -> Float64:
-        """The measured times, [n] µs."""
+        """Return the measured times, [n] µs."""
         return self.baseline_us * np.exp(self.target)
 
     def out_of_fold(self, how: Boosting, folds: int = FOLDS) -> OutOfFold:
@@ -107,7 +107,7 @@ class Problem:
                           plain=self.features.shape[1])
 
     def model(self, how: Boosting, intervals: Intervals) -> BoostedModel:
-        """The model of all rows."""
+        """Return the model of all rows."""
         every = np.ones(len(self.target), bool)
         near = self._neighbours(how, every)
         trees = fit_trees(self._seen(near, every), self.target, how, plain=self.features.shape[1])
@@ -121,7 +121,7 @@ class Problem:
         return Neighbours.of(self.columns.taken(rows), self.target[rows], self.baseline_us[rows])
 
     def _seen(self, near: Neighbours | None, rows: Bool) -> npt.NDArray[np.float32]:
-        """Features of some rows."""
+        """Return the features of some rows."""
         if near is None:
             return self.features[rows]
         return np.hstack([self.features[rows], near.features(self.columns.taken(rows), self._baseline)])

@@ -68,7 +68,7 @@ class GaussianModel:
         return self.points.within(calls, REACH)
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Times of covered calls, µs."""
+        """Return the times of covered calls, µs."""
         x, v = self.points.points(calls)
         mean, deviation = self.process.predict(x, v)
         time = np.maximum(self.formula.predict(calls).time_us * np.exp(mean), SHORTEST_US)
@@ -94,7 +94,7 @@ class GaussianModel:
 
     @classmethod
     def from_state(cls, values: dict[str, Any], arrays: Arrays, spec: DeviceSpec | None = None) -> GaussianModel:
-        """The model of a state, on ``spec`` or the device the state names.
+        """Return the model of a state, on ``spec`` or the device the state names.
 
         Raises:
             DeviceError: no such device.
@@ -117,7 +117,7 @@ class GaussianModel:
 
 
 def fit_gaussian(samples: Samples, spec: DeviceSpec, until: float = math.inf) -> tuple[GaussianModel, Float64]:
-    """The model of samples, and each row as predicted without its shape group, µs [n].
+    """Return the model of samples, and each row as predicted without its shape group, µs [n].
 
     The formulas and the kernel's few parameters are those of all rows; the process sees no row of the group's fold.
     After ``until``, on the monotonic clock, the parameters are the best found so far, and no trees are tried.
@@ -139,7 +139,7 @@ def fit_gaussian(samples: Samples, spec: DeviceSpec, until: float = math.inf) ->
 
 
 def _blended(samples: Samples, spec: DeviceSpec, alone: Float64) -> tuple[BoostedModel | None, Float64]:
-    """Trees and the mixed times, if those are better than the process's own, ``alone``."""
+    """Return the trees and the mixed times, if those are better than the process's own, ``alone``."""
     measured = samples.measured_us
     error = np.abs(alone / measured - 1).mean()
     if len(samples) < BLEND_FROM or error < BLEND_ABOVE:

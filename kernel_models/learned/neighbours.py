@@ -75,7 +75,7 @@ class Neighbours:
                    base_us[order].astype(np.float32))
 
     def features(self, columns: Columns, baseline: Callable[[Columns], Float64]) -> Float32:
-        """Features of products, [n, ``WIDTH``].
+        """Return the features of products, [n, ``WIDTH``].
 
         Args:
             columns: the products.
@@ -118,7 +118,7 @@ class Neighbours:
         return result
 
     def arrays(self) -> Arrays:
-        """All there is to store."""
+        """Return all there is to store."""
         return {"near_head": self.head, "near_start": self.start, "near_site": self.site, "near_value": self.value,
                 "near_base": self.base_us}
 

@@ -87,7 +87,7 @@ class Points:
         return x, np.array(codes, np.int64).reshape(len(calls), len(self.parts))
 
     def within(self, calls: Sequence[OpCall], reach: float) -> Bool:
-        """Calls of parts all seen, whose sizes lie within a factor of those seen (infinity: any), [n]."""
+        """Return the calls of parts all seen, whose sizes lie within a factor of those seen (infinity: any), [n]."""
         _, codes = self.points(calls)
         known: Bool = np.all(codes >= 0, axis=1)
         if np.isinf(reach):
@@ -104,7 +104,7 @@ class Points:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Points:
-        """The points of ``to_json``."""
+        """Return the points of ``to_json``."""
         family = Family(values["family"])
         found = cls(family, tuple(map(int, values["kept"])), tuple(tuple(map(str, part)) for part in values["parts"]),
                     tuple(map(int, values["low"])), tuple(map(int, values["high"])))
@@ -126,13 +126,13 @@ def _columns(family: Family, calls: Sequence[OpCall]) -> Float64:
 
 
 def _reuse(calls: Sequence[OpCall]) -> Float64:
-    """Different rows looked up, and look-ups of the longest bag [n, 2]."""
+    """Return the different rows looked up, and look-ups of the longest bag [n, 2]."""
     parts, n = parts_of(CallTable.of(Family.EMBEDDING, calls)), len(calls)
     return np.stack([parts.sum(parts.rows_of_bin.sum(1), n), parts.most(parts.longest, n)], axis=1)
 
 
 def _parts(call: OpCall) -> tuple[str, str, str, str]:
-    """Flags that hold a number are left out: there would be a part for every number."""
+    """Return a call's kind, dtype, layout and flags, without flags that hold a number (each would be a part)."""
     return call.kind, call.dtype, call.layout, " ".join(flag for flag in call.flags if "=" not in flag)
 
 
@@ -148,7 +148,7 @@ class Kernel:
 
     @classmethod
     def start(cls, sizes: int, parts: int) -> Kernel:
-        """The middle of the priors."""
+        """Return the middle of the priors."""
         return cls(_START_VARIANCE, _START_VARIANCE, _START_NOISE, np.full(sizes, _START_LENGTH),
                    np.full(parts, _START_DIFFERS))
 
@@ -174,7 +174,7 @@ class Kernel:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Kernel:
-        """The kernel of ``to_json``."""
+        """Return the kernel of ``to_json``."""
         found = cls(float(values["smooth"]), float(values["offset"]), float(values["noise"]),
                     np.array(values["lengths"], np.float64), np.array(values["differs"], np.float64))
         numbers = np.concatenate([[found.smooth, found.offset, found.noise], found.lengths])
@@ -195,7 +195,7 @@ class Process:
 
     @cached_property
     def inverse(self) -> Float64:
-        """The inverse of the covariances with noise, [n, n]."""
+        """Return the inverse of the covariances with noise, [n, n]."""
         covariances = self.kernel.between(self.x, self.v, self.x, self.v)
         return np.asarray(np.linalg.inv(covariances + np.diag(self.kernel.noise * self.loose)), np.float64)
 

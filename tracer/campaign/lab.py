@@ -36,7 +36,7 @@ class CudaMachine:
 
     @cached_property
     def _evict(self) -> Any:
-        """A buffer whose writing leaves nothing else in the caches."""
+        """Return a buffer whose writing leaves nothing else in the caches."""
         properties = self._cuda.get_device_properties(self._cuda.current_device())
         size = int(getattr(properties, "L2_cache_size", 0) or _UNKNOWN_L2_BYTES)
         wanted = max(_FLUSH_MULTIPLE * size, 2 * _BEHIND_L2_BYTES * self._is_amd, _LEAST_FLUSH_BYTES)
@@ -54,7 +54,7 @@ class CudaMachine:
         self._cycles_per_us = _TIMED_CYCLES / max(first.elapsed_time(second) * 1e3, 1.0)
 
     def event(self) -> Any:
-        """A timing event; ``a.elapsed_time(b)`` is in milliseconds."""
+        """Return a timing event; ``a.elapsed_time(b)`` is in milliseconds."""
         return self._cuda.Event(enable_timing=True)
 
     def synchronize(self) -> None:
@@ -70,11 +70,11 @@ class CudaMachine:
         self._evict.zero_()
 
     def stream(self) -> Any:
-        """A new stream."""
+        """Return a new stream."""
         return self._cuda.Stream()
 
     def current_stream(self) -> Any:
-        """The stream work goes to now."""
+        """Return the stream work goes to now."""
         return self._cuda.current_stream()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
@@ -110,7 +110,7 @@ class CudaMachine:
         return ctypes.CDLL(_loaded("libamdhip64.so") if self._is_amd else "libcuda.so.1")
 
     def clock_mhz(self) -> int | None:
-        """The SM clock now; None where it cannot be read (it needs nvidia-ml-py, or amdsmi)."""
+        """Return the SM clock now; None where it cannot be read (it needs nvidia-ml-py, or amdsmi)."""
         with suppress(Exception):
             return int(self._cuda.clock_rate())
         return None
@@ -138,7 +138,7 @@ class HostEvent:
         self._at_ns = self._clock_ns()
 
     def elapsed_time(self, later: HostEvent) -> float:
-        """Milliseconds from this one to ``later``."""
+        """Return the milliseconds from this one to ``later``."""
         return (later._at_ns - self._at_ns) / 1e6
 
     def query(self) -> bool:
@@ -175,7 +175,7 @@ class HostMachine:
             time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns)
 
     def event(self) -> HostEvent:
-        """A point in time; ``a.elapsed_time(b)`` is in milliseconds."""
+        """Return a point in time; ``a.elapsed_time(b)`` is in milliseconds."""
         return HostEvent(self._clock_ns)
 
     def synchronize(self) -> None:
@@ -192,11 +192,11 @@ class HostMachine:
         self._evict.zero_()
 
     def stream(self) -> HostStream:
-        """The host."""
+        """Return the host."""
         return HostStream()
 
     def current_stream(self) -> HostStream:
-        """The host."""
+        """Return the host."""
         return HostStream()
 
     @contextmanager
@@ -271,7 +271,7 @@ class Lab:
                                     "fp8": "float8_e4m3fn"}.get(name, name))
 
     def function(self, name: str) -> Callable[..., Any]:
-        """The function of an operator such as "aten::mm", by the shortest way into torch that there is."""
+        """Return the function of an operator such as "aten::mm", by the shortest way into torch that there is."""
         torch, short = self.torch, name.removeprefix("aten::")
         is_method = short == "to" or short.endswith("_")
         homes = (torch, torch._C._nn, torch._C._linalg, torch.Tensor if is_method else torch.ops.aten)
@@ -328,7 +328,7 @@ class Lab:
         return places[rank]
 
     def pinned(self, tensor: Any) -> Any:
-        """The host tensor in page-locked memory, where there is a GPU."""
+        """Return the host tensor in page-locked memory, where there is a GPU."""
         return tensor.pin_memory() if self.is_cuda else tensor
 
     def tidy(self) -> None:

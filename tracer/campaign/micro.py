@@ -96,7 +96,7 @@ def _warm_up(bench: Bench, lab: Lab) -> tuple[float, float]:
 
 
 def _repeat(bench: Bench, lab: Lab, hold_us: float, run_us: float, flush: bool) -> list[float]:
-    """Microseconds of each run, as many as give a steady median within the budget."""
+    """Return the microseconds of each run, as many as give a steady median within the budget."""
     machine = lab.machine
     budget_s = CUDA_BUDGET_S if lab.is_cuda else HOST_FLUSHED_BUDGET_S if flush else HOST_BUDGET_S
     batch = LEAST_RUNS if LEAST_RUNS * run_us < 1e6 * budget_s else SLOW_RUNS

@@ -102,7 +102,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def packaged_plans() -> dict[str, Path]:
-    """The plans that come with the package, by name."""
+    """Return the plans that come with the package, by name."""
     folder = Path(__file__).resolve().parents[1] / "plans"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
@@ -145,7 +145,7 @@ def _explained(error: msgspec.ValidationError) -> str:
 
 
 def combinations(entry: Grid, where: str) -> list[dict[str, Any]]:
-    """Every configuration of an entry, rows first, in the order written.
+    """Return every configuration of an entry, rows first, in the order written.
 
     Args:
         where: names the entry in errors.

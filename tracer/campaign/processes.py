@@ -153,7 +153,7 @@ class Workers:
         self._started = 0
 
     def take(self, *, fresh: bool) -> Worker:
-        """A ready worker; ``fresh``: one that has done nothing yet. Raises ``NoWorkerError``.
+        """Return a ready worker; ``fresh``: one that has done nothing yet. Raises ``NoWorkerError``.
 
         One that was started ahead replaces the current one at once: an idle process is another on the device.
         """

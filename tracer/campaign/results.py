@@ -71,7 +71,7 @@ class ItemResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def ended(item: Item, status: Status, **values: Any) -> ItemResult:
-    """A result of an item."""
+    """Return a result of an item."""
     return ItemResult(id=item.id, kind=item.kind, name=item.name, settings=item.settings, split=item.split,
                       status=status, **values)
 
@@ -225,7 +225,7 @@ class Results:
         return f"{folder}/{name}"
 
     def bytes_used(self) -> int:
-        """Bytes of all files but the scratch directory's."""
+        """Return the bytes of all files but the scratch directory's."""
         used = 0
         for folder, folders, names in os.walk(self.path):
             folders[:] = [name for name in folders if name != SCRATCH]
@@ -233,7 +233,7 @@ class Results:
         return used
 
     def graph_bytes(self) -> int:
-        """Bytes of the full graphs."""
+        """Return the bytes of the full graphs."""
         return sum(path.stat().st_size for path in (self.path / "graphs").glob("*"))
 
     def _count(self) -> None:

@@ -57,7 +57,7 @@ class ItemSource(Protocol):
         return
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """The next item that fits into the time left, or nothing."""
+        """Return the next item that fits into the time left, or nothing."""
         ...
 
     def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
@@ -101,7 +101,7 @@ class PlanItems(ItemSource):
         return self._items
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """The next one that fits; longer ones are passed over, since a shorter one may still fit."""
+        """Return the next one that fits; longer ones are passed over, since a shorter one may still fit."""
         while self._place < len(self._todo):
             item = self._todo[self._place]
             self._place += 1
@@ -123,7 +123,7 @@ class PlanItems(ItemSource):
 
 
 def chosen(plan: Plan, part: int | None) -> list[Item]:
-    """The items of a part (all for None), in order. Raises ``CampaignError`` if there is no such part."""
+    """Return the items of a part (all for None), in order. Raises ``CampaignError`` if there is no such part."""
     items = expand(plan)
     if part is None:
         return items

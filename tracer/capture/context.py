@@ -90,8 +90,8 @@ class FreeRunning:
 
 def measurements(unprofiled_ns: list[int], profiled_ns: list[int], slowdown: float | None,
                  free_running: FreeRunning | None, waited_for: list[int]) -> dict[str, Any]:
-    """The step times, nanoseconds: all of them, their median, their spread (interquartile range over median), and how
-    they were timed."""
+    """Return the step times, nanoseconds: all of them, their median, their spread (interquartile range over median),
+    and how they were timed."""
     found: dict[str, Any] = {
         "unprofiled_step_ns": unprofiled_ns, "profiled_step_ns": profiled_ns,
         "timing": {"border": "every step ends with the devices idle", "waited_for": waited_for}}

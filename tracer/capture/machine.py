@@ -244,7 +244,7 @@ def _beyond(found: Waiting, *, on_host: bool) -> float:
 
 
 def _of_times(timed_ns: Sequence[int]) -> list[str]:
-    """What the timed steps show by themselves; those of a loop that alternates differ for another reason."""
+    """Return what the timed steps show by themselves; those of a loop that alternates differ for another reason."""
     times = np.array(timed_ns, np.float64)
     if len(times) < LEAST_STEPS or not (times > 0).all() or alternation(timed_ns) is not None:
         return []

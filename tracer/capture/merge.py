@@ -229,7 +229,7 @@ def _enclosing(parent: np.ndarray, row: int, wanted: set[int]) -> int:
 
 def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[dict[str, Any]]) -> \
         tuple[list[dict[str, Any] | None], set[int]]:
-    """The note of each call, and the steps whose calls are not those noted."""
+    """Return the note of each call, and the steps whose calls are not those noted."""
     by_operator: dict[str, list[dict[str, Any]]] = {}
     for row in noted:
         by_operator.setdefault(row["op"], []).append(row)

@@ -129,7 +129,7 @@ class Counting:
         return self.before + options.total_steps
 
     def too_few(self, options: CaptureOptions, done: int, phase: str) -> str:
-        """The sentence of a script that ended after ``done`` steps of the capture, in ``phase``."""
+        """Return the sentence of a script that ended after ``done`` steps of the capture, in ``phase``."""
         parts = f"{f'{self.before} first + ' if self.before else ''}{options.parts}"
         rule = f"; {self.rule}" if self.rule else ""
         where = f", in {phase}: run more steps, or ask for fewer." if done else f": {self.never}"

@@ -232,7 +232,7 @@ class PartWriter:
             os.replace(temporary, self.path / name)
 
     def _broken_off(self) -> CaptureError:
-        """The error of a trace that torch did not write to its end: its C++ side does not raise one."""
+        """Return the error of a trace that torch did not write to its end: its C++ side does not raise one."""
         error, free = writing_error(self.scratch), free_bytes(self.scratch)
         if error is None and free is not None and free > SCARCE_BYTES:
             return CaptureError(f"The profiler could not write its trace in {self.path} to the end, although "

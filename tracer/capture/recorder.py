@@ -134,7 +134,7 @@ class Recorder:
 
     @property
     def cycle_steps(self) -> int:
-        """Steps of one cycle, warm-up included."""
+        """Return the steps of one cycle, warm-up included."""
         return PROFILER_WARMUP + self._options.steps
 
     @property
@@ -144,7 +144,7 @@ class Recorder:
 
     @property
     def _windows_steps(self) -> int:
-        """Steps of all cycles."""
+        """Return the steps of all cycles."""
         return self.cycle_steps * self._options.cycles
 
     @property
@@ -164,7 +164,7 @@ class Recorder:
 
     @property
     def step_name(self) -> str:
-        """The annotation of the current step."""
+        """Return the annotation of the current step."""
         return f"{STEP}{self._number}"
 
     def start(self) -> None:

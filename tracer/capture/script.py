@@ -86,7 +86,7 @@ class Optimizers:
 
     @property
     def listed(self) -> str:
-        """All of them, in words."""
+        """Return all of them, in words."""
         return ", ".join(f"{number} ({each.kind}, {each.parameters:,} parameters)"
                          for number, each in enumerate(self.seen))
 
@@ -99,7 +99,7 @@ class Optimizers:
             "seen": [{"class": each.kind, "parameters": each.parameters, "steps": each.steps} for each in self.seen]}}
 
     def _note(self) -> str:
-        """A sentence if captured steps differ in the steps that other optimizers make in them; else empty."""
+        """Return a sentence if captured steps differ in the steps that other optimizers make in them; else empty."""
         others = [number for number, each in enumerate(self.seen) if number != self._counted and (
             len(set(each.in_steps)) > 1 or (each.first > 0 and any(each.in_steps)))]
         if not others:
@@ -118,8 +118,8 @@ class _RecordedAll(SystemExit):
 
 
 def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> BaseException:
-    """The exception of a script with the traceback that ``python script`` would print, in place, causes included; of a
-    notebook, from its first cell on."""
+    """Return the exception of a script with the traceback that ``python script`` would print, in place, causes
+    included; of a notebook, from its first cell on."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
@@ -133,7 +133,7 @@ def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> 
 
 
 def _frames_of(first: types.TracebackType | None, script: str, *, is_outermost: bool) -> types.TracebackType | None:
-    """The frames without ours; of the outermost exception, from the script's first frame on."""
+    """Return the frames without ours; of the outermost exception, from the script's first frame on."""
     frames = []
     while first is not None:
         frames.append(first)

@@ -44,7 +44,7 @@ def cores() -> int:
 
 
 def idle_cores() -> int:
-    """Cores of those that nothing else runs on at this moment, at least one.
+    """Return the cores of those that nothing else runs on at this moment, at least one.
 
     Where something does, copies of this process would share the others' cores and end later than one process.
     """

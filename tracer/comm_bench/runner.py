@@ -56,7 +56,7 @@ class BenchPlan:
 
     @staticmethod
     def from_text(text: str) -> BenchPlan:
-        """The plan of ``to_text``."""
+        """Return the plan of ``to_text``."""
         data = json.loads(text)
         return BenchPlan(**{**data, "kinds": tuple(data["kinds"]), "sizes": tuple(data["sizes"])})
 

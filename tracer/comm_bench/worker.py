@@ -37,7 +37,7 @@ MOST_QUEUED = 100
 
 def operation(kind: str, payload_bytes: int, dtype: torch.dtype, device: torch.device) -> tuple[Callable[[], object],
                                                                                                 int]:
-    """A function that does the collective once, and the payload it really has (whole elements for each rank)."""
+    """Return a function that does the collective once, and the payload it really has (whole elements for each rank)."""
     world, rank = dist.get_world_size(), dist.get_rank()
     width = torch.empty(0, dtype=dtype).element_size()
     part = max(payload_bytes // width // world, 1)
@@ -90,7 +90,7 @@ def timed(run: Callable[[], object], loops: int, machine: Machine) -> float:
 
 
 def sweep(plan: BenchPlan, device: torch.device) -> list[dict[str, object]]:
-    """Rows of the table; operations the backend does not have are left out."""
+    """Return the rows of the table; operations the backend does not have are left out."""
     dtype = getattr(torch, plan.dtype)
     on_device = device.type == "cuda"
     machine: Machine = CudaMachine(torch) if on_device else HostMachine(torch, time.perf_counter_ns)

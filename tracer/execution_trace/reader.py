@@ -157,7 +157,7 @@ class _Interner:
         self.codes: dict[bytes, int] = {}
 
     def column(self, texts: Iterable[bytes | msgspec.Raw]) -> np.ndarray:
-        """Codes of texts; an empty one is "none"."""
+        """Return the codes of texts; an empty one is "none"."""
         codes = self.codes
         return np.array(
             [codes.setdefault(text, len(codes)) if text else NONE for text in map(bytes, texts)], dtype=np.int32

@@ -78,7 +78,7 @@ class ExecutionTrace:
         return len(self.id)
 
     def string(self, code: int) -> str:
-        """The text of a string code; empty for ``-1``."""
+        """Return the text of a string code; empty for ``-1``."""
         return "" if code < 0 else self.strings[code]
 
     def is_operation(self) -> Bool:
@@ -99,7 +99,7 @@ _GROUP_OBJECT = re.compile(r"\{[^{}]*\}")
 def comm_node(
     row: int, inputs: str, input_shapes: str, input_types: str, output_shapes: str, attributes: dict[str, Any]
 ) -> CommNode | None:
-    """A ``record_param_comms`` node's facts, ``None`` where neither attributes nor inputs name the collective.
+    """Return a ``record_param_comms`` node's facts, ``None`` where neither attributes nor inputs name the collective.
 
     The positional inputs are ``[tensors], sequence, group, rank, name, in splits, out splits`` and, from schema
     1.0.3 on, ``first global rank, stride, group size``; ``group`` is an address of the process, later ``(name,
@@ -138,7 +138,7 @@ def comm_node(
 
 
 def process_groups(inputs: str) -> tuple[list[dict[str, Any]], bool]:
-    """Groups of a ``## process_group:init ##`` node, and whether its text was cut off.
+    """Return the groups of a ``## process_group:init ##`` node, and whether its text was cut off.
 
     Keys are those of Kineto's ``distributedInfo.pg_config``: pg_name, pg_desc, backend_config, pg_size, ranks.
     PyTorch truncates the text on large jobs; the groups before the cut are kept.
@@ -235,7 +235,7 @@ def _element_types(types: str) -> tuple[tuple[str, ...], str, str]:
 
 @lru_cache(maxsize=4096)
 def _of_tensors(text: str, types: str) -> str:
-    """Shapes or strides with those of tensors alone; empty where they are not as many as the types."""
+    """Return the shapes or strides with those of tensors alone; empty where they are not as many as the types."""
     found, dtypes = list_of(text), _element_types(types)[0]
     if len(found) != len(dtypes):
         return ""

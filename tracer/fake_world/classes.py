@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
-    """The classes of ranks that do the same work, by their lowest rank, each with the row its graph is to have.
+    """Return the classes of ranks that do the same work, by their lowest rank, each with the row its graph is to have.
 
     Raises:
         PlanError: the plan does not fit the workload.
@@ -60,7 +60,7 @@ def _table_pieces(settings: Settings, plan: ParallelPlan) -> dict[int, list[tupl
 
 
 def chunk(size: int, parts: int, place: int) -> int:
-    """Elements of part ``place`` when ``torch.chunk`` cuts ``size`` into ``parts``."""
+    """Return the elements of part ``place`` when ``torch.chunk`` cuts ``size`` into ``parts``."""
     each = -(-size // parts)
     return max(0, min(each, size - place * each))
 

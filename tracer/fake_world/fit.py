@@ -39,7 +39,7 @@ def check_world(world_size: int, rank: int) -> None:
 
 
 def _number(value: int) -> str:
-    """A number in a sentence, however long."""
+    """Return a number in a sentence, however long."""
     return f"{value:,}" if value < 10**15 else f"10^{int(value.bit_length() * 0.30103)} or so"
 
 

@@ -139,7 +139,7 @@ class _HeldWork(dist.Work):
         return True
 
     def get_future(self) -> Any:
-        """The tensors."""
+        """Return the tensors."""
         return self._future
 
 
@@ -151,12 +151,12 @@ class HoldingGroup(dist.ProcessGroup):
         self.inner = inner
 
     def getBackendName(self) -> str:
-        """The inner group's."""
+        """Return the inner group's."""
         return str(self.inner.name()) if hasattr(self.inner, "name") else "fake"
 
     @property
     def group_name(self) -> str:
-        """The inner group's, so that recorders give both one name."""
+        """Return the inner group's, so that recorders give both one name."""
         return str(self.inner.group_name)
 
     def allreduce(self, tensors: Any, *options: Any) -> _HeldWork:

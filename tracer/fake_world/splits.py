@@ -105,7 +105,7 @@ def shard_experts(spread: list[SpreadExperts], mesh: Any, ranks: int) -> None:
 
 
 def expert_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters of spread experts."""
+    """Return the names of the parameters of spread experts."""
     inside = [name for name, part in model.named_modules() if isinstance(part, SpreadExperts)]
     return [name for name, _ in model.named_parameters() if name.startswith(tuple(f"{each}." for each in inside))]
 

@@ -44,7 +44,7 @@ class ModelledOverlap:
 
 
 def model_overlap(graph: ExecutionGraph) -> ModelledOverlap:
-    """The streams and waits of a captured graph's collectives (see the module's text)."""
+    """Return the streams and waits of a captured graph's collectives (see the module's text)."""
     found = ModelledOverlap([""] * len(graph.collectives), np.full(len(graph.collectives), NONE, np.int32))
     steps = graph.ops.step[np.maximum(graph.collectives.op, 0)]
     for step in np.unique(steps[graph.collectives.op != NONE]).tolist():
@@ -123,7 +123,7 @@ class _Step:
         return labels[0] == "c10d::allreduce_" and any(label.startswith(_AUTOGRAD) for label in labels)
 
     def _next(self, place: int, prefix: str) -> int:
-        """The next place whose name begins so, or ``NONE``; the name of a whole block ends there."""
+        """Return the next place whose name begins so, or ``NONE``; the name of a whole block ends there."""
         exact = prefix.startswith("FSDP::all_gather_copy_out")
         for later in range(place + 1, len(self.rows)):
             name = self.names[later]
@@ -132,13 +132,13 @@ class _Step:
         return NONE
 
     def _first_inside(self, place: int) -> int:
-        """The first operation at or after a place, as a row."""
+        """Return the first operation at or after a place, as a row."""
         if place == NONE:
             return NONE
         return next((self.rows[later] for later in range(place, len(self.rows)) if self.is_op[later]), NONE)
 
     def _op_after(self, place: int) -> int:
-        """The first operation that begins after the one at a place has ended, as a row."""
+        """Return the first operation that begins after the one at a place has ended, as a row."""
         ops, row = self.graph.ops, self.rows[place]
         later = bisect_left(self.starts, int(ops.start_ns[row] + ops.duration_ns[row]))
         inside = max(later, place + 1)
@@ -154,7 +154,7 @@ class _Step:
         return self._op_after(last)
 
     def _after_backward(self, outermost: int) -> int:
-        """The first operation after the run of autograd's ranges that an outermost place is one of."""
+        """Return the first operation after the run of autograd's ranges that contains an outermost place."""
         at = bisect_left(self.tops, outermost)
         later = next((place for place in self.tops[at:] if not self.names[place].startswith(_AUTOGRAD)), NONE)
         return self._first_inside(later)

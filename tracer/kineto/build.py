@@ -170,7 +170,7 @@ def _operations(collected: Collector) -> tuple[OpTable, Nesting, np.ndarray]:
 
 
 def _ordered(column: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The column in another order."""
+    """Return the column in another order."""
     return column if is_constant(column) else column[order]
 
 

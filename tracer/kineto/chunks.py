@@ -198,8 +198,8 @@ class EventStream:
 
 
 def last_boundary(text: bytes, searched: int = 0) -> int:
-    """Position of the comma of the last event boundary of ``text``, -1 if there is none; its first ``searched`` bytes
-    have none."""
+    """Return the position of the comma of the last event boundary of ``text``, -1 if there is none; its first
+    ``searched`` bytes have none."""
     least = max(0, searched - _WINDOWS[0])
     for window in _WINDOWS:
         start = max(least, len(text) - window)
@@ -260,7 +260,7 @@ _OBJECT = re.compile(rb'"(distributedInfo|deviceProperties)"\s*:\s*')
 
 
 def _fields_one_by_one(text: bytes) -> dict[str, Any]:
-    """The fields that matter most, from metadata that is not valid as a whole."""
+    """Return the fields that matter most, from metadata that is not valid as a whole."""
     found: dict[str, Any] = {}
     for match in _FIELD.finditer(text):
         with suppress(*DECODE_ERRORS):

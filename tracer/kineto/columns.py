@@ -70,7 +70,7 @@ class ThreadInterner(dict[tuple[Any, Any], int]):
     """(pid, tid) → thread number; 12 and "12" are the same."""
 
     def processes(self) -> np.ndarray:
-        """A number of the process of each thread, [threads]; one row where there is no thread."""
+        """Return a number of the process of each thread, [threads]; one row where there is no thread."""
         pids: dict[str, int] = {}
         return np.array([pids.setdefault(pid, len(pids)) for pid, _ in self.keys_in_order] or [0], np.int32)
 
@@ -108,7 +108,7 @@ class EventColumns:
         self.rows += len(columns["start"])
 
     def finish(self, names: dict[str, Any]) -> dict[str, np.ndarray]:
-        """All columns, concatenated, those of a single value constant; the parts are released.
+        """Return all columns, concatenated, those of a single value constant; the parts are released.
 
         ``names`` gives the dtypes of an empty group.
         """
@@ -262,7 +262,7 @@ class Collector:
         return device
 
     def _parts(self, batch: EventBatch) -> list[tuple[str, str | None, np.ndarray]]:
-        """Rows by phase and category, those first whose first event comes first."""
+        """Return the rows by phase and category, those first whose first event comes first."""
         rows = np.arange(batch.events)
         phase, category = (grouped(batch.code(name, rows).astype(np.int64)) for name in ("ph", "cat"))
         kind = phase[1] * len(category[0]) + category[1]
@@ -277,17 +277,17 @@ class Collector:
         return _merged(found)
 
     def finish(self, group: NameGroup) -> dict[str, np.ndarray]:
-        """The columns of a group (times in absolute nanoseconds of the trace's clock)."""
+        """Return the columns of a group (times in absolute nanoseconds of the trace's clock)."""
         return self._columns[group].finish(GROUP_COLUMNS[group])
 
     def of_window(self, group: NameGroup) -> dict[str, np.ndarray]:
-        """The columns of a group, with starts from the window's."""
+        """Return the columns of a group, with starts from the window's."""
         columns = self.finish(group)
         columns["start"] = columns["start"] - (self.first_ns or 0)
         return columns
 
     def rows(self, group: NameGroup) -> int:
-        """Number of events of a group gathered so far."""
+        """Return the number of events of a group gathered so far."""
         return self._columns[group].rows
 
     def gathered(self, group: NameGroup, *names: str) -> list[np.ndarray]:
@@ -313,7 +313,7 @@ class Collector:
 
     def _timed(self, batch: EventBatch, rows: np.ndarray, bounds_at_zero: bool = True) -> \
             tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows with usable times, their starts and durations; the others are dropped and counted.
+        """Return the rows with usable times, their starts and durations; the others are dropped and counted.
 
         A start of 0 bounds the window unless ``bounds_at_zero`` is false: a device's events have it for an unknown one.
         """
@@ -356,7 +356,7 @@ class Collector:
         return numbers[place]
 
     def _processes(self, batch: EventBatch, rows: np.ndarray) -> dict[str, int]:
-        """Number of rows by process."""
+        """Return the number of rows by process."""
         codes, counts = np.unique(batch.code("pid", rows), return_counts=True)
         return {_text(self._values[code]): count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
 
@@ -452,7 +452,7 @@ class Collector:
 
 
 def _python_kind(name: str) -> int:
-    """What a function is by its name."""
+    """Return what a function is by its name."""
     if name.startswith(MODULE_PREFIX):
         return _MODULE
     if name.startswith("<built-in"):
@@ -461,7 +461,7 @@ def _python_kind(name: str) -> int:
 
 
 def _collectives(batch: EventBatch, rows: np.ndarray, base: int) -> list[tuple[int, Args]]:
-    """Arguments of the rows that name a collective, each with its place behind ``base``."""
+    """Return the arguments of the rows that name a collective, each with its place behind ``base``."""
     if not batch.collectives:
         return []
     named = np.array(sorted(batch.collectives), np.int64)

@@ -139,7 +139,7 @@ def is_blocking_copy(name: str) -> bool:
 
 
 def sync_kind(text: str) -> SyncKind:
-    """The kind of a `cuda_sync` event from its name or `cuda_sync_kind`."""
+    """Return the kind of a `cuda_sync` event from its name or `cuda_sync_kind`."""
     lowered = text.lower()
     if "wait" in lowered:
         return SyncKind.STREAM_WAIT_EVENT
@@ -300,7 +300,7 @@ def _coerce(item: Any, kind: Any) -> Any:
 
 
 def plain_text(events: list[Event]) -> bytes:
-    """The events as JSON text, without the list's brackets, in which nothing is odd any more.
+    """Return the events as JSON text, without the list's brackets, in which nothing is odd any more.
 
     Numbers in quotes are numbers, and those beyond 64 bits -1; names of processes, threads and groups are texts.
     """

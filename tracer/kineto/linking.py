@@ -171,7 +171,7 @@ class _Sharing:
     outermost: list[int]
 
     def at(self, start: int) -> int:
-        """The call that launched work which starts then."""
+        """Return the call that launched work which starts then."""
         return self.outermost[max(int(np.searchsorted(self.start, start, side="right")) - 1, 0)]
 
 
@@ -274,7 +274,7 @@ SAME_SIZE = {"all_reduce", "broadcast", "reduce"}
 
 
 def collective_kind(text: str) -> str:
-    """The kind named in a collective's name, annotation or kernel name; "unknown" if none is."""
+    """Return the kind named in a collective's name, annotation or kernel name; "unknown" if none is."""
     plain = text.lower().replace("_", "")
     for key, kind in _KINDS:
         if key in plain:
@@ -373,7 +373,7 @@ def _fill(table: CollectiveTable, index: int, kernel: int, op: int, ops: OpTable
 
 
 def _function(kernel: str) -> str:
-    """The bare function's name of a kernel's signature."""
+    """Return the bare function's name of a kernel's signature."""
     return re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
 
 
@@ -395,7 +395,7 @@ def _from_shapes(table: CollectiveTable, index: int, op: int, is_annotation: boo
 
 
 def _sizes(text: str) -> list[list[int]]:
-    """Shapes of tensors; none where one of them is no list of sizes."""
+    """Return the shapes of tensors; none where one of them is no list of sizes."""
     found = list_of(text)
     whole = all(isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) for shape in found)
     return found if whole else []

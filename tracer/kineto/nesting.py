@@ -48,7 +48,7 @@ def host_order(thread: np.ndarray, start: np.ndarray, duration: np.ndarray, orde
 
 
 def nest(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> Nesting:
-    """Parents of rows that are in ``host_order``. Times in nanoseconds.
+    """Return the parents of rows that are in ``host_order``. Times in nanoseconds.
 
     Returns:
         Parent rows (``NONE`` at top level), ends after clamping (int64), depths and the number of clamped events.
@@ -89,7 +89,7 @@ def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread
 
 
 def _jumps(parent: np.ndarray) -> list[np.ndarray]:
-    """The ancestors 1, 2, 4, … levels above each row (``NONE`` where there is none)."""
+    """Return the ancestors 1, 2, 4, … levels above each row (``NONE`` where there is none)."""
     found = [parent]
     while (found[-1] >= 0).any():
         last = found[-1]
@@ -153,7 +153,7 @@ def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepT
 
 
 def _waiting(gaps: GapTable, ops: OpTable, op_end: np.ndarray, steps: StepTable, strings: list[str]) -> np.ndarray:
-    """Gaps of steps' threads mostly covered by backward operations, or communication, of other threads."""
+    """Return the gaps of steps' threads mostly covered by backward operations, or communication, of other threads."""
     found = np.zeros(len(gaps), np.bool_)
     work = ((ops.phase == Phase.BACKWARD) & (ops.kind == OpKind.OPERATION)) | named(
         ops.name, strings, lambda text: text.startswith(_HANDED_OVER))

@@ -114,7 +114,7 @@ def _by_number(pid: str) -> list[str | tuple[int, str]]:
 
 
 def _peeked(collected: Collector, group: NameGroup) -> dict[str, np.ndarray]:
-    """The columns of a group, which the collector keeps."""
+    """Return the columns of a group, which the collector keeps."""
     columns = collected.finish(group)
     collected.restore(group, columns)
     return columns

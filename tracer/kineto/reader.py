@@ -115,7 +115,7 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
 
 def _opened(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None, loss: LossReport) -> tuple[
         TraceSource | NsysSource, _Events, HasValues]:
-    """A file, its events, and what their codes are codes of."""
+    """Return a file, its events, and what their codes are codes of."""
     if local_export(source):
         export = NsysSource(source, progress)
         return export, export, export.vocabulary

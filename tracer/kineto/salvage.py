@@ -30,7 +30,7 @@ _PLAIN = re.compile(r"[^\"\\\x00-\x1f]+")
 
 
 def repair_event(text: bytes) -> bytes | None:
-    """The event's text as valid JSON where the known faults explain it, or None if it is too long to try.
+    """Return the event's text as valid JSON where the known faults explain it, or None if it is too long to try.
 
     The caller decodes the result; this function does not promise that it is valid.
     """
@@ -55,7 +55,7 @@ def _outside(text: str) -> str:
 
 
 def _string(source: str, at: int) -> tuple[str, int]:
-    """The repaired body of the string that starts at ``at`` and the position after its closing quote."""
+    """Return the repaired body of the string that starts at ``at`` and the position after its closing quote."""
     out: list[str] = []
     escapes: list[int] = []
     raw_backslashes = False

@@ -133,14 +133,14 @@ class Scanner:
         return batch
 
     def numbers_at(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Values of a number at rows of the last batch; its default where absent."""
+        """Return the values of a number at rows of the last batch; its default where absent."""
         at = self._number_at[name]
         if self._fields[2, self._field_at[name]]:
             return self._numbers[at, rows]
         return np.full(len(rows), self._number_default[at])
 
     def codes_at(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Tokens of a text at rows of the last batch."""
+        """Return the tokens of a text at rows of the last batch."""
         at = self._code_at[name]
         if self._fields[2, self._field_at[name]]:
             return self._codes[at, rows]

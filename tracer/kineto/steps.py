@@ -56,7 +56,7 @@ MAX_PERIOD_ROWS = 20_000
 
 
 def find_steps(ops: OpTable, op_end: np.ndarray, strings: Interner) -> tuple[StepTable, int]:
-    """The steps of a window and their ``StepSource`` (``NONE`` and an empty table when there are none)."""
+    """Return the steps of a window and their ``StepSource`` (``NONE`` and an empty table when there are none)."""
     if len(ops):
         texts = list(strings)
         names = {code: texts[code] for code in np.unique(ops.name).tolist()}
@@ -93,7 +93,7 @@ def _busiest(ops: OpTable, rows: np.ndarray) -> np.ndarray:
 
 
 def marked_steps(ops: OpTable, op_end: np.ndarray, rows: np.ndarray) -> StepTable:
-    """Steps that are annotations themselves; one inside another (a nested `execute_*`) is left out."""
+    """Return the steps that are annotations themselves; one inside another (a nested `execute_*`) is left out."""
     rows = _busiest(ops, rows)
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
     kept: list[int] = []
@@ -105,7 +105,7 @@ def marked_steps(ops: OpTable, op_end: np.ndarray, rows: np.ndarray) -> StepTabl
 
 
 def _counts(ops: OpTable, thread: int, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Operations of a thread that start in each interval."""
+    """Return the operations of a thread that start in each interval."""
     starts = ops.start_ns[(ops.thread == thread) & (ops.kind == OpKind.OPERATION)]
     return np.searchsorted(starts, end) - np.searchsorted(starts, start)
 

@@ -82,7 +82,7 @@ def read_tables(path: PathLike) -> list[EmbeddingTable]:
 
 
 def checked_tables(tables: Sequence[EmbeddingTable], name: str = "the tables") -> list[EmbeddingTable]:
-    """The same tables. Raises ``TableError`` if two have one name, or there is none."""
+    """Return the same tables. Raises ``TableError`` if two have one name, or there is none."""
     if not tables:
         raise TableError(f"{name} has no tables; give at least one.")
     seen: dict[str, int] = {}
@@ -134,7 +134,7 @@ def _table(row: Any, index: int) -> EmbeddingTable:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    """The fields that a row has, as their types. Raises ``TableError``."""
+    """Return the fields that a row has, as their types. Raises ``TableError``."""
     split = [row[key] for key in _REUSE if _given(row.get(key))]
     given = {key: value for key, value in row.items() if _given(value) and key not in _REUSE}
     for name in _NEEDED:

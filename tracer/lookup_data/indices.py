@@ -62,7 +62,7 @@ class TableIndices:
     lengths: Int64
 
     def of(self, table: EmbeddingTable) -> EmbeddingTable:
-        """The table as this batch looks rows up in it.
+        """Return the table as this batch looks rows up in it.
 
         Raises:
             TableError: an index is beyond its rows.
@@ -88,7 +88,7 @@ class Indices:
     tables: tuple[TableIndices, ...] = ()
 
     def of(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
-        """A model's tables, each as these indices look rows up in it.
+        """Return a model's tables, each as these indices look rows up in it.
 
         A file's tables are found by their names; else by their order, if there are as many; a file of one table
         describes every one.
@@ -116,7 +116,7 @@ class Indices:
 
 
 def counted(table: EmbeddingTable, indices: Int64, lengths: Int64) -> EmbeddingTable:
-    """The table with what one batch says of it: bags, reuse, rows touched.
+    """Return the table with what one batch says of it: bags, reuse, rows touched.
 
     Args:
         indices: rows looked up [look-ups].
@@ -296,7 +296,7 @@ def _of_torch(data: bytes) -> tuple[TableIndices, ...]:
 
 
 def _of_batch(indices: Int64, offsets: Int64 | None, lengths: Int64) -> tuple[TableIndices, ...]:
-    """Tables of one batch's look-ups, table after table; ``lengths`` [tables, samples]."""
+    """Return the tables of one batch's look-ups, table after table; ``lengths`` [tables, samples]."""
     tables, _ = lengths.shape
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     if lengths.min(initial=0) < 0 or lengths.sum() != len(indices) or (offsets is not None and (
@@ -315,7 +315,7 @@ def _check(tables: tuple[TableIndices, ...]) -> None:
 
 
 def read_tensors(data: bytes) -> tuple[Int64, Int64, Int64]:
-    """The three tensors of integers (indices, offsets, lengths) of a file.
+    """Return the three tensors of integers (indices, offsets, lengths) of a file.
 
     Raises:
         ValueError: it holds something else.

@@ -49,13 +49,13 @@ _NAMES = {part.name: part for part in fields(EmbeddingTable)}
 
 
 def note_text(tables: Sequence[EmbeddingTable]) -> str:
-    """The tables as the text of an argument; what is as by default is left out."""
+    """Return the tables as the text of an argument; what is as by default is left out."""
     return _MARK + json.dumps([_plain(table) for table in tables], separators=(",", ":"))
 
 
 @lru_cache(maxsize=4096)
 def noted_tables(text: str) -> tuple[EmbeddingTable, ...]:
-    """The tables in the text of an argument; none in any other text, or a damaged one."""
+    """Return the tables in the text of an argument; none in any other text, or a damaged one."""
     if not text.startswith(_MARK):
         return ()
     try:
@@ -65,7 +65,7 @@ def noted_tables(text: str) -> tuple[EmbeddingTable, ...]:
 
 
 def tables_of(graph: ExecutionGraph) -> list[EmbeddingTable]:
-    """The tables that a graph's operations are known to look up, each name once, in their order."""
+    """Return the tables that a graph's operations are known to look up, each name once, in their order."""
     ops = graph.ops
     found: dict[str, EmbeddingTable] = {}
     for code in dict.fromkeys(ops.scalars[_rows(graph)].tolist()):
@@ -212,7 +212,7 @@ class Lookup:
 
 
 def find_lookups(graph: ExecutionGraph) -> list[Lookup]:
-    """The look-ups of a graph in time order; their gradients are among their rows."""
+    """Return the look-ups of a graph in time order; their gradients are among their rows."""
     ops = graph.ops
     rows = _rows(graph)
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
@@ -304,7 +304,7 @@ def _numbers(graph: ExecutionGraph, row: int) -> list[int]:
 
 
 def _gradient_shape(graph: ExecutionGraph, row: int) -> tuple[int, ...]:
-    """The shape of the weight whose gradient an operation makes: rows are a number among its arguments."""
+    """Return the shape of the weight whose gradient an operation makes: rows are a number among its arguments."""
     arguments = graph.arguments(row)
     columns = arguments[0].shape[-1] if arguments and arguments[0].shape else 0
     place = {"aten::_embedding_bag_backward": 6, "aten::_embedding_bag_dense_backward": 5,
@@ -314,7 +314,7 @@ def _gradient_shape(graph: ExecutionGraph, row: int) -> tuple[int, ...]:
 
 
 def _joined(lookups: list[Lookup], tables: Sequence[EmbeddingTable]) -> list[list[EmbeddingTable]]:
-    """Tables of each look-up of a step; none where no table fits."""
+    """Return the tables of each look-up of a step; none where no table fits."""
     by_shape: dict[tuple[int, ...], list[EmbeddingTable]] = {}
     for table in tables:
         by_shape.setdefault((table.rows, table.columns), []).append(table)
@@ -337,7 +337,7 @@ def _is_of(table: str, module: str) -> bool:
 
 
 def _all_in(own: Lookup, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
-    """All tables of a weight that holds several behind one another."""
+    """Return all tables of a weight that holds several behind one another."""
     if len(own.shape) == 2:
         alike = [table for table in tables if table.columns == own.shape[1]]
         return alike if len(alike) > 1 and sum(table.rows for table in alike) == own.shape[0] else []
@@ -377,14 +377,14 @@ def _short(value: Any) -> Any:
 
 
 def _position(name: str) -> tuple[int, int] | None:
-    """Positions of weight and indices of a look-up; ``None`` of a gradient."""
+    """Return the positions of weight and indices of a look-up; ``None`` of a gradient."""
     if name in FORWARD:
         return FORWARD[name]
     return next((position for start, position in BATCHED.items() if name.startswith(start)), None)
 
 
 def _rows(graph: ExecutionGraph) -> np.ndarray:
-    """Rows of ``graph.ops`` that look rows up, or are gradients of it."""
+    """Return the rows of ``graph.ops`` that look rows up, or are gradients of it."""
     ops = graph.ops
     lookup = named(ops.name, graph.strings, lambda text: text in FORWARD or text in BACKWARD or text.startswith(
         tuple(BATCHED)))

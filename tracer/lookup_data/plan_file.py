@@ -48,7 +48,7 @@ class ShardKind(str, Enum):
 
     @staticmethod
     def of(text: str) -> ShardKind:
-        """The kind of a name, also with hyphens or as TorchRec's tables abbreviate it (tw, cw, rw, twrw, dp).
+        """Return the kind of a name, also with hyphens or as TorchRec's tables abbreviate it (tw, cw, rw, twrw, dp).
 
         Raises:
             ShardingError: there is none.
@@ -90,7 +90,7 @@ def kernel_name(sharding: TableSharding, trained: bool) -> str:
 
 
 def location_of_kernel(kernel: str) -> str:
-    """Where the weights lie that a kernel of this name looks up.
+    """Return where the weights lie that a kernel of this name looks up.
 
     Raises:
         ShardingError: there is no such kernel.

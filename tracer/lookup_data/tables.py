@@ -33,7 +33,7 @@ STEEPEST_SKEW = 8.0
 
 
 def reuse_histogram(indices: Int64) -> Float64:
-    """Shares of the look-ups by how often their row is looked up [17]; zeros for no look-ups."""
+    """Return the shares of the look-ups by how often their row is looked up [17]; zeros for no look-ups."""
     if not len(indices):
         return np.zeros(REUSE_BINS)
     _, counts = np.unique(indices, return_counts=True)
@@ -42,7 +42,7 @@ def reuse_histogram(indices: Int64) -> Float64:
 
 
 def checked_histogram(shares: Sequence[float]) -> tuple[float, ...]:
-    """The same shares, adding up to one.
+    """Return the same shares, adding up to one.
 
     Raises:
         ValueError: they are not ``REUSE_BINS`` numbers, or negative, or add up to nothing.
@@ -54,12 +54,12 @@ def checked_histogram(shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def distinct_of_histogram(lookups: float, shares: Sequence[float]) -> float:
-    """Different rows among look-ups of this histogram: lookups · Σ share/reuse."""
+    """Return the different rows among look-ups of this histogram: lookups · Σ share/reuse."""
     return lookups * float((np.asarray(shares) / REUSE_OF_BIN).sum())
 
 
 def distinct_of_zipf(lookups: float, rows: float, skew: float) -> float:
-    """Different rows that look-ups touch on average, rows drawn by a Zipf law: Σ_r 1 − (1 − p_r)^lookups.
+    """Return the different rows that look-ups touch on average, rows drawn by a Zipf law: Σ_r 1 − (1 − p_r)^lookups.
 
     ``skew`` 0 draws them evenly: T·(1 − (1 − 1/T)^lookups).
     """
@@ -68,7 +68,7 @@ def distinct_of_zipf(lookups: float, rows: float, skew: float) -> float:
 
 
 def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, ...]:
-    """The expected reuse histogram of look-ups whose rows a Zipf law draws: a row's accesses are Poisson.
+    """Return the expected reuse histogram of look-ups whose rows a Zipf law draws: a row's accesses are Poisson.
 
     A row of chance p is looked up Poisson(p·lookups) times; of its accesses those of k-fold reuse are k·P(k).
     """
@@ -129,7 +129,7 @@ def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
 
 
 def _zipf(rows: float, skew: float) -> tuple[Float64, Float64]:
-    """Rows of each piece of a table's ranks, and the chance of one of its rows."""
+    """Return the rows of each piece of a table's ranks, and the chance of one of its rows."""
     count = max(int(rows), 1)
     if count <= _RANKS:
         edges = np.arange(count + 1, dtype=np.float64)
@@ -272,7 +272,7 @@ class EmbeddingTable:
                              f"{len(BAG_QUANTILES)} numbers, none less than the one before.")
 
     def resized(self, rows: int) -> EmbeddingTable:
-        """The table with other rows; of those that were counted no more than there are."""
+        """Return the table with other rows; of those that were counted no more than there are."""
         return replace(self, rows=rows, unique=min(self.unique, rows))
 
     @property
@@ -297,7 +297,7 @@ class EmbeddingTable:
 
     @property
     def cached_rows(self) -> int:
-        """Rows that the device keeps of a table in the host's memory."""
+        """Return the rows that the device keeps of a table in the host's memory."""
         return math.ceil(self.cache_load_factor * self.rows) if self.location == "uvm_cached" else 0
 
     @property
@@ -340,7 +340,7 @@ class EmbeddingTable:
         return float(self.longest_bag) if self.longest_bag else float(math.ceil(self.bag))
 
     def law_skew(self) -> float:
-        """The exponent of the Zipf law that gives this table's reuse: the histogram's where there is one."""
+        """Return the exponent of the Zipf law that gives this table's reuse: the histogram's where there is one."""
         if self.reuse and self.reuse_lookups:
             seen = float(self.unique) or distinct_of_histogram(self.reuse_lookups, self.reuse)
             return skew_of_distinct(self.reuse_lookups, self.rows, seen)
@@ -376,7 +376,7 @@ class EmbeddingTable:
 
 
 def stored_row_bytes(dtype: str, columns: float) -> float:
-    """Bytes of one row: of quantized ones with scale and bias, and padded."""
+    """Return the bytes of one row: of quantized ones with scale and bias, and padded."""
     size = columns * TABLE_DTYPES.get(dtype, TABLE_DTYPES["fp32"])
     if dtype not in QUANTIZED:
         return size
@@ -384,6 +384,6 @@ def stored_row_bytes(dtype: str, columns: float) -> float:
 
 
 def row_state_bytes(optimizer: str, columns: float) -> tuple[float, float]:
-    """Bytes of optimizer state of one row: what a row has one of, and what every element has."""
+    """Return the bytes of optimizer state of one row: what a row has one of, and what every element has."""
     of_row, of_element = ROW_STATE_BYTES.get(optimizer, (0, 0))
     return float(of_row), of_element * float(columns)

@@ -55,12 +55,12 @@ class TracedDevice:
 
 
 def device_names() -> list[str]:
-    """Names of all devices, sorted."""
+    """Return the names of all devices, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def traced_device(name: str | TracedDevice) -> TracedDevice:
-    """What a step is traced for on a device of ours; others come from ``kernel_models.device.find_device``.
+    """Return what a step is traced for on a device of ours; others come from ``kernel_models.device.find_device``.
     Raises ``ShapeOnlyError``: there is none of that name."""
     if isinstance(name, TracedDevice):
         return name

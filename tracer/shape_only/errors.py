@@ -32,7 +32,7 @@ class UnknownSizeError(ShapeOnlyError):
 
 
 def explained(error: BaseException) -> ShapeOnlyError | None:
-    """The error as one sentence with the user's line and the way out; None if it is not about shapes."""
+    """Return the error as one sentence with the user's line and the way out; None if it is not about shapes."""
     from torch._subclasses import fake_tensor
 
     where = user_line(error.__traceback__)
@@ -85,7 +85,7 @@ def user_line(trace: TracebackType | None) -> str:
 
 
 def caller_line() -> str:
-    """The same of the code that runs now."""
+    """Return the same of the code that runs now."""
     return _users(traceback.extract_stack())
 
 
@@ -99,7 +99,7 @@ def function_line(function: Any) -> str:
 
 
 def _users(frames: traceback.StackSummary) -> str:
-    """The user's innermost line, and the one of a library's that it came to."""
+    """Return the user's innermost line, and the one of a library's that it came to."""
     users = next((frame for frame in reversed(frames) if _is_users(frame.filename)), None)
     inside = next((frame for frame in reversed(frames) if _is_librarys(frame.filename)), None)
     if users is None:
@@ -111,7 +111,7 @@ def _users(frames: traceback.StackSummary) -> str:
 
 
 def _shown(filename: str) -> str:
-    """A file by its path from the current directory, where it lies in it."""
+    """Return a file by its path from the current directory, where it lies in it."""
     path, here = Path(filename), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else filename
 
@@ -146,7 +146,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _lacking(error: BaseException) -> BaseException | None:
-    """An operator called without a kernel for fake tensors shows in torch's message only."""
+    """Return an operator called without a kernel for fake tensors shows in torch's message only."""
     for one in _chain(error):
         text = str(one)
         if isinstance(one, RuntimeError | NotImplementedError) and (

@@ -198,7 +198,7 @@ class KnownValues:
         return self._fake(counts, (EVENLY,))
 
     def _mask(self, mask: Any) -> torch.Tensor | None:
-        """The values of a mask: known, assumed, or ``None``. Those of a number ask where it is not 0."""
+        """Return the values of a mask: known, assumed, or ``None``. Those of a number ask where it is not 0."""
         known = self.of(mask)
         if self._share is None or (known is not None and not self._is_between_ends(mask)):
             return known
@@ -211,7 +211,7 @@ class KnownValues:
         return assumed
 
     def _pattern(self, mask: Any) -> torch.Tensor:
-        """The values of a mask that selects the share, evenly spread."""
+        """Return the values of a mask that selects the share, evenly spread."""
         with _disable_current_modes():
             steps = torch.arange(1, mask.numel() + 1, dtype=torch.float64).mul_(self._share or 0.0).floor_()
             return torch.diff(steps, prepend=torch.zeros(1, dtype=torch.float64)).bool().reshape(mask.shape)
@@ -221,7 +221,7 @@ class KnownValues:
         return self._share is not None and ENDS.format(self._share) in self._assumptions([tensor])
 
     def _dynamic_size(self, **limits: Any) -> int:
-        """The assumed size of what an operator of a library selects: a share of the rows of its inputs."""
+        """Return the assumed size of what an operator of a library selects: a share of the rows of its inputs."""
         share = self._share or 0.0
         self._say(SELECTED.format(share))
         return max(int(limits.get("min", 0)), int(share * (limits.get("max") or self._rows)))
@@ -459,8 +459,8 @@ class KnownValues:
 
 
 def _masks_of(func: Any, args: Any) -> tuple[Any, list[Any], list[Any]]:
-    """The data that an operator selects from (``None`` where it only tells the places), its indices, and the masks
-    among them; no masks of one that does not select."""
+    """Return the data that an operator selects from (``None`` where it only tells the places), its indices, and the
+    masks among them; no masks of one that does not select."""
     if func is _WHERE:
         return None, [args[0]], [args[0]]
     if func is _MASKED and args[0].shape == args[1].shape:
@@ -476,7 +476,7 @@ def _is_chance(name: str, result: Any) -> bool:
 
 
 def _ends(name: str, args: Any) -> tuple[float, float]:
-    """The ends that a random number lies between."""
+    """Return the ends that a random number lies between."""
     low, high = (0.0, 1.0) if name == "rand" else (*args[1:], *(0.0, 1.0)[len(args) - 1:])
     return low, high
 
@@ -490,6 +490,6 @@ def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The tensors that an operator writes into."""
+    """Return the tensors that an operator writes into."""
     return tensors_in([value for argument, value in _named(func, args, kwargs)
                      if argument.alias_info is not None and argument.alias_info.is_write])

@@ -41,7 +41,7 @@ class ModuleStack:
 
     @property
     def path(self) -> str:
-        """The innermost running module's path, "" outside."""
+        """Return the innermost running module's path, "" outside."""
         return self._stack[-1] if self._stack else ""
 
     def __enter__(self) -> ModuleStack:
@@ -76,7 +76,7 @@ class ModuleStack:
 
 
 def current_sequence() -> int:
-    """The sequence number autograd's next node will have."""
+    """Return the sequence number autograd's next node will have."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
@@ -130,7 +130,7 @@ class OperatorColumns:
         return len(self.ints["name"])
 
     def code(self, text: str) -> int:
-        """The number of a text; ``NONE`` for the empty one."""
+        """Return the number of a text; ``NONE`` for the empty one."""
         if not text:
             return NONE
         found = self._codes.get(text)
@@ -368,7 +368,7 @@ class OperatorRecorder(TorchDispatchMode):
                 {name: self._closure(each) for name, each in kwargs.items()})
 
     def _closure(self, argument: Any) -> Any:
-        """A closure that the optimizer calls, run as what it is: no part of the optimizer's own work."""
+        """Return a closure that the optimizer calls, run as what it is: no part of the optimizer's own work."""
         if not isinstance(argument, types.FunctionType | types.MethodType | functools.partial):
             return argument
 

@@ -108,7 +108,7 @@ class ArgumentWriter:
 
 
 def type_name(dtype: Any) -> str:
-    """A torch type as the profiler names it."""
+    """Return a torch type as the profiler names it."""
     return _TYPES.get(dtype, str(dtype).removeprefix("torch."))
 
 
@@ -328,7 +328,7 @@ class MemoryTracker:
         return number
 
     def number(self, tensor: Any) -> int:
-        """The number of a tensor's storage; -1 if it was never seen."""
+        """Return the number of a tensor's storage; -1 if it was never seen."""
         found = self._find(tensor)
         return -1 if found is None else found.number
 
@@ -384,7 +384,7 @@ class MemoryTracker:
                 self._holds.setdefault(number, what)
 
     def report(self) -> dict[str, int]:
-        """Bytes of the recorded step on the device.
+        """Return the bytes of the recorded step on the device.
 
         ``peak``: the most that was alive at once; ``peak_blocks`` the same with every storage rounded up to
         ``BLOCK_BYTES`` as CUDA's caching allocator does; ``start`` and ``end``: alive before and after; and for each
@@ -473,7 +473,7 @@ class MemoryTracker:
 
 
 def _rounded(numbers: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """The changes of size with each storage rounded up to whole blocks."""
+    """Return the changes of size with each storage rounded up to whole blocks."""
     size: dict[int, int] = {}
     rounded = np.empty_like(change)
     for i, (number, delta) in enumerate(zip(numbers.tolist(), change.tolist(), strict=True)):
@@ -484,7 +484,7 @@ def _rounded(numbers: np.ndarray, change: np.ndarray) -> np.ndarray:
 
 
 def resize_watch(tracker: MemoryTracker) -> Callable[[Any, int], Any]:
-    """A ``torch.UntypedStorage.resize_`` that tells the tracker."""
+    """Return a ``torch.UntypedStorage.resize_`` that tells the tracker."""
     original = torch.UntypedStorage.resize_
 
     def resize_(self: Any, size: int) -> Any:

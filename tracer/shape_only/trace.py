@@ -364,7 +364,7 @@ def _is_below_error(record: logging.LogRecord) -> bool:
 
 
 def assemble(recorder: OperatorRecorder, meta: Meta) -> ExecutionGraph:
-    """The graph of the recorded steps: operations 1 ns apart, without durations, launches or device work."""
+    """Return the graph of the recorded steps: operations 1 ns apart, without durations, launches or device work."""
     columns = recorder.columns
     count = len(columns)
     ops = OpTable.empty(count)

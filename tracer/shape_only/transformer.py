@@ -44,12 +44,12 @@ class StateSpace:
 
     @property
     def inner(self) -> int:
-        """Features of all heads."""
+        """Return the features of all heads."""
         return self.heads * self.head_size
 
     @property
     def mixed(self) -> int:
-        """Features that the convolution sees: all heads' inputs, and each group's B and C."""
+        """Return the features that the convolution sees: all heads' inputs, and each group's B and C."""
         return self.inner + 2 * self.groups * self.state
 
     @property
@@ -65,7 +65,7 @@ class StateSpace:
                           self.chunk, self.bias, self.convolution_bias, self.norm)
 
     def parameters(self, hidden: int, tp: int = 1) -> int:
-        """Parameters of one rank's share of a mixer for a stream of this width."""
+        """Return the parameters of one rank's share of a mixer for a stream of this width."""
         own = self.share(tp)
         count = hidden * (own.projected + own.inner) + own.mixed * (self.window + self.convolution_bias)
         count += 3 * own.heads + (own.inner if self.norm else 0)  # time step's bias, decay and the skipped input
@@ -237,14 +237,14 @@ class TransformerShape:
 
     @property
     def width_of_head(self) -> int:
-        """Features of one head's queries and keys."""
+        """Return the features of one head's queries and keys."""
         if self.latent is not None:
             return self.latent.plain + self.latent.rotated
         return self.head_size or self.hidden // self.heads
 
     @property
     def width_of_values(self) -> int:
-        """Features of one head's values."""
+        """Return the features of one head's values."""
         return self.width_of_head if self.latent is None else self.latent.values
 
     @property
@@ -272,12 +272,12 @@ class TransformerShape:
 
     @property
     def learned_positions(self) -> int:
-        """Rows of the table of learned positions; 0 for none."""
+        """Return the rows of the table of learned positions; 0 for none."""
         return (0 if self.rotary else self.seq) if self.positions is None else self.positions
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation."""
+        """Return the bytes of an activation."""
         return 4 if self.dtype == "fp32" else 2
 
     def block_parameters(self, tp: int = 1, ep: int = 1, etp: int | None = None) -> int:
@@ -297,11 +297,11 @@ class TransformerShape:
         return count + self._feed_forward(self.ffn, tp)
 
     def state_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block's state-space mixer on one rank; 0 without one."""
+        """Return the parameters of one block's state-space mixer on one rank; 0 without one."""
         return 0 if self.state is None else self.state.parameters(self.hidden, tp)
 
     def attention_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block's attention on one rank; 0 without it."""
+        """Return the parameters of one block's attention on one rank; 0 without it."""
         if not self.attends:
             return 0
         d, heads = self.width_of_head, self.heads // tp
@@ -316,11 +316,11 @@ class TransformerShape:
         return count + (2 * d if self.qk_norm else 0)
 
     def expert_parameters(self, ep: int = 1, tp: int = 1) -> int:
-        """Parameters of one block's routed experts on one rank; 0 without experts."""
+        """Return the parameters of one block's routed experts on one rank; 0 without experts."""
         return self._feed_forward(self.ffn, tp) * (self.experts // ep) if self.experts else 0
 
     def feed_forward_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block's feed-forward part, or of its shared experts, on one rank."""
+        """Return the parameters of one block's feed-forward part, or of its shared experts, on one rank."""
         return self._feed_forward(self.shared_ffn if self.experts else self.ffn, tp)
 
     def _feed_forward(self, inner: int, tp: int) -> int:
@@ -330,31 +330,31 @@ class TransformerShape:
         return count + (inner // tp * (2 if self.gated else 1) + self.hidden if self.bias else 0)
 
     def embedding_parameters(self, tp: int = 1) -> int:
-        """Parameters of the embedding of one rank, positions among them."""
+        """Return the parameters of the embedding of one rank, positions among them."""
         return self.vocabulary_parameters(tp) + self.learned_positions * self.hidden
 
     def vocabulary_parameters(self, tp: int = 1) -> int:
-        """Parameters of the embedding's matrix on one rank, which is as large as the logits'."""
+        """Return the parameters of the embedding's matrix on one rank, which is as large as the logits'."""
         return -(-self.vocab // tp) * self.hidden
 
     def head_parameters(self, tp: int = 1) -> int:
-        """Parameters of the head of one rank: the last norm and the logits' matrix, which a tied one has on its stage
-        too where that is not the embedding's."""
+        """Return the parameters of the head of one rank: the last norm and the logits' matrix, which a tied one has on
+        its stage too where that is not the embedding's."""
         return self.vocabulary_parameters(tp) + self.hidden * (1 if self.rms else 2)
 
     def root_parameters(self, tp: int = 1) -> int:
-        """Parameters of embedding and head on one rank that has both; a tied matrix counts once."""
+        """Return the parameters of embedding and head on one rank that has both; a tied matrix counts once."""
         shared = self.vocabulary_parameters(tp) if self.tied else 0
         return self.embedding_parameters(tp) + self.head_parameters(tp) - shared
 
     @property
     def parameters(self) -> int:
-        """All parameters but those of prediction modules; a tied matrix counts once."""
+        """Return all parameters but those of prediction modules; a tied matrix counts once."""
         return sum(run.layers * run.block_parameters() for run in self.runs) + self.root_parameters()
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that work on one token: of the routed experts, ``top_k``."""
+        """Return the parameters that work on one token: of the routed experts, ``top_k``."""
         idle = sum(run.layers * run.expert_parameters() * (run.experts - run.top_k) // run.experts
                    for run in self.runs if run.experts)
         return self.parameters - idle
@@ -403,7 +403,7 @@ class TransformerPart:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share each expert."""
+        """Return the ranks that share each expert."""
         return self.tp if self.etp is None else self.etp
 
     def sent_rows(self, shape: TransformerShape) -> float:
@@ -413,7 +413,7 @@ class TransformerPart:
         return shape.seq // self.cp // own * self.microbatch * shape.top_k * share * shape.imbalance
 
     def rows_of_expert(self, shape: TransformerShape) -> int:
-        """Rows that come to each of that rank's experts."""
+        """Return the rows that come to each of that rank's experts."""
         return max(round(self.sent_rows(shape) / (shape.experts // self.ep)), 1)
 
     def check(self, shape: TransformerShape) -> None:

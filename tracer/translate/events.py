@@ -95,11 +95,11 @@ class ForeignTexts:
         self._codes: dict[Any, int] = {"": EMPTY_TEXT, None: NULL, b"": NO_JSON}
 
     def name(self, text: str) -> int:
-        """Code of a name; its text is made well-formed and is cut where it is very long."""
+        """Return the code of a name; its text is made well-formed and is cut where it is very long."""
         return self.code(self._names.kept(text))
 
     def code(self, value: str | int | bytes) -> int:
-        """Code of a text, number or JSON."""
+        """Return the code of a text, number or JSON."""
         code = self._codes.get(value)
         if code is None:
             code = self._codes[value] = len(self.values)
@@ -107,17 +107,17 @@ class ForeignTexts:
         return code
 
     def meaning(self, text: str) -> Meaning:
-        """What a marked range's text says, as codes."""
+        """Return what a marked range's text says, as codes."""
         found = marked_range(text)
         return Meaning(self.code(found.category), self.name(found.name), found.sequence, self.code(found.sizes))
 
     def numbers(self, values: Int64) -> Int32:
-        """Codes of numbers."""
+        """Return the codes of numbers."""
         distinct, place = np.unique(values, return_inverse=True)
         return np.array([self.code(value) for value in distinct.tolist()], np.int32)[place]
 
     def extents(self, columns: Iterable[Int64]) -> Int32:
-        """Codes of the JSON lists of three numbers each."""
+        """Return the codes of the JSON lists of three numbers each."""
         distinct, place = np.unique(np.stack(list(columns), axis=1), axis=0, return_inverse=True)
         return np.array([self.code(msgspec.json.encode(row)) for row in distinct.tolist()], np.int32)[place.reshape(-1)]
 
@@ -147,7 +147,7 @@ class ForeignBatch(EventBatch):
         return np.full(len(rows), getattr(NO_ARGS, name), np.int64)
 
     def code(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Codes of a field."""
+        """Return the codes of a field."""
         found = self._codes.get(name, _ABSENT[name])
         return np.full(len(rows), found, np.int32) if isinstance(found, int) else found[rows]
 

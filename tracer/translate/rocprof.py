@@ -255,7 +255,7 @@ class _Operations:
 
 
 def _decoded(text: bytes) -> list[_Process]:
-    """The results of each process. Symbols may have bytes that are no UTF-8; they are replaced."""
+    """Return the results of each process. Symbols may have bytes that are no UTF-8; they are replaced."""
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:

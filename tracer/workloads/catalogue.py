@@ -42,7 +42,7 @@ class _RecommendationSettings(Settings):
                                 "gradients, so set one of them to false.")
 
     def table_rows(self, table: int) -> int:
-        """The full number, then a half, a quarter and an eighth, and so on again."""
+        """Return the full number, then a half, a quarter and an eighth, and so on again."""
         return self.rows >> (table % 4)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
@@ -129,7 +129,7 @@ class DeepfmSettings(_RecommendationSettings):
         _probability(self, self.dropout)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """A weight of one column, and a vector, for every row."""
+        """Return a weight of one column, and a vector, for every row."""
         vectors = super().embedding_tables()
         return vectors + [replace(table, name=f"weights.{i}", columns=1) for i, table in enumerate(vectors)]
 

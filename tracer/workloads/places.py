@@ -111,8 +111,8 @@ def shardings_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> lis
 
 
 def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TablePiece]:
-    """Every piece of tables at the places that a text says, by rank and then by table; of copied tables none. Raises
-    as ``shardings_of``."""
+    """Return every piece of tables at the places that a text says, by rank and then by table; of copied tables none.
+    Raises as ``shardings_of``."""
     found: list[TablePiece] = []
     for number, (table, spread) in enumerate(zip(tables, shardings_of(tables, text, ranks), strict=True)):
         on = spread.ranks
@@ -155,8 +155,8 @@ def tables_at(tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], ra
 
 
 def _table_places(text: str, tables: int) -> tuple[list[Place], int]:
-    """The places that a text says, one a table, and the ranks they are for (0: any); ``table`` stays a word until the
-    number of ranks is known."""
+    """Return the places that a text says, one a table, and the ranks they are for (0: any); ``table`` stays a word
+    until the number of ranks is known."""
     listed, at, planned = text.partition(_FOR)
     words = [word.strip().lower() for word in listed.split(",")]
     for word in words:

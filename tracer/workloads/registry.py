@@ -46,12 +46,12 @@ class WorkloadInfo:
 
 
 def names() -> list[str]:
-    """The workloads, in the order they are listed."""
+    """Return the workloads, in the order they are listed."""
     return list(_SETTINGS)
 
 
 def describe() -> list[WorkloadInfo]:
-    """Every workload with its settings and presets."""
+    """Return every workload with its settings and presets."""
     found = []
     for name, kind in _SETTINGS.items():
         listed = kind.listed()
@@ -65,7 +65,7 @@ def describe() -> list[WorkloadInfo]:
 
 
 def as_plain(settings: Settings) -> dict[str, Any]:
-    """Every setting by name as text, number or bool, ready for JSON; ``configure`` takes it back."""
+    """Return every setting by name as text, number or bool, ready for JSON; ``configure`` takes it back."""
     plain = {}
     for setting in settings.listed():
         value = getattr(settings, setting.name)
@@ -74,7 +74,7 @@ def as_plain(settings: Settings) -> dict[str, Any]:
 
 
 def configure(name: str, /, *, preset: str = "default", **values: Any) -> Settings:
-    """The checked settings of a workload: a preset with ``values`` put over it.
+    """Return the checked settings of a workload: a preset with ``values`` put over it.
 
     Raises:
         WorkloadError: There is no such workload, preset or setting, or a value cannot be used.
@@ -85,7 +85,7 @@ def configure(name: str, /, *, preset: str = "default", **values: Any) -> Settin
 
 
 def parse(name: str, assignments: Iterable[str], *, preset: str = "default") -> Settings:
-    """The checked settings of a workload from ``--set`` texts: ``parse("llama", ["batch=8", "dtype=bf16"])``.
+    """Return the checked settings of a workload from ``--set`` texts: ``parse("llama", ["batch=8", "dtype=bf16"])``.
 
     Raises:
         WorkloadError: As ``configure``, or a text is not ``key=value``.
@@ -133,6 +133,6 @@ def split(settings: Settings) -> Literal["fit", "held-out"]:
 
 
 def size_text(settings: Settings) -> str:
-    """The workload and its sizes as one line, the same for all modes: ``lstm batch=4 depth=2 seq=64 …``."""
+    """Return the workload and its sizes as one line, the same for all modes: ``lstm batch=4 depth=2 seq=64 …``."""
     sizes = (f"{name}={getattr(value, 'value', value)}" for name, value in settings.sizes().items())
     return " ".join([settings.WORKLOAD, *sizes])

@@ -71,7 +71,7 @@ def graph(program: UnusualProgram) -> Step:
 
 
 def streams(program: UnusualProgram) -> Step:
-    """A product on a second stream while the step goes on, joined before the optimizer."""
+    """Return a product on a second stream while the step goes on, joined before the optimizer."""
     side, a = torch.cuda.Stream(), torch.ones(WIDTH, WIDTH, device="cuda")
 
     def step(batch: Tensor) -> None:

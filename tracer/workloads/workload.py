@@ -79,12 +79,12 @@ class Workload:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one ``step``, all micro-batches together."""
+        """Return the samples of one ``step``, all micro-batches together."""
         return self.settings.samples_per_step
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of one ``step``; None for workloads without text."""
+        """Return the tokens of one ``step``; None for workloads without text."""
         return self.settings.tokens_per_step
 
     def batches(self) -> Iterator[StepBatch]:
@@ -162,7 +162,7 @@ def _gradient_sync(model: nn.Module, *, last: bool) -> AbstractContextManager[An
 
 
 def make_optimizer(kind: OptimizerKind, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer of all parameters; those with sparse gradients form a second group without momentum."""
+    """Return an optimizer of all parameters; those with sparse gradients form a second group without momentum."""
     sparse = {id(module.weight) for module in model.modules() if getattr(module, "sparse", False)}
     dense_group = {"params": [value for value in model.parameters() if id(value) not in sparse]}
     sparse_group = {"params": [value for value in model.parameters() if id(value) in sparse], "momentum": 0.0}
@@ -175,7 +175,7 @@ def parameter_count(parameters: Iterable[torch.Tensor]) -> int:
 
 
 def parameter_dtype(mode: DtypeMode) -> torch.dtype:
-    """The type of parameters and floating-point inputs."""
+    """Return the type of parameters and floating-point inputs."""
     return torch.bfloat16 if mode is DtypeMode.BF16 else torch.float32
 
 

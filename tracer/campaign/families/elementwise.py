@@ -150,7 +150,7 @@ _CHAINS = {"pointwise": (3, 1, "poi"), "norm": (2, 1, "per"), "softmax": (2, 0, 
 
 
 def _fused(settings: Settings) -> Called:
-    """A generated kernel is given what it reads and its output."""
+    """Return the call of a generated kernel, which is given what it reads and its output."""
     whole, vectors, kind = _CHAINS[settings["chain"]]
     x, elements = TensorArgument((settings["rows"], settings["width"])), settings["rows"] * settings["width"]
     return Called(f"triton_{kind}_fused_0", (*[x] * whole, *[TensorArgument((settings["width"],))] * vectors, x),

@@ -92,7 +92,7 @@ class TensorArgument(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...] | None:
-        """Elements from one to the next in each dimension; ``None`` where it is contiguous."""
+        """Return the elements from one to the next in each dimension; ``None`` where it is contiguous."""
         if not self.lies:
             return None
         order = _order(self)
@@ -137,7 +137,7 @@ class Called:
 
 
 def prepared(called: Called, settings: Settings, lab: Lab) -> Bench:
-    """The benchmark of an operator with tensors made for it."""
+    """Return the benchmark of an operator with tensors made for it."""
     dtype = settings["dtype"]
     lab.tf32(dtype == "tf32")
     arguments = [_made(argument, dtype, called.gradient, lab) for argument in called.arguments]
@@ -158,7 +158,7 @@ def prepared(called: Called, settings: Settings, lab: Lab) -> Bench:
 
 
 def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
-    """An argument as torch has it."""
+    """Return an argument as torch has it."""
     if isinstance(argument, Constant):
         return lab.dtype(argument.name)
     if isinstance(argument, list):
@@ -222,7 +222,7 @@ class CampaignFamily:
     traits: Callable[[Settings], str] = lambda settings: ""
 
     def bench(self, settings: Settings, lab: Lab) -> Bench:
-        """The benchmark of these settings, ready to run."""
+        """Return the benchmark of these settings, ready to run."""
         if self.prepare is not None:
             return self.prepare(settings, lab)
         called = self.called(settings)
@@ -230,7 +230,7 @@ class CampaignFamily:
         return prepared(called, settings, lab)
 
     def checked(self, values: Mapping[str, Any]) -> Settings:
-        """All settings, defaults filled in, sizes first.
+        """Return all settings, defaults filled in, sizes first.
 
         Raises:
             CampaignError: a setting is unknown, missing or out of range.
@@ -260,6 +260,6 @@ class CampaignFamily:
         return settings
 
     def tiny(self, settings: Mapping[str, Any]) -> Settings:
-        """The settings with each size at most its rehearsal's."""
+        """Return the settings with each size at most its rehearsal's."""
         return {name: min(value, self.sizes[name].tiny) if name in self.sizes else value
                 for name, value in settings.items()}

@@ -90,7 +90,7 @@ def _copied(settings: Settings) -> Called:
 
 
 def _copy(settings: Settings, lab: Lab) -> Bench:
-    """A copy from or to pageable memory holds the host up; the others are queued."""
+    """Return a copy's benchmark: from or to pageable memory it holds the host up; other copies are queued."""
     torch, size, direction = lab.torch, settings["bytes"], settings["direction"]
     pinned = settings["memory"] == "pinned"
     on_device = torch.randint(256, (size,), dtype=torch.uint8, device=lab.device)

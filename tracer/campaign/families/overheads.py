@@ -87,7 +87,7 @@ def _item(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _synchronise(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Device and stream synchronisation with nothing to wait for, and the device's right after a launch."""
+    """Return the device and stream synchronisation with nothing to wait for, and the device's right after a launch."""
     stream = lab.machine.current_stream()
     found: dict[str, list[float]] = {"device_idle": [], "stream_idle": [], "device_after_launch": []}
     for _ in range(REPEATS):
@@ -153,7 +153,7 @@ def _graph(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _overlap(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """A matrix product and a pinned copy to the device, alone and at once on two streams."""
+    """Return a matrix product and a pinned copy to the device, alone and at once on two streams."""
     torch, size = lab.torch, OVERLAP_SIZES[lab.is_cuda]
     a, b = (lab.random(size, size, dtype="bf16") for _ in range(2))
     source = lab.pinned(torch.randint(256, (size * size * 4,), dtype=torch.uint8))

@@ -168,7 +168,7 @@ def _convolution_fits(settings: Settings) -> str:
 
 
 def _grouped(values: Settings) -> Settings:
-    """A convolution in groups is by one channel each."""
+    """Return settings in which a convolution with groups has one channel in each."""
     alike = dict.fromkeys(("groups", "out_channels"), values["channels"]) if values.get("groups", 1) > 1 else {}
     return {**values, **alike}
 

@@ -96,7 +96,7 @@ class _Policy:
                 self.site.library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel, _KEY)
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """The value with its floating-point tensors (fp64 excepted) as ``dtype``; weights through the cache."""
+        """Return the value with its floating-point tensors (fp64 excepted) as ``dtype``; weights through the cache."""
         if isinstance(value, torch.Tensor):
             if not _eligible(value) or value.dtype is dtype:
                 return value
@@ -229,7 +229,7 @@ _CPU_KERNELS: list[str] = []
 
 
 def _with_cpu_kernel() -> list[str]:
-    """Operators with an autocast kernel for the CPU, looked up once (before anything is replaced)."""
+    """Return the operators with an autocast kernel for the CPU, looked up once (before anything is replaced)."""
     if not _CPU_KERNELS:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         _CPU_KERNELS.extend(name for name in torch._C._dispatch_get_all_op_names()

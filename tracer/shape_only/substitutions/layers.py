@@ -91,7 +91,7 @@ def attention(site: Site) -> None:
 
 
 def _additive(mask: Any, query: Any, key: Any) -> Any:
-    """A boolean mask as numbers to add, spread over batch and heads."""
+    """Return a boolean mask as numbers to add, spread over batch and heads."""
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

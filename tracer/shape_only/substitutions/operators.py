@@ -280,7 +280,7 @@ def collectives(site: Site) -> None:
 
 @lru_cache(maxsize=1)
 def _operators() -> list[tuple[Any, Any]]:
-    """Operators that give a work, with their schemas; there are thousands of others to look through."""
+    """Return the operators that give a work, with their schemas; there are thousands of others to look through."""
     found = []
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith(_NAMESPACE) and any(_WORK in str(each.type) for each in schema.returns):
@@ -302,7 +302,7 @@ def _finished(schema: Any, work: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def _gradient_of_bags(*args: Any, **kwargs: Any) -> Any:
-    """A row for each index where the gradient is sparse."""
+    """Return a row for each index where the gradient is sparse."""
     if len(args) <= _SPARSE or not args[_SPARSE]:
         return _BAGS(*args, **kwargs)
     grad, indices = args[:2]
@@ -366,7 +366,7 @@ def _really(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _drawn(original: Callable[[Any], Any]) -> Callable[[Any], Iterator[int]]:
-    """A sampler's ``__iter__`` that draws its whole order at once."""
+    """Return a sampler's ``__iter__`` that draws its whole order at once."""
     def drawn(self: Any) -> Iterator[int]:
         with _disable_current_modes():
             return iter(list(original(self)))

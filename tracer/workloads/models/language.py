@@ -324,7 +324,7 @@ class Lstm(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The stack of layers, which is one module."""
+        """Return the stack of layers, which is one module."""
         return [self.layers]
 
     def forward(self, text: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def sizes_of(tables: Sequence[EmbeddingTable], batch: int) -> list[int]:
 
 
 def by_columns(columns: Sequence[int]) -> list[list[int]]:
-    """Numbers of what has equal columns, widest first."""
+    """Return the numbers of what has equal columns, widest first."""
     return [[number for number, own in enumerate(columns) if own == each]
             for each in sorted(set(columns), reverse=True)]
 
@@ -100,7 +100,7 @@ def single_rows(tables: Sequence[EmbeddingTable], batch: int, generator: torch.G
 
 
 def embeddings(tables: Sequence[EmbeddingTable], *, sparse: bool) -> nn.ModuleList:
-    """An ``nn.Embedding`` for each table."""
+    """Return an ``nn.Embedding`` for each table."""
     found = nn.ModuleList(nn.Embedding(table.rows, table.columns, sparse=sparse) for table in tables)
     for part, table in zip(found, tables, strict=True):
         initialise_rows(part.weight, table.rows)

@@ -28,11 +28,11 @@ class Batch:
     targets: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with every tensor replaced (pinned, moved, made fake ...)."""
+        """Return the batch with every tensor replaced (pinned, moved, made fake ...)."""
         return Batch(tuple(function(tensor) for tensor in self.inputs), function(self.targets))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """The batch on a device, its floating-point inputs as ``dtype`` (cast there, not on the host)."""
+        """Return the batch on a device, its floating-point inputs as ``dtype`` (cast there, not on the host)."""
         moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
         inputs = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in moved.inputs)
         return Batch(tuple(inputs), moved.targets)

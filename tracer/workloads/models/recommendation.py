@@ -85,7 +85,7 @@ class Dlrm(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The two MLPs; the tables keep no activations worth recomputing."""
+        """Return the two MLPs; the tables keep no activations worth recomputing."""
         return [self.bottom, self.top]
 
     def forward(self, dense: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class Deepfm(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The MLP."""
+        """Return the MLP."""
         return [self.deep]
 
     def forward(self, dense: Tensor, rows: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class DcnV2(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The cross layers and the MLP."""
+        """Return the cross layers and the MLP."""
         return [*self.crosses, self.deep]
 
     def forward(self, dense: Tensor, rows: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class Ncf(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The MLP."""
+        """Return the MLP."""
         return [self.mlp]
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:

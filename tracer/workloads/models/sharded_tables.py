@@ -185,8 +185,8 @@ class ShardedTables(nn.Module):
         return piece.rows < self.rows[piece.table]
 
     def _blocks(self, number: int, rows: Tensor, lengths: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
-        """A table's look-ups sorted by blocks of rows, within each in their order: first row of the block → rows from
-        there, and bag lengths. All blocks but the last are equal."""
+        """Return a table's look-ups sorted by blocks of rows, within each in their order: first row of the block → rows
+        from there, and bag lengths. All blocks but the last are equal."""
         blocks = sorted({(piece.first_row, piece.rows): piece for of in self.pieces for piece in of
                          if piece.table == number}.items())
         size, count = blocks[0][0][1], len(blocks)
@@ -229,7 +229,7 @@ class ShardedTables(nn.Module):
         return found
 
     def _grouped(self, pieces: Sequence[TablePiece]) -> list[list[int]]:
-        """Places of a rank's pieces that one operation looks up together, in the order it does."""
+        """Return the places of a rank's pieces that one operation looks up together, in the order it does."""
         if self.batched:
             return by_columns([piece.columns for piece in pieces])
         return [[place] for place in range(len(pieces))]
@@ -263,7 +263,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _numbers(counts: Tensor, expected: list[list[int]]) -> list[list[int]]:
-    """The values of a tensor; what is expected where a step is traced by shapes, and has none."""
+    """Return the values of a tensor; what is expected where a step is traced by shapes, and has none."""
     if _has_no_values(counts):
         return expected
     found: list[list[int]] = counts.tolist()
@@ -277,6 +277,6 @@ def _has_no_values(tensor: Tensor) -> bool:
 
 
 def sharded_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters that lie on this rank only."""
+    """Return the names of the parameters that lie on this rank only."""
     inside = [f"{name}.weights." for name, part in model.named_modules() if isinstance(part, ShardedTables)]
     return [name for name, _ in model.named_parameters() if name.startswith(tuple(inside))]

@@ -19,7 +19,7 @@ VIT_EPSILON = 1e-6
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the image's size (at stride 1), and batch norm."""
+    """Return a convolution that keeps the image's size (at stride 1), and batch norm."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs))
 
@@ -111,7 +111,7 @@ class Unet(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The double convolutions, downwards and upwards."""
+        """Return the double convolutions, downwards and upwards."""
         return [self.first, *self.down, *self.up]
 
     def forward(self, pixels: Tensor) -> Tensor:
