@@ -181,7 +181,7 @@ class DeviceSpec:
         return cls(**found)
 
     def features(self) -> dict[str, float]:
-        """The figures as numbers for models that learn across devices; rates in 10¹²/s, sizes in the units above."""
+        """Return the figures as numbers for models that learn across devices; rates in 10¹²/s, sizes as above."""
         return {
             "sm_count": self.sm_count, "boost_clock_mhz": self.boost_clock_mhz,
             "shared_memory_per_sm_kb": self.shared_memory_per_sm_kb, "registers_per_sm_kb": self.registers_per_sm_kb,
@@ -262,7 +262,7 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
 
 
 def _named(wanted: str) -> list[DeviceSpec]:
-    """Devices that go by a plain name; all but processors where it is empty."""
+    """Return the devices with a plain name; all but processors where it is empty."""
     # A file is decoded where the name is in its text: most of the time would go into the other ones.
     every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
              if wanted in _plain(path.read_text(encoding="utf-8"))]
@@ -405,14 +405,14 @@ def _mig_profiles(whole: DeviceSpec, *, compute: bool) -> list[str]:
 
 
 def _amd_partitions(whole: DeviceSpec) -> dict[str, int]:
-    """Units of a compute partition by each of the device's modes; empty of a device with one die."""
+    """Return the units of a compute partition by each of the device's modes; empty for a device with one die."""
     dies = whole.sm_count // UNITS_OF_A_DIE.get(whole.architecture, whole.sm_count)
     counts = {**PARTITIONS, "CPX": dies} if dies > 1 else {}
     return {mode: whole.sm_count // parts for mode, parts in counts.items() if dies % parts == 0}
 
 
 def _amd_partition(whole: DeviceSpec, mode: str, memory_bytes: int | None) -> DeviceSpec:
-    """A compute partition: some of the dies, with as much of memory, caches and links as is theirs while all work."""
+    """Return a compute partition: some dies, with their part of memory, caches and links while all dies work."""
     units = _amd_partitions(whole)[mode]
     share = units / whole.sm_count
     return _part(whole, mode, "compute partition", units, share, share, memory_bytes)
@@ -420,7 +420,7 @@ def _amd_partition(whole: DeviceSpec, mode: str, memory_bytes: int | None) -> De
 
 def _part(whole: DeviceSpec, part: str, kind: str, units: int, share: float, links: float, memory_bytes: int | None
           ) -> DeviceSpec:
-    """A part of a device: ``units`` of it, a share of its memory with bandwidth and caches, and one of its links."""
+    """Return a part of a device: ``units`` of it, a share of its memory, bandwidth and caches, and its links."""
     compute = units / whole.sm_count
     memory_gb = memory_bytes / 1e9 if memory_bytes and memory_bytes > 0 else whole.memory_gb * share
     name = f"{whole.name}-{re.sub(r'[ .]', '-', part.lower())}"
@@ -436,7 +436,7 @@ def _part(whole: DeviceSpec, part: str, kind: str, units: int, share: float, lin
 
 
 def scaled(spec: DeviceSpec, factors: Mapping[str, float]) -> DeviceSpec:
-    """The device with figures times factors, by "table.key" or, of rates, by table; each source says its factor."""
+    """Return the device with figures times factors, by "table.key" or "table"; each source notes its factor."""
     def source(key: str, text: str) -> str:
         factor = factors.get(key, factors.get(key.partition(".")[0], 1.0))
         return text if factor == 1.0 else f"{text}, × {factor:g}"
@@ -491,7 +491,7 @@ def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping
 
 
 def rounded(value: float) -> float:
-    """Return a figure's four digits that mean something."""
+    """Return a figure with four significant digits."""
     return float(f"{value:.4g}")
 
 
@@ -510,7 +510,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _plain(name: str) -> str:
-    """Lower case without vendors and punctuation: "Tesla V100-SXM2-16GB" → "v100sxm216gb"."""
+    """Return a name in lower case without vendors and punctuation: "Tesla V100-SXM2-16GB" → "v100sxm216gb"."""
     return _GENERIC.sub(" ", name.lower()).encode(errors="replace").translate(None, _PUNCTUATION).decode()
 
 
@@ -521,7 +521,7 @@ def _fits(spec: DeviceSpec, memory_bytes: int | None, sm_count: int | None) -> b
 
 
 def _nearest(specs: list[DeviceSpec], memory_bytes: int | None) -> list[DeviceSpec]:
-    """Those whose memory is nearest to what is reported, by its ratio; all where none is."""
+    """Return the devices whose memory is nearest to the reported one, by ratio; all where none is reported."""
     if not memory_bytes or memory_bytes <= 0:
         return specs
     away = [abs(math.log(memory_bytes / (spec.memory_gb * 1e9))) for spec in specs]
@@ -560,7 +560,7 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def shape_device(spec: DeviceSpec) -> TracedDevice:
-    """Return what a step is traced for by shapes, of a device's figures."""
+    """Return what decides which operations a step traced for the device runs."""
     return TracedDevice.of(spec.name, spec.vendor, spec.compute_capability, spec.reported_names, spec.memory_gb,
                            spec.sm_count)
 

@@ -79,7 +79,7 @@ def figures_in(data: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str
 
 
 def check_architecture(name: str, known: Sequence[str]) -> None:
-    """Raise ``ValueError`` for an architecture that is not known: one spelled otherwise would silently lose what is."""
+    """Raise ``ValueError`` for an unknown architecture: a misspelled one would silently lose its constants."""
     if name not in known:
         raise ValueError(f"architecture is {shown(name)}, which is none that is known of this vendor; expected is one "
                          f"of {', '.join(known)}: name the one that is most like it")

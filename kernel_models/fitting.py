@@ -36,7 +36,7 @@ from tracer.arrays import Float64
 from tracer.versions import installed_version
 
 LEAST_ROWS = 60
-"""Fewer distinct calls are left to the formulas: trees of ten rows a leaf could not tell them apart."""
+"""Fewer distinct calls are left to the formulas: trees of ten rows a leaf could not distinguish them."""
 SELECTION_ROWS = 30_000
 """Calls that cross-validation looks at, whole shape groups of them."""
 FULL_ROWS = 60_000
@@ -182,7 +182,7 @@ def _fitted_entry(
 
 
 def _ended(until: float) -> dict[str, Any]:
-    """Return what a fit's facts say of a time that is over."""
+    """Return the facts of a fit that ended early because its time was over."""
     return {"ended_early": True} if time.monotonic() > until else {}
 
 
@@ -206,7 +206,7 @@ def scaled_to(how: Boosting, rows: int) -> Boosting:
 
 
 def candidates_of(family: Family, rows: int) -> tuple[Boosting, ...]:
-    """Return what is tried for a family."""
+    """Return the boosting settings that are tried for a family."""
     found = BOOSTING.get(family, OTHERS)
     return (*found, SMALL) if rows < _FEW and SMALL not in found else found
 
@@ -267,7 +267,7 @@ def each_left_out(problem: Problem, labels: Sequence[str]) -> Problem:
 
 
 def _heuristic_errors(fit: Samples, spec: DeviceSpec) -> Errors:
-    """Cross-validated over two halves of the groups: few parameters hardly notice what they are fitted to."""
+    """Return cross-validated errors over two halves of the groups: few parameters hardly depend on the half."""
     some = _thinned(fit, HEURISTIC_ROWS)
     half = np.array([share_of(f"half {label}") < 0.5 for label in some.labels()])
     if half.all() or not half.any():
@@ -284,7 +284,7 @@ def _heuristic_errors(fit: Samples, spec: DeviceSpec) -> Errors:
 
 
 def _judged(model: KernelModel, held: Samples) -> dict[str, Any]:
-    """Errors on held-out calls that the model covers, and how many it does not."""
+    """Return errors on held-out calls that the model covers, and how many calls it does not cover."""
     covered = np.asarray(model.covers(held.calls), bool)
     if not covered.any():
         return {"n": 0, "not_covered": len(held)}
@@ -329,7 +329,7 @@ def _provenance(
 
 
 def stamp() -> dict[str, Any]:
-    """When and with which software something was fitted."""
+    """Return when and with which software something was fitted."""
     return {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
             "software": {name: installed_version(name) or "not installed" for name in ("foretrace", "numpy", "numba")}
             | {"python": platform.python_version()}}

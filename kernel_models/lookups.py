@@ -1,5 +1,5 @@
-"""Look-ups of tables as op calls, batched or table by table, and their cost in terms that add up, for searches over who
-holds what."""
+"""Look-ups of tables as op calls, batched or table by table, and their cost in terms that add up, for searches over
+placements of tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def forward_call(parts: Sequence[TablePart]) -> OpCall:
 
 
 def backward_call(parts: Sequence[TablePart], fused: bool = True) -> OpCall:
-    """Their gradients in one pass: with the optimizer (``fused``), or as gradients as large as the tables."""
+    """Return the gradients of parts in one pass: with the optimizer (``fused``), or as large as the tables."""
     return _call("bag_backward_fused" if fused else "bag_backward", parts)
 
 
@@ -139,14 +139,14 @@ class PartCosts:
 
 def batched_forward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, device: DeviceSpec,
                        ) -> Float64:
-    """Time of one look-up over many parts from the sums and the maximum of their terms, µs [n]; 0 for none."""
+    """Return the time of one look-up over many parts from sums and maximum of their terms, µs [n]; 0 for none."""
     done = KernelWork(np.maximum(wait_us, flight_us), stream_us, np.ones(len(stream_us)))
     return _time_us(done, device, "bag")
 
 
 def batched_backward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, lookups: Float64, rows: Float64,
                         device: DeviceSpec) -> Float64:
-    """Time of their gradient with the optimizer fused, likewise; ``lookups`` and ``rows`` are sums over the parts."""
+    """Return the time of the fused gradient likewise; ``lookups`` and ``rows`` are sums over the parts."""
     kernels = gradient_kernels(np.ones(len(lookups), np.bool_), *sorting(lookups, rows))
     done = KernelWork(np.maximum(wait_us, flight_us), stream_us, kernels)
     return _time_us(done, device, "bag_backward_fused")

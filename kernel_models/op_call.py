@@ -104,7 +104,7 @@ def promoted(dtypes: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Sizes and strides in elements; ``stride`` is ``None`` where not recorded, and contiguous is assumed then."""
+    """A tensor: sizes and strides in elements; ``stride`` is ``None`` where not recorded (contiguous is assumed)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -162,7 +162,7 @@ class TensorSpec:
 
 
 def channels_last(tensor: TensorSpec) -> str:
-    """Return the layout of a call on images where only channels last has a name: "nhwc", else ""."""
+    """Return the layout of a call on images, for kinds that name only channels last: "nhwc", else ""."""
     return "nhwc" if tensor.is_channels_last else ""
 
 
@@ -176,7 +176,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape these broadcast to; where they do not fit, the larger size (recorded shapes may be of another era)."""
+    """Return the shape that these broadcast to; where they do not fit, the larger size (of another era's records)."""
     rank = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
@@ -256,7 +256,7 @@ class TablePart:
 
 
 def with_host_rows(flags: Iterable[str], parts: Iterable[TablePart]) -> tuple[str, ...]:
-    """The flags of a look-up of these parts: with "host_rows" no model that was fitted to rows on the device has it."""
+    """Return flags of a look-up of parts: "host_rows" keeps it from models fitted to rows on the device."""
     far = any(part.location != "hbm" for part in parts)
     return tuple(sorted({*flags} | {"host_rows"})) if far else tuple(each for each in flags if each != "host_rows")
 
@@ -351,7 +351,7 @@ class OpCall:
 
     @property
     def bytes_moved(self) -> float:
-        """Read and written, bytes."""
+        """Return the bytes read and written."""
         return self.bytes_read + self.bytes_written
 
 

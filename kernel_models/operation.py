@@ -32,7 +32,7 @@ TOLD: dict[str, str] = {
     "experts": "experts on this device", "visits": "experts that a token visits", "expert_width": "width of an expert",
     "weights": "type that experts' weights are stored in", "imbalance": "exponent of experts' popularity, 0 for even",
 }
-"""What operators of inference servers leave to their state, and ``Operation.told`` may say."""
+"""Values that inference servers' operators leave to the server's state, and ``Operation.told`` may give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Operation:
 
     @classmethod
     def from_graph(cls, graph: ExecutionGraph, op: int, list_dtype: str = "fp32") -> Operation:
-        """Row ``op`` of ``graph.ops``.
+        """Return row ``op`` of ``graph.ops`` as an operation.
 
         Raises:
             IndexError: there is no such operation.
@@ -145,7 +145,7 @@ def is_free(name: str) -> bool:
 
 
 def by_bytes(op: Operation) -> OpCall:
-    """Return an unknown operation: it reads every tensor among its arguments once and writes as much as the largest."""
+    """Return an unknown operation's call: it reads every tensor argument once and writes as much as the largest."""
     inputs = Inputs(op.name, op.arguments, (), op.list_dtype)
     tensors = inputs.tensors()
     kind = re.sub(r"[0-9a-fx]{6,}|\d+(?=\W|$)", "", op.name.split("(")[0]).strip() or op.name
@@ -188,7 +188,7 @@ HOST_BYTES_PER_NS = 4.0
 """Read and written on the host, 10⁹ bytes/s: ``torch.stack`` of 32 and 256 images reaches 4.6 and 2.1 there."""
 _PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 _NON_BLOCKING = {"aten::_to_copy": 5, "aten::copy_": 2}
-"""Position of that argument. Who copies without blocking has pinned the host's side, or gains nothing by it."""
+"""Position of the ``non_blocking`` argument. A copy without blocking has pinned the host's side, or gains nothing."""
 
 
 def placed_calls(graph: ExecutionGraph, op: int) -> tuple[OpCall, ...]:
@@ -226,7 +226,7 @@ def host_work_ns(graph: ExecutionGraph, op: int) -> float:
 
 
 def work_on_host_ns(operation: Operation) -> float:
-    """Return the same of an operation that is known to work on the host."""
+    """Return the time of an operation that is known to work on the host, ns."""
     if is_free(operation.name):
         return 0.0
     inputs = Inputs(operation.name, operation.arguments, (), operation.list_dtype)
@@ -238,7 +238,7 @@ def work_on_host_ns(operation: Operation) -> float:
 
 
 def _moved_bytes(operation: Operation) -> int | None:
-    """Bytes that cross the link: a copy that also casts casts where its source is, so those of the target's type."""
+    """Return the bytes that cross the link: a copy that also casts does so at its source, so of the target's type."""
     tensors = Inputs(operation.name, operation.arguments, (), operation.list_dtype).tensors()
     if not tensors:
         return None

@@ -102,11 +102,11 @@ class PricedCalls:
 
     @property
     def total_us(self) -> float:
-        """Sum over all calls, µs."""
+        """Return the sum over all calls, µs."""
         return float(self.times_us.sum())
 
     def total_interval_us(self) -> tuple[float, float]:
-        """80% interval of the sum, µs: errors of one family share their cause, those of different families do not.
+        """Return the 80% interval of the sum, µs. Errors share their cause within a family, not between families.
 
         Within a family the distances to the interval's ends add up as far as they are common; the rest of each call's,
         and the families', add up in quadrature.
@@ -117,7 +117,7 @@ class PricedCalls:
         return max(total - low, 0.0), total + high
 
     def _distance(self, distance_us: Float64) -> float:
-        """From the sum to an end of its interval, µs, from those of the distinct calls."""
+        """Return the distance from the sum to an end of its interval, µs, from those of the distinct calls."""
         common = self.common if len(self.common) else np.ones(len(self.calls))
         together: dict[Family, float] = {}
         for call, distance in zip(self.calls, (common * distance_us).tolist(), strict=True):
@@ -155,7 +155,7 @@ class CallBatch:
 
 
 def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Models | None = None) -> PricedCalls:
-    """Price calls on a device.
+    """Return the time of every call on a device, with its interval and source.
 
     Args:
         calls: Any, repeated ones too.
@@ -179,7 +179,7 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
         left = rows
 
         def take(covered: Bool, times: Times, by: Source) -> Int64:
-            """Take the sound ones of the times of what is left and covered; return which calls got theirs."""
+            """Take the sound times of calls that are left and covered; return which calls got theirs."""
             nonlocal left
             sound = np.isfinite(times.time_us) & (times.time_us > 0)
             taken: Int64 = left[covered][sound]
@@ -219,7 +219,7 @@ def _distinct(calls: Iterable[OpCall]) -> tuple[list[OpCall], Int64]:
 
 
 def _by_family(calls: Sequence[OpCall]) -> Mapping[Family, Int64]:
-    """Indices of the calls of each family."""
+    """Return the indices of the calls of each family."""
     families = [call.family for call in calls]
     if len(set(families)) == 1:
         return {families[0]: np.arange(len(families))}
@@ -278,7 +278,7 @@ def _variants(call: OpCall) -> Iterator[OpCall]:
 
 
 def _products(call: OpCall) -> Iterator[OpCall]:
-    """Other layouts, then without what is added to the product."""
+    """Yield other layouts, then the product without what is added to it."""
     plain = tuple(flag for flag in call.flags if flag not in ("bias", "accumulate"))
     for flags in dict.fromkeys((call.flags, plain)):
         for layout in dict.fromkeys((call.layout, *_LAYOUTS)):
@@ -337,7 +337,7 @@ LIMITED = frozenset((Family.GEMM, Family.ATTENTION, Family.CONV))
 
 
 def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
-    """The rate of products that the board's power feeds, 10¹² operations/s; infinite where nothing is known of it."""
+    """Return the rate of products that the board's power feeds, 10¹² operations/s; infinite where unknown."""
     watts = WATTS_PER_TFLOPS.get(device.architecture)
     computed = computed_as(device, dtype)
     cost = COST_ON.get(device.architecture, {}).get(computed, COST_OF_TYPE.get(computed))
@@ -347,7 +347,7 @@ def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
 
 
 def sustained(priced: PricedCalls, device: DeviceSpec) -> PricedCalls:
-    """Return the same calls in a step that keeps the device busy; intervals keep their relative width."""
+    """Return the calls as priced in a step that keeps the device busy; intervals keep their relative width."""
     rates: dict[str, float] = {}
     least: Float64 = np.zeros(len(priced.calls))
     for i, call in enumerate(priced.calls):

@@ -68,7 +68,7 @@ def array_from(data: bytes) -> npt.NDArray[Any]:
 VERSION = 2
 """Version of the file format. Raise it when an older reader would misread a new file."""
 ENDING = ".profile"
-"""Folder of the profiles that come with foretrace."""
+"""File ending of the profiles that come with foretrace."""
 MANIFEST = "profile.json"
 _COMMENT = re.compile(rb"foretrace-profile (\d+) crc32 ([0-9a-f]{8})\Z")
 _CHECKSUM_BYTES = 8  # 32 bits in hexadecimal
@@ -131,7 +131,7 @@ class DeviceProfile:
         return [entry.model for entry in self.entries if entry.model.family is family]
 
     def entries_of(self, family: Family) -> Sequence[ProfileEntry]:
-        """Return the same with their provenance."""
+        """Return the models of a family with their provenance."""
         return [entry for entry in self.entries if entry.model.family is family]
 
     @property
@@ -140,7 +140,7 @@ class DeviceProfile:
         return sorted({entry.model.family for entry in self.entries}, key=lambda family: family.value)
 
     def with_software(self, *wanted: str) -> DeviceProfile:
-        """Return the same, preferring models of software whose name begins so (in that order)."""
+        """Return the profile, preferring models of software with a name that begins so (in that order)."""
         def rank(entry: ProfileEntry) -> int:
             return next((i for i, name in enumerate(wanted) if entry.software.startswith(name)), len(wanted))
 
@@ -148,7 +148,7 @@ class DeviceProfile:
 
 
 def unused_error(profiles: Iterable[DeviceProfile], devices: Iterable[str]) -> ProfileError:
-    """Make the error of profiles that price nothing, since they are of other devices than those that are asked for."""
+    """Return the error of profiles that price nothing, since they are of other devices than the requested ones."""
     of = " and ".join(dict.fromkeys(profile.device.name for profile in profiles))
     asked = ", ".join(dict.fromkeys(devices)) or "a device that nothing names"
     return ProfileError(f"--profile is of {of}, but what is priced is {asked}: nothing would use it; name the "

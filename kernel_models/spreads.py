@@ -30,7 +30,7 @@ UNMEASURED_CACHE = 0.2
 """Attention over a cache, by default efficiencies, added for the share of its keys that are older than the step: no
 table of it is at hand. Flash-Decoding's published times (benchmarks/inference_kernels.py) err by up to 20%."""
 PLACEHOLDER_DEVICE = 1.5
-"""A device whose figures only stand in for a calibration, added. Set, not measured."""
+"""A device whose figures only replace a calibration, added. Set, not measured."""
 PUBLISHED_CPU = 0.7
 """A CPU by its data sheet, added: a factor of two either way. Its clock depends on instructions and cooling, and the
 default efficiencies are one thread's of one other processor. Set, not measured."""

@@ -60,7 +60,7 @@ TRAFFIC_OF_PRODUCTS = 8.0
 device has other rates of either, and the traffic is the better known. Chosen between 1 and 8 on the rows of PyTorch
 2.4, three of the five folds, by what is predicted for the other GPU."""
 ITERATIONS = 300
-"""Chosen: of L-BFGS, after which the cost falls no more to speak of."""
+"""Iterations of L-BFGS. Chosen: the cost hardly falls afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class StepProblem:
                         self._start[part][mine] = sums
 
     def _design(self) -> dict[str, scipy.sparse.csr_matrix]:
-        """By part: how much of each number every call has, [calls, numbers]."""
+        """Return for each part how much of each number every call has, [calls, numbers]."""
         numbers: dict[tuple[str, str], int] = {}
         entries: dict[str, list[tuple[Int64, Int64, Float64]]] = {part: [] for part in PARTS}
 
@@ -211,7 +211,7 @@ class StepProblem:
         return found
 
     def family_times_us(self, values: Float64) -> tuple[list[str], Float64]:
-        """Families, and time of each in every step, µs [steps, families]."""
+        """Return families, and the time of each in every step, µs [steps, families]."""
         whole = self._times(values)[0]
         names = sorted(set(self.family.tolist()))
         return names, np.stack([self.count @ np.where(self.family == name, whole, 0.0) for name in names], axis=1)
@@ -263,7 +263,7 @@ class StepProblem:
 
     def corrections(self, values: Float64, *, widths: Mapping[str, float] | None = None, source: str = "",
                     ) -> Corrections:
-        """Corrections of these numbers, on top of those the fit started from."""
+        """Return the corrections of these numbers, on top of those the fit started from."""
         start = self.start
         points = dict(start.points) if start else {}
         curves = {name: curve.copy() for name, curve in start.curves.items()} if start else {}

@@ -39,7 +39,7 @@ LEAST_LEFT = 0.2
 
 
 class _LeftOut(NamedTuple):
-    """Steps by what others teach: how much these count, times µs [n], shares of families [n, families], families."""
+    """Steps by what others teach: this evidence's weight, times µs [n], shares of families [n, families], families."""
 
     belief: float
     times_us: Float64
@@ -129,7 +129,7 @@ def _without_known(steps: Sequence[NamedStep], known: DeviceProfile | None) -> t
 
 
 def _left_out(problem: StepProblem, fold: Int64) -> list[_LeftOut]:
-    """Return what steps of other graphs teach of each step, with each of ``BELIEF``; ``fold`` is of ``folds_of``."""
+    """Return the prediction of each step from other graphs' steps, for each ``BELIEF``; ``fold``: see ``folds_of``."""
     weight, found = problem.weight, []
     for belief in BELIEF:
         problem.weight = weight * belief
@@ -163,7 +163,7 @@ def folds_of(graphs: Sequence[str]) -> Int64 | None:
 
 
 def _factor(predicted_us: Float64, measured_us: Float64) -> float:
-    """Mean factor that times are off, either way (too long by a half as bad as too short by a third)."""
+    """Return the mean factor of errors, either way (too long by a half counts as too short by a third)."""
     return float(np.exp(np.mean(np.abs(np.log(predicted_us / measured_us)))))
 
 

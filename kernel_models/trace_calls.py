@@ -45,7 +45,7 @@ _KINDS = {  # part of the forward operation's name → of its node's
 
 
 def pair_lookups(graph: ExecutionGraph) -> dict[int, tuple[int, int]]:
-    """Rows of ``graph.ops`` that are such lookups or their nodes → row of the lookup, and columns of all its tables."""
+    """Return rows of ``graph.ops`` that are such lookups or their nodes → row of the lookup, columns of its tables."""
     pairs: dict[int, tuple[int, int]] = {}
     for lookup, node in _KINDS.items():
         forwards, nodes = _rows(graph, lookup), _rows(graph, node, "_Dense" not in node)
@@ -94,7 +94,7 @@ def _width(graph: ExecutionGraph, lookup: int, node: int) -> int:
 
 
 def pairs_of(ops: Int32, pairs: dict[int, tuple[int, int]]) -> tuple[Int64, Int64]:
-    """For each of some rows the lookup it belongs to and its width, ``NONE`` for rows that are none."""
+    """Return for some rows the lookup that each belongs to and its width, ``NONE`` for rows of none."""
     found = [pairs.get(op, (NONE, NONE)) for op in ops.tolist()] if pairs else []
     both = np.array(found, np.int64) if found else np.full((len(ops), 2), NONE, np.int64)
     return both[:, 0], both[:, 1]
@@ -261,7 +261,7 @@ def _assemble(
 
 
 def _operation_with_sizes(graph: ExecutionGraph, op: Int32) -> Int32:
-    """For each operation itself, or the nearest around it with recorded sizes; itself where there is none."""
+    """Return for each operation itself, or the nearest around it with recorded sizes; itself where there is none."""
     ops = graph.ops
     if not len(ops):
         return np.full_like(op, NONE)
@@ -280,7 +280,7 @@ def _operation_with_sizes(graph: ExecutionGraph, op: Int32) -> Int32:
 def _calls_of_operations(
     graph: ExecutionGraph, ops: Int32, kernel_rows: Int64, piece: Int64, tf32: bool | None
 ) -> list[tuple[OpCall, ...] | None]:
-    """Return the calls of each operation; ``None`` where only its kernels' names tell anything."""
+    """Return the calls of each operation; ``None`` where its kernels' names alone show anything."""
     if not len(ops):
         return []
     names, table = graph.kernels.name[kernel_rows], graph.ops
@@ -317,7 +317,7 @@ def _calls_of_operations(
 def _told_by_kernel(
     graph: ExecutionGraph, op: int, kernel_name: int, calls: tuple[OpCall, ...]
 ) -> tuple[OpCall, ...] | None:
-    """An unknown operation whose main kernel is elementwise is that, over its arguments; others keep their bytes."""
+    """Return elementwise calls for unknown operations whose main kernel is such; others keep their bytes."""
     operation = Operation.from_graph(graph, op)
     tensors = Inputs(operation.name, operation.arguments, (), operation.list_dtype).tensors()
     if not tensors:
@@ -331,7 +331,7 @@ def _told_by_kernel(
 
 
 def _moved_bytes(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ...]]:
-    """Copies and memsets by the bytes and direction recorded with them."""
+    """Return copies and memsets by the bytes and direction recorded with them."""
     kernels = graph.kernels
     _, example, same = _distinct([kernels.name[rows], kernels.kind[rows], kernels.bytes[rows]])
     calls = []
@@ -347,7 +347,7 @@ def _moved_bytes(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ...]]
 
 
 def _direction(name: str) -> tuple[str, tuple[str, ...]]:
-    """ "Memcpy HtoD (Pinned -> Device)" → ("h2d", ("pinned",))."""
+    """Return kind and flags of a copy: "Memcpy HtoD (Pinned -> Device)" → ("h2d", ("pinned",))."""
     lower = name.lower().replace(" ", "")
     kind = next((short for short, words in (
         ("h2d", ("htod", "hosttodevice")), ("d2h", ("dtoh", "devicetohost")), ("p2p", ("ptop", "peertopeer")),

@@ -36,10 +36,10 @@ LEARN_AGAIN = 1.4
 MOST_TO_LEARN = 700
 """Above this number of measurements, fitting the process would take longer than measuring."""
 GAPS, LEAST_GAP_S = (1 / 16, 1 / 6, 1 / 3), 1.0
-"""From each visit to the next, shares of the time there is: what disturbs one has mostly gone by the next, which after
-two seconds it had not (``docs/calibration.md``)."""
+"""Times from each visit to the next, as shares of the whole, and least seconds. Most disturbances end before the next
+visit; within two seconds they had not (``docs/calibration.md``)."""
 CLOSING = 0.85
-"""After this share of the time visits come before they are due, so that what was measured last has one too."""
+"""After this share of the time visits come before they are due, so that late measurements get one too."""
 AGREE = 0.08
 """Two visits agree if the slower one takes no more than this share longer."""
 
@@ -67,7 +67,7 @@ class FamilyProgress:
         return len(self._calls)
 
     def tell(self, call: OpCall, measured_us: float) -> None:
-        """Take a measurement in."""
+        """Add a measurement, µs."""
         self._calls.append(call)
         self._logs.append(self._log(call, measured_us))
         if self._learn_at <= self.measured <= MOST_TO_LEARN:
@@ -77,14 +77,14 @@ class FamilyProgress:
             self._learn_at = LEARN_AGAIN * self.measured
 
     def correct(self, row: int, call: OpCall, measured_us: float) -> None:
-        """A later visit of the measurement noted as number ``row`` (from 0) was quicker."""
+        """Replace the time of measurement ``row`` (from 0) by that of a quicker, later visit."""
         self._logs[row] = self._log(call, measured_us)
 
     def _log(self, call: OpCall, measured_us: float) -> float:
         return float(np.log(measured_us / self._formula.predict([call]).time_us[0]))
 
     def error(self) -> float:
-        """Mean absolute error of each measurement by what the others say of it, log; 1 before there are enough."""
+        """Return the mean absolute log error of measurements, each predicted from the others; 1 while there are few."""
         if self._learned is None:
             return 1.0
         process = self._learned[1]
@@ -133,11 +133,11 @@ class Visits:
         self._due: list[tuple[float, str]] = []
 
     def add(self, item: Item, time_us: float, now_s: float) -> None:
-        """A benchmark was measured for the first time."""
+        """Add a benchmark that was measured for the first time."""
         self._plan(_Shape(item, [time_us], now_s))
 
     def due(self, now_s: float) -> Item | None:
-        """The next visit if one is due; near the end whichever is due first. ``took`` answers it, if it worked."""
+        """Return the next visit if one is due (near the end, the first of all). If it worked, call ``took``."""
         if not self._due:
             return None
         due_s, name = self._due[0]
@@ -149,7 +149,7 @@ class Visits:
         return msgspec.structs.replace(shape.item, visit=len(shape.times_us) + 1)
 
     def took(self, item: Item, time_us: float, now_s: float) -> bool:
-        """Return a visit took so long; returns whether it was the quickest so far."""
+        """Note the time of a visit; return whether it was the quickest so far."""
         shape = self._shapes[item.id]
         quicker = time_us < min(shape.times_us)
         shape.times_us.append(time_us)

@@ -47,7 +47,7 @@ MOST_MINUTES = 24 * 60.0
 FIT_SHARE, MOST_FIT_S = 0.2, 60.0
 """Part of the minutes kept for fitting: chosen."""
 _MAX_MB = 200.0
-"""Of measurements: chosen."""
+"""Most MB of measurements: chosen."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ HostFit = Callable[[Sequence[ExecutionGraph]], HostOverheads]
 
 def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: HostFit | None = None,
               say: Callable[[str], None] = lambda line: None) -> Calibration:
-    """Calibrate a device.
+    """Measure a device within a time box, fit its profile, and judge it on held-out measurements.
 
     Args:
-        request: What.
+        request: What to measure, for how long, and where the measurements go.
         probe: Gives the device's health.
         host: Fits the host's overheads to the captures made; without it they are not in the profile.
         say: Called with lines of progress.

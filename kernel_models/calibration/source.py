@@ -165,11 +165,11 @@ class Measurements:
         return len(self._done)
 
     def known(self) -> Sequence[Item]:
-        """None: how long things take is known of each."""
+        """Return no items: the plan grows as it goes, and each item has its own estimate of time."""
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
-        """The device is known: prepare to plan. Raises ``CalibrationError`` if earlier runs measured another."""
+        """Prepare to plan for a known device. Raises ``CalibrationError`` if earlier runs measured another."""
         hardware = context.get("hardware", {})
         here, earlier = measured_device(hardware), self._measured_before()
         if earlier - {here}:
@@ -182,7 +182,7 @@ class Measurements:
             self._take_up(item, line)
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """Anchors, then the canary when it is due, then what is most worth it."""
+        """Return the next item: anchors, then the canary when it is due, then the measurement that promises most."""
         self._look()
         while self._first:
             item = self._first.pop(0)
@@ -237,15 +237,15 @@ class Measurements:
             self._visits.add(item, time_us(dict(warm), host=True), self._clock())
 
     def planned(self) -> int:
-        """Open: as many as there is time for."""
+        """Return 0: the number is open, as many as there is time for."""
         return 0
 
     def left(self) -> int:
-        """One while there may be something to measure."""
+        """Return 1 while there may be something to measure, else 0."""
         return 0 if self._ended else 1
 
     def stopped(self) -> str:
-        """It ends with its time."""
+        """Return no reason: a calibration ends with its time."""
         return ""
 
     # --- what the calibration asks afterwards ------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class Measurements:
                                f"measurements, since {state.failed} did not work; the last one: {state.reason}"))
 
     def _look(self) -> None:
-        """Health, and a line of progress, now and then."""
+        """Check the device's health and write a line of progress, now and then."""
         now = self._clock()
         if now - self._checked > CHECK_S:
             for finding in checks.during(self._probe(self.setup.device)):
@@ -357,7 +357,7 @@ class Measurements:
         return self._spec is not None and self._spec.vendor == "host"
 
     def _visited(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """A further visit: was it quicker than those before?"""
+        """Note a further visit, which may have been quicker than those before."""
         row = next((row for row in rows if row.get("variant") == warm_variant(item.visit)), None)
         if row is None:
             return
@@ -418,7 +418,7 @@ class Measurements:
                     state.progress.tell(call, measured_us)
 
     def _drawn(self, state: _FamilyState) -> Candidate | None:
-        """Return what of a family to measure; ``None`` where nothing new was drawn."""
+        """Return a new candidate of a family; ``None`` where nothing new was drawn."""
         assert self._spec is not None and self._limits is not None
         held_out = state.held_out < HELD_OUT_SHARE * (state.done + 1)
         limits = replace(self._limits, bytes=min(self._limits.bytes, state.most_bytes))
@@ -437,8 +437,8 @@ class Measurements:
         return None
 
     def _measurable(self, state: _FamilyState, pool: Mapping[str, Candidate]) -> list[str]:
-        """Return which candidates are new, may work, and take no longer than they may: measurements expect that, as
-        the formulas that drew them may be far too low."""
+        """Return the candidates that are new, may work, and fit the time by what measurements predict: the formulas
+        that drew them may be far too low."""
         assert self._limits is not None
         found = [name for name, one in pool.items() if one.item.id not in self._done
                  and one.bytes <= state.most_bytes and self._may_work(one.item)]
@@ -467,7 +467,7 @@ class Measurements:
 
 
 def _modes(item: Item) -> tuple[Any, ...]:
-    """Return what the same shape is worked on by: it decides whether a device can do it at all."""
+    """Return the modes in which a shape is worked on: they decide whether a device can do it at all."""
     if item.kind != "kernel":
         return (item.name,)
     family = FAMILIES[item.name]

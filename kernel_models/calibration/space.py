@@ -70,7 +70,7 @@ class Candidate(NamedTuple):
 
 
 def limits_for(spec: DeviceSpec, free_bytes: float) -> Limits:
-    """Limits on a device with so much free memory."""
+    """Return the limits on a device with ``free_bytes`` of free memory."""
     if spec.vendor == "host":
         return Limits(run_us=6e3, bytes=min(0.1 * free_bytes, 192e6), fixed_s=0.02, budget_s=0.02, fill_gbps=0.3)
     return Limits(run_us=2e4, bytes=min(0.3 * free_bytes, 16e9), fixed_s=0.06, budget_s=0.1, fill_gbps=50.0)
@@ -97,7 +97,7 @@ def spaces(device: str) -> Sequence[Space]:
 
 
 def draw(space: Space, spec: DeviceSpec, limits: Limits, rng: np.random.Generator) -> Candidate | None:
-    """Draw settings within the limits; nothing if none were found."""
+    """Return a candidate drawn within the limits; ``None`` if none was found."""
     for _ in range(_TRIES):
         settings, calls = _drawn(space.benchmark, space.drawn, rng)
         if calls:
@@ -108,7 +108,7 @@ def draw(space: Space, spec: DeviceSpec, limits: Limits, rng: np.random.Generato
 
 
 def _drawn(benchmark: str, space: SearchSpace, rng: np.random.Generator) -> tuple[dict[str, Any], tuple[OpCall, ...]]:
-    """Settings and their call; no call where they do not go together."""
+    """Return drawn settings and their call; no call where the settings do not go together."""
     values: dict[str, Any] = {name: _size(span, rng) for name, span in space.sizes.items()}
     values |= {name: options[rng.integers(len(options))] for name, options in space.choices.items()}
     try:

@@ -31,7 +31,7 @@ from kernel_models.spreads import BUS_BANDWIDTH
 from tracer.table_input import TableInputError, cell_error, read_rows
 
 KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
-"""In the order in which a text has them."""
+"""Kinds, in the order in which a text has them."""
 UNKNOWN = (0.0, 0.0)
 LASTING = 0.5
 """Least share of one node's busbw that several nodes keep for buffers without end. What else is missing counts as a
@@ -54,7 +54,7 @@ class BusBandwidths:
 
     @staticmethod
     def parse(text: str) -> BusBandwidths | None:
-        """Read what stands on a command line; ``None`` for a text of another form, which may be a file's name.
+        """Read an option's text; ``None`` for a text of another form, which may be a file's name.
 
         Raises:
             CommError: a bandwidth that no network has, or a number of nodes given twice.
@@ -98,7 +98,7 @@ class BusBandwidths:
         return BusBandwidths(found)
 
     def on(self, topology: Topology) -> MeasuredBus:
-        """Return what they say of a cluster's formulas."""
+        """Return the corrections of a cluster's formulas by these bandwidths."""
         return MeasuredBus(topology, self)
 
 
@@ -134,7 +134,7 @@ class MeasuredBus:
         return float(np.mean(found)) if found else 0.0
 
     def correct(self, batch: CollectiveBatch, times: CommTimes) -> None:
-        """Change the times of formulas, in place, where bandwidths say something of them."""
+        """Correct the times of formulas, in place, where bandwidths were measured."""
         rows = np.flatnonzero(times.level == int(Level.DATASHEET))
         if not len(rows):
             return

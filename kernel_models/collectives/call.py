@@ -144,7 +144,7 @@ class Placement:
 
     @staticmethod
     def even(ranks: int, per_node: int) -> Placement:
-        """``ranks`` in blocks of ``per_node``; the last node holds what is left."""
+        """Return ``ranks`` in blocks of ``per_node``; the last node holds what is left."""
         if ranks < 1 or per_node < 1:
             raise CommError(f"{ranks} ranks cannot lie {per_node} to a node; both must be at least one.")
         if ranks > MOST_RANKS:
@@ -295,12 +295,12 @@ class CommTimes:
 
     @staticmethod
     def empty(n: int) -> CommTimes:
-        """n collectives nothing is known of."""
+        """Return times of n collectives that nothing is known of."""
         return CommTimes(np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, int(Level.UNKNOWN), np.int64),
                          np.full(n, -1, np.int64))
 
     def put(self, rows: Int64 | Bool, other: CommTimes) -> None:
-        """Replace rows."""
+        """Replace rows by another's."""
         for name in ("time_us", "low_us", "high_us", "level", "algorithm"):
             getattr(self, name)[rows] = getattr(other, name)
 

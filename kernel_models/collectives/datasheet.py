@@ -116,7 +116,7 @@ NVLS_EFFICIENCY = {"hopper": 0.85, "blackwell": 0.74}
 NVLS_RATIO = 5.0 / 6.0
 """Algorithmic over bus bandwidth of NVLS."""
 NETWORK_SIMPLE_RING = 1.4
-"""Multi-node rings with Simple take this factor of latency."""
+"""Factor on the latency of rings over several nodes with the Simple protocol."""
 HOST_BASE_US, HOST_HOP_US = 40.0, 25.0
 """Gloo over a host's loopback: a stand-in until ``foretrace comm bench`` has measured the host."""
 
@@ -162,7 +162,7 @@ def ring_gbps(topology: Topology, group: RankGroup) -> float:
 
 
 def lines(topology: Topology, kind: CollectiveKind, group: RankGroup) -> list[Line]:
-    """Every way to do the collective that NCCL would consider; hierarchical ones come last and only for even groups."""
+    """Return every way that NCCL would consider; hierarchical ones come last and only for even groups."""
     if group.ranks <= 1:
         return [Line(Algorithm.RING, Protocol.SIMPLE, 0.0, 0.0)]
     if kind is CollectiveKind.BARRIER:
@@ -181,7 +181,7 @@ def lines(topology: Topology, kind: CollectiveKind, group: RankGroup) -> list[Li
 
 
 def _protocols(topology: Topology) -> tuple[Protocol, ...]:
-    """LL128 needs NVLink everywhere in a node."""
+    """Return the usable protocols: LL128 needs NVLink everywhere in a node."""
     if topology.node.link == "loopback":
         return (Protocol.SIMPLE,)
     if topology.node.link == "pcie":
@@ -378,8 +378,7 @@ def half_widths(topology: Topology, size: npt.NDArray[np.float64],
 
 
 def interval_checked(topology: Topology, kind: CollectiveKind, nodes: int) -> bool:
-    """Return whether measurements of such a machine and collective stand behind the interval; elsewhere it is
-    assumed."""
+    """Return whether measurements of such a machine and collective support the interval; elsewhere it is assumed."""
     node = topology.node
     if (node.link, node.architecture) not in CHECKED:
         return False

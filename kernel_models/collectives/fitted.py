@@ -40,7 +40,7 @@ from tracer.arrays import Float64
 from tracer.input_file import DecodeError, convert
 
 PROTOCOLS, SHORTEST = 3, 2
-"""Pieces at most: NCCL has LL, LL128 and Simple; and measured sizes that each needs: it has two parameters."""
+"""Pieces at most (NCCL has LL, LL128 and Simple), and measured sizes that each needs (it has two parameters)."""
 MOST_CUTS, FOLDS = 40, 5
 """Most places that are tried as cuts (a longer table tries this many, evenly spread), and folds of sizes left out."""
 BELOW = 2.0
@@ -72,7 +72,7 @@ class CurvePieces:
 
     @staticmethod
     def fit(size: Float64, time_us: Float64, most: int = PROTOCOLS) -> CurvePieces:
-        """At most ``most`` pieces through sizes ascending; fewer where there are too few sizes."""
+        """Fit at most ``most`` pieces through ascending sizes; fewer where there are too few sizes."""
         count = max(1, min(most, len(size) // SHORTEST))
         if count == 1:
             alpha, beta = _robust_line(size, time_us)
@@ -109,7 +109,7 @@ class CurvePieces:
         )
 
     def at(self, size: Float64) -> Float64:
-        """µs at the given sizes; a piece never starts below the end of the one before."""
+        """Return µs at the given sizes; a piece never starts below the end of the piece before."""
         piece = np.searchsorted(self.upto, size, side="left")
         time_us = self.latency_us[piece] + self.us_per_byte[piece] * size
         ends = self.latency_us[:-1] + self.us_per_byte[:-1] * self.upto
@@ -263,7 +263,7 @@ def _like_sizes(setting: Setting, size: Float64) -> CollectiveBatch:
 
 
 def _scaled(formulas: DatasheetModel, setting: Setting, size: Float64, time_us: Float64) -> CurvePieces:
-    """One measured size: the formula's line there, scaled to it."""
+    """Return one measured size as a curve: the formula's line there, scaled to the measurement."""
     kind, group = CollectiveKind(setting[0]), RankGroup(*setting[2:])
     ways = nccl_lines(formulas.topology, kind, group)
     line = min(ways, key=lambda way: way.latency_us + way.us_per_byte * float(size[0]))
@@ -289,7 +289,7 @@ def _switch(before: tuple[float, float], after: tuple[float, float], last: float
 
 
 def _line(size: Float64, time_us: Float64, weight: Float64) -> tuple[float, float]:
-    """α, β ≥ 0 with the least weighted sum of squared relative errors."""
+    """Return α and β, both ≥ 0, with the least weighted sum of squared relative errors."""
     a, b, w = 1.0 / time_us, size / time_us, weight
     aa, ab, bb = (w * a * a).sum(), (w * a * b).sum(), (w * b * b).sum()
     sa, sb = (w * a).sum(), (w * b).sum()

@@ -158,7 +158,7 @@ class _Line(msgspec.Struct):
 
 
 def is_inspector(text: str) -> bool:
-    """Return whether a text is such a log."""
+    """Return whether a text is a log of NCCL's inspector plugin."""
     return '"inspector_output_format_version"' in text[:8192] and '"header"' in text[:8192]
 
 
@@ -256,7 +256,7 @@ MOST_BYTES = 256 << 20  # chosen: memory; a benchmark's log has some kB
 
 
 def read_log(path: str, hints: Hints | None = None) -> CollectiveMeasurements:
-    """Read a log or table of measurements, whichever it is.
+    """Read a log or table of measurements, of any known form.
 
     Raises:
         CommError: It is none that is known, or a line of it is broken; one sentence, with the line.

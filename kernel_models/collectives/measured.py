@@ -70,7 +70,7 @@ class Curve:
         return Curve(x, y, _slopes(np.log(x), y))
 
     def log_at(self, size: npt.ArrayLike, blend: float = DEFAULT_BLEND) -> Float64:
-        """Log of µs at the given sizes. Below the smallest: its time; above the largest: on along the last line."""
+        """Return log µs at the given sizes. Below the smallest: its time; above the largest: along the last line."""
         x = np.asarray(size, np.float64)
         if len(self.size) == 1:
             # Nothing is known of the slope: never faster than in proportion to the size.
@@ -217,7 +217,7 @@ class MeasuredModel:
     def fit(
         measurements: CollectiveMeasurements, *, shared_link: bool = False, intervals: bool = True
     ) -> MeasuredModel:
-        """Curves of all settings; the interpolation is chosen by leaving measured sizes out, the intervals too."""
+        """Fit the curves of all settings; left-out measured sizes choose the interpolation and the intervals."""
         rows = measurements.aggregated()
         points = rows.curves()
         curves = {key: Curve.fit(*value) for key, value in points.items() if len(value[0]) > 1}
@@ -232,7 +232,7 @@ class MeasuredModel:
         return model
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Times where a curve says something; ``Level.UNKNOWN`` elsewhere."""
+        """Return times where a curve covers the call; ``Level.UNKNOWN`` elsewhere."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         order = np.argsort(setting, kind="stable")
@@ -292,7 +292,7 @@ class MeasuredModel:
         return min(same, key=lambda k: (abs(np.log(DTYPE_BYTES[DTYPES[k[1]]] / width)), k), default=None)
 
     def _neighbours(self, key: Setting) -> tuple[Setting, Setting] | None:
-        """Two measured settings of one node with other rank counts, on both sides where there are."""
+        """Return two measured settings of one node with other rank counts, on both sides where possible."""
         kind, dtype, ranks, nodes = key[:4]
         if nodes != 1:
             return None
@@ -323,7 +323,7 @@ class MeasuredModel:
         return Curve.fit(size, np.maximum(time_us, 0.5 * np.exp(np.minimum(log_a, log_b))))
 
     def _interval(self, curve: Curve, size: Float64) -> tuple[Float64, Float64]:
-        """Log offsets of the 80% interval: of repeats at a measured size, of left-out sizes far from one."""
+        """Return log offsets of the 80% interval: of repeats at a measured size, of left-out sizes far from one."""
         octave = np.log2(np.maximum(size, 1.0))
         grid = np.arange(np.floor(octave.min()), np.ceil(octave.max()) + 1) if len(octave) else np.zeros(1)
         log_size = np.log2(np.maximum(self.residual_size, 1.0))

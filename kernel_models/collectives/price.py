@@ -67,7 +67,7 @@ PINNED = {f"{a.label}/{p.label}": (a, p) for a, p in product(Algorithm, Protocol
 
 
 def usual_backend(on: Topology) -> str:
-    """Return whose collectives a data sheet's formulas are: gloo's on a host, else NCCL's."""
+    """Return the backend that a data sheet's formulas describe: gloo on a host, else NCCL."""
     return "gloo" if on.node.link == "loopback" else DEFAULT_BACKEND
 
 
@@ -94,9 +94,8 @@ class BackendChoices:
 
     @cached_property
     def sure(self) -> Bool:
-        """Return whether each winner leads every other backend by more than the two are known to: their 80%
-        intervals in
-        quadrature, as logarithms [n]. One that launches nothing is sure."""
+        """Return whether each winner's lead over every other backend exceeds the 80% intervals of the two in
+        quadrature, as logarithms [n]. A collective that launches nothing is sure."""
         lead = np.full(self.table_us.shape, np.inf)
         own = self.table_us[self.winner, np.arange(len(self.winner))]
         up = _log_ratio(self.times.high_us, self.times.time_us)
@@ -154,8 +153,8 @@ class Backends:
     def choose(self, batch: CollectiveBatch, counts: Float64 | None = None) -> BackendChoices:
         """Return who does each collective: the fastest, another than the base only if it gains more than the switch.
 
-        A measured backend does what it was measured for, in its own or a neighbouring group, and the usual one also
-        the rest. Where no base is named, it is the one of those that can do all with which all together are fastest.
+        A measured backend does what it was measured for, in its own or a neighbouring group; the usual one also does
+        the rest. An unnamed base is the backend, of those that can do all, with which the step is fastest.
 
         Args:
             batch: the collectives of a step.
@@ -183,8 +182,7 @@ class Backends:
         return BackendChoices(tuple(names[row] for row in order), tuple(by_name), winner, times)
 
     def _times(self, name: str, batch: CollectiveBatch, *, usual: bool) -> CommTimes:
-        """Return what a backend takes; of the usual one the best that is known, of others nothing that was not
-        measured."""
+        """Return a backend's times: of the usual one the best that is known, of others only measured ones."""
         if name in PINNED and name not in self.profile.backends:
             times = DatasheetModel(self.topology, *PINNED[name]).predict(batch)
             if not usual:
@@ -208,7 +206,7 @@ def _log_ratio(above: Float64, below: Float64) -> Float64:
 
 RING_EFFICIENCY = 0.75
 RING_US = 20.0
-"""A ring over a device's links: the share of the data sheet's rate, and a fixed cost; assumptions."""
+"""Share of the data sheet's rate, and fixed cost (µs), of a ring over a device's links; assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +263,7 @@ class CollectiveModel:
 
 
 def price_calls(calls: Sequence[CollectiveCall], on: CollectiveModel | DeviceSpec) -> CommTimes:
-    """Return times of collectives in their order, by the best that is known.
+    """Return times of collectives, µs, in their order, each by the best that is known (``Level``).
 
     Args:
         calls: Each with its kind, payload and where its ranks lie.
@@ -387,7 +385,7 @@ def shared_times(alone: CommTimes, latency: CommTimes, count: int) -> CommTimes:
 
     Args:
         alone: One collective's times.
-        latency: Of them what it takes without bytes to speak of.
+        latency: The part of one collective's times that does not grow with its bytes.
         count: How many.
     """
     factor = count - (count - 1) * np.minimum(latency.time_us / np.maximum(alone.time_us, 1e-9), 1.0)
@@ -443,7 +441,7 @@ def with_engine_kernels(times: CommTimes, batch: CollectiveBatch, on: Topology, 
         times: By the usual library.
         batch: The collectives.
         on: Their cluster; without links between its GPUs nothing changes.
-        least_us: Of the kernel, on two GPUs; infinite for an engine that has none, and waits for NCCL's launches.
+        least_us: Least time of the kernel on two GPUs, µs; infinite for an engine without one, which waits for NCCL.
     """
     ranks = np.asarray(batch.ranks, np.float64)
     if np.isinf(least_us):

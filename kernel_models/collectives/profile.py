@@ -134,7 +134,7 @@ class CommProfile:
 
     def interval_checked(self, kind: CollectiveKind, placement: Placement, level: Level, backend: str | None = None, *,
                          on: Topology | None = None) -> bool:
-        """Return whether measurements stand behind an answer's 80%; elsewhere it is assumed.
+        """Return whether measurements support an answer's 80% interval; elsewhere it is assumed.
 
         Measured levels were checked by leaving measurements out, the fitted one for groups that were measured, data
         sheets on the tables of ``datasheet.INTERVALS``.

@@ -73,7 +73,7 @@ class _State:
 
 
 def is_nccl_tests(text: str) -> bool:
-    """Return whether a text looks like such a log."""
+    """Return whether a text looks like a log of nccl-tests or rccl-tests."""
     return bool(re.search(r"#\s+size\s+count", text) or ("algbw" in text and "busbw" in text and "nThread" in text))
 
 
@@ -185,7 +185,7 @@ def _placement(state: _State, hints: Hints, where: str) -> Placement:
 
 
 def _guess(algbw: float, busbw: float, ranks: int, where: str) -> CollectiveKind:
-    """All-reduce by its bus factor; the others share theirs."""
+    """Return all-reduce if the bus factor is its own; the other kinds share theirs."""
     if ranks > 2 and algbw > 0.5 and abs(busbw / algbw - bus_factor(CollectiveKind.ALL_REDUCE, ranks)) < 0.02:
         return CollectiveKind.ALL_REDUCE
     raise CommError(f"{where}: the log does not name its collective; give --collective.")
@@ -199,7 +199,7 @@ _TYPE_OF_WIDTH = {1: "int8", 2: "float16", 4: "float32", 8: "float64"}
 
 
 def is_param(text: str) -> bool:
-    """Return whether a text looks like such output."""
+    """Return whether a text looks like PARAM's output."""
     return "COMMS-RES" in text
 
 
@@ -277,7 +277,7 @@ _EACH = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
 
 
 def is_mpi(text: str) -> bool:
-    """Return whether a text looks like the output of either program."""
+    """Return whether a text looks like the output of OSU's benchmarks or of ucc_perftest."""
     return any(name.search(text) and size.search(text) for name, size in (
         (_OSU, _OSU_SIZE), (_OSU_PAIR, _OSU_SIZE), (_UCC, _UCC_SIZE)))
 

@@ -120,7 +120,7 @@ class Topology:
         return self.node.gpus * self.nodes
 
     def with_links(self, factor: float) -> Topology:
-        """Return it with so much faster links between a node's GPUs and cards between nodes; itself for 1."""
+        """Return the cluster with links within nodes and cards between them ``factor`` times as fast."""
         if factor == 1.0:
             return self
         return replace(self, node=replace(self.node, peer_gbps=self.node.peer_gbps * factor),

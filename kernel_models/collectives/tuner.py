@@ -86,7 +86,7 @@ def backends_of(profiles: Sequence[CommProfile]) -> dict[str, Predict]:
 
 
 def _only_measured(times: CommTimes) -> CommTimes:
-    """Backends are compared by measurements: what is only a formula is not known."""
+    """Return times without those of formulas: backends are compared by measurements."""
     times.time_us = np.where(times.level >= int(Level.FITTED), np.nan, times.time_us)
     return times
 
@@ -122,7 +122,7 @@ def _spread(ranks: int, nodes: int) -> list[int]:
 
 def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, sizes: npt.ArrayLike,
            *, dtype: str = "float16", default: str | None = None, margin: float = MARGIN) -> list[TunedChoice]:
-    """Winner at each size.
+    """Return the winner at each size.
 
     Args:
         backends: By name.

@@ -92,7 +92,7 @@ Row = dict[str, Any]
 Calls = tuple[OpCall, ...]
 _LEAST_US = 0.3  # chosen: below the shortest kernels, a failed measurement
 MOST_TENSORS = 100_000
-"""In a list that one operation works on; each becomes an object."""
+"""Most tensors in a list that one operation works on; each becomes an object."""
 _GENERATED = "triton_"
 
 _KERNELS: dict[str, Callable[..., Iterable[OpCall]]] = {

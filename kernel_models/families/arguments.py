@@ -33,14 +33,14 @@ _DEFAULTS: dict[Family, dict[str, Value]] = {
     Family.CONCAT: {"dim": 0},
     Family.RECURRENT: {"num_layers": 1, "bidirectional": False, "batch_first": False},
 }
-"""PyTorch's, by family. Operations that are given a gradient find most numbers from it, and take none."""
+"""PyTorch's defaults, by family. Operations on a gradient find most numbers from it, and take none."""
 _FOREACH_LISTS = {"addcmul": 3, "addcdiv": 3, "add": 2, "sub": 2, "mul": 2, "div": 2, "maximum": 2, "minimum": 2,
                   "clamp_min": 2, "clamp_max": 2, "lerp": 2, "copy": 2, "pow": 2}
 """Lists of tensors that ``_foreach_*`` operations take where no number replaces the second; one if not named."""
 
 
 def kind_of(operation: str, argument: str) -> str:
-    """ "number", "list" (of tensors) or "tensor"."""
+    """Return the kind of an argument: "number", "list" (of tensors) or "tensor"."""
     plain = registry.plain_name(operation)
     if argument in _TENSOR_LISTS or (argument == "self" and ("_fused_" in operation or "_foreach_" in operation)):
         return "list"
@@ -64,7 +64,7 @@ def is_listed(operation: str, argument: str) -> bool:
 
 
 def element_type(argument: str) -> str:
-    """Return the type of a tensor that never has the operation's own, "" for others."""
+    """Return the element type of a tensor that never has the operation's own, "" for others."""
     return "int64" if argument in _INTEGERS else "bool" if argument in _BOOLEANS else ""
 
 

@@ -31,7 +31,7 @@ PRODUCTS = {"forward": (1, 1), "backward": (3, 2)}
 
 
 def attended_pairs(q_len: int, kv_len: int, causal: bool, window: int = 0) -> int:
-    """Query-key pairs of one head: the last query sees the last key; a window counts the query's own token too."""
+    """Return query-key pairs of a head: the last query sees the last key; a window counts the query's own token."""
     first = kv_len - q_len if causal else 0
     if not causal:
         return q_len * (min(window, kv_len) if window else kv_len)
@@ -185,7 +185,7 @@ def _tokens_first(op: Inputs) -> Iterator[OpCall]:
 
 
 def window_of(op: Inputs, causal: bool) -> int:
-    """Tokens of a window: those before one's own, its own, and those after it; -1 or nothing is all, 0 here."""
+    """Return the tokens of a window: before one's own, its own, and after it; 0 for all (recorded as -1 or nothing)."""
     before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
     return 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
 
@@ -209,8 +209,8 @@ def over_pages(
 
 
 HEAD_SIZE = 128
-"""Features of a head where tensors have heads and features in one dimension and nothing tells them apart. Set: that of
-Llama and Mistral models."""
+"""Features of a head where tensors have heads and features in one dimension and neither is recorded. Set: that of Llama
+and Mistral models."""
 
 
 @forward(Family.ATTENTION, "vllm::unified_attention_with_output(query, key, value, output)",
@@ -229,7 +229,7 @@ def _unified(op: Inputs) -> Iterator[OpCall]:
 
 
 def _sequences(op: Inputs, tokens: int) -> tuple[int, int]:
-    """Sequences of a step, and tokens of each."""
+    """Return the sequences of a step, and the tokens of each."""
     sequences = max(int(op.assume("sequences", 1)), 1)
     return sequences, max(-(-tokens // sequences), 1)
 
@@ -311,7 +311,7 @@ def _varlen(op: Inputs) -> Iterator[OpCall]:
          "flashinfer::trtllm_batch_decode_with_kv_cache(q, paged_kv_cache)",
          "flashinfer::trtllm_batch_context_with_kv_cache(q, paged_kv_cache)")
 def _flashinfer(op: Inputs) -> Iterator[OpCall]:
-    """FlashInfer over (pages, keys and values, tokens, heads, features): what belongs to a sequence is not said."""
+    """Yield FlashInfer over (pages, keys and values, tokens, heads, features); a sequence's pages are not recorded."""
     q, cache = op.tensor("q"), op.tensor("paged_kv_cache")
     if len(q.shape) != 3 or len(cache.shape) != 5:
         raise Unpriceable(f"{op.name}: {q.shape}, {cache.shape}")

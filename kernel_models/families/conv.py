@@ -43,7 +43,7 @@ class _Convolution:
     flags: tuple[str, ...] = ()
 
     def call(self, kind: str, bias: bool = False) -> Iterator[OpCall]:
-        """Forward, dgrad or wgrad; nothing if it works on nothing."""
+        """Yield forward, dgrad or wgrad; nothing if it works on nothing."""
         size = itemsize(self.dtype)
         read_in = self.batch * self.in_channels * prod(self.in_size) * size
         out = self.batch * self.out_channels * prod(self.out_size)
@@ -70,7 +70,7 @@ def _three(sizes: Sizes) -> Sizes:
 
 
 def _layer(op: Inputs, source: TensorSpec, weight: TensorSpec, out: TensorSpec | None = None) -> _Convolution:
-    """From the tensors as the framework sees them; ``source`` and ``out`` are input and output of the *layer*."""
+    """Return the layer of tensors as the framework sees them; ``source`` and ``out`` are *its* input and output."""
     stride, groups = op.ints("stride"), op.integer("groups", 0)
     padding = (0,) if op.text("padding") == "valid" else op.ints("padding")
     transposed = "transpose" in op.name or op.flag("transposed")
@@ -156,7 +156,7 @@ def _convolution(op: Inputs) -> Iterator[OpCall]:
          "aten::mkldnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups)",
          "aten::_slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask)")
 def _backward(op: Inputs) -> Iterator[OpCall]:
-    """What is wanted the mask says; of operations of 2020 and of the CPU's, whose input is ``self``, never the bias."""
+    """Yield the gradients that the mask asks for; operations of 2020 and of the CPU never want the bias's."""
     grad = op.tensor("grad_output")
     source = op.tensor("input" if "input" in op.names else "self")
     mask = op.ints("output_mask") or (1, 1, int(bool(op.ints("bias_sizes"))))
@@ -206,7 +206,7 @@ def _layer_backward(op: Inputs) -> Iterator[OpCall]:
 
 
 def _gradients(layer: _Convolution, mask: Sizes, grad: TensorSpec) -> Iterator[OpCall]:
-    """For a transposed convolution the gradient of the input is a forward convolution."""
+    """Yield the gradients; for a transposed convolution that of the input is a forward convolution."""
     if mask[0]:
         yield from layer.call("forward" if "transposed" in layer.flags else "dgrad")
     if mask[1]:

@@ -87,13 +87,13 @@ def concat(kind: str, tensors: list[TensorSpec], dim: int, dtype: str) -> Iterat
 
 
 def transfer(kind: str, size: int, flags: tuple[str, ...] = ()) -> OpCall:
-    """Return the bytes from one memory to another."""
+    """Return the call of a transfer from one memory to another."""
     return OpCall(Family.TRANSFER, kind, (size,), "uint8", flags=flags, bytes_read=float(size),
                   bytes_written=float(size))
 
 
 def memset(size: int) -> OpCall:
-    """Bytes set to a value."""
+    """Return the call that sets bytes to a value."""
     return OpCall(Family.MEMSET, "memset", (size,), "uint8", bytes_written=float(size))
 
 
@@ -162,7 +162,7 @@ def _view_copy(op: Inputs) -> Iterator[OpCall]:
          "aten::select_backward(grad_output, input_sizes)",
          "aten::diagonal_backward(grad_output, input_sizes)", "aten::unfold_backward(grad_in, input_sizes)")
 def _view_backward(op: Inputs) -> Iterator[OpCall]:
-    """Zeros of the viewed tensor's size, then the gradient copied to its place."""
+    """Yield zeros of the viewed tensor's size, then the gradient copied to its place."""
     grad, size = op.tensor(op.names[0]), op.ints("input_sizes")
     if size is None:
         op.missing("size")
@@ -193,7 +193,7 @@ def _pad_backward(op: Inputs) -> Iterator[OpCall]:
          "aten::hstack(tensors)", "aten::vstack(tensors)", "aten::_chunk_cat(tensors, dim)",
          "aten::flatten_dense_tensors(tensors)")
 def _cat(op: Inputs) -> Iterator[OpCall]:
-    """Yield where the list was not recorded, the tensor it is written into tells how much is copied, in one piece.
+    """Yield a concatenation; the size of a list that was not recorded is that of the tensor it is written into.
 
     Older profilers put that tensor first.
     """
@@ -258,7 +258,7 @@ def _cast_back(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.TRANSFER, "aten::_local_scalar_dense(self)", "aten::item(self)")
 def _to_number(op: Inputs) -> Iterator[OpCall]:
-    """One number to the host, which waits for it."""
+    """Yield the copy of one number to the host, which waits for it."""
     yield transfer("d2h", itemsize(op.tensor("self").dtype), ("pageable",))
 
 
@@ -304,7 +304,7 @@ _HAND_BACK = words("dropout feature_dropout")
 
 
 def random(kind: str, elements: int, dtype: str) -> Iterator[OpCall]:
-    """Random numbers of that many elements; kind "dropout" drops an input's."""
+    """Yield the drawing of random numbers; kind "dropout" drops an input's elements."""
     if not elements:
         return
     size, drops = itemsize(dtype), kind == "dropout"
@@ -332,7 +332,7 @@ def _new(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.RANDOM, "aten::native_dropout(input, p, train)", "aten::_fused_dropout(input, p)",
          "aten::dropout(input, p, train)", "aten::feature_dropout(input, p, train)")
 def _dropout(op: Inputs) -> Iterator[OpCall]:
-    """Nothing outside training, nor where nothing is to be dropped: the input is handed back."""
+    """Yield a dropout; nothing outside training or at p = 0: the input is handed back."""
     tensor = op.tensor("input")
     drops = op.short_name not in _HAND_BACK or op.number("p") != 0
     if drops and op.flag("train", True):

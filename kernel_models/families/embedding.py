@@ -27,14 +27,14 @@ from tracer.lookup_data.noted import noted_tables
 from tracer.lookup_data.tables import QUANTIZED, TABLE_DTYPES, EmbeddingTable, stored_row_bytes
 
 _COLUMNS = 128
-"""Columns of a table where nothing tells: in the middle of published recommendation models' 16 to 320."""
+"""Columns of a table that nothing records: in the middle of published recommendation models' 16 to 320."""
 
 
 def embedding(
     kind: str, lookups: int, bags: int, table_rows: int, columns: int, tables: int, dtype: str, index_dtype: str,
     flags: tuple[str, ...] = (), noted: Sequence[EmbeddingTable] = (),
 ) -> Iterator[OpCall]:
-    """Kinds: "embedding", "bag", these with "_backward" (dense), "_backward_sparse", "_backward_fused"; or nothing.
+    """Yield look-ups. Kinds: "embedding", "bag", with "_backward" (dense), "_backward_sparse" or "_backward_fused".
 
     ``noted`` are the tables that the operation is known to look up (``tracer.lookup_data.noted``), for any batch.
     """
@@ -74,8 +74,7 @@ def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
 
 def _accesses(noted: Sequence[EmbeddingTable], kind: str, lookups: int, bags: int, rows: int, columns: int, dtype: str,
               weighted: bool) -> tuple[TablePart, ...]:
-    """Return what each table's share of these look-ups is: by its bags of the batch it was noted of, scaled to this
-    one."""
+    """Return each table's share of these look-ups: by its bags in the batch it was noted in, scaled to this batch."""
     pooled, total = kind.startswith("bag"), sum(table.bag for table in noted)
     fused = kind.endswith("_fused")
     optimizer: dict[str, Any] = {} if fused else {"optimizer": "none"}
@@ -159,7 +158,7 @@ _FUSED = tuple(
 
 @both(Family.EMBEDDING, *_FUSED, _DENSE)
 def _fused_tables(op: Inputs) -> Iterator[OpCall]:
-    """Several tables in one kernel; offsets give bags of all tables, one more than there are bags."""
+    """Yield look-ups of several tables in one kernel; offsets give the bags of all tables, and an end."""
     kind = f"bag{op.suffix}" + ("_fused" if op.is_backward and "dense" not in op.name else "")
     weights, indices, offsets = op.tensor("dev_weights"), op.tensor("indices"), op.tensor("offsets")
     if not weights.elements and "uvm_weights" in op.names:

@@ -95,7 +95,7 @@ def product(
          "aten::addmm(self, mat1, mat2, beta, alpha)", "aten::_addmm_activation(self, mat1, mat2)",
          "aten::baddbmm(self, batch1, batch2, beta, alpha)", "aten::addbmm(self, batch1, batch2)")
 def _mm(op: Inputs) -> Iterator[OpCall]:
-    """One matrix times another; where there are three, the first is added to the product of the others."""
+    """Yield one matrix times another; of three matrices, the first is added to the product of the others."""
     adds = len(op.names) > 2
     a, b = map(op.tensor, op.names[1:3] if adds else op.names)
     unused = op.short_name == "baddbmm" and op.number("beta") == 0
@@ -121,7 +121,7 @@ def _cutlass_scaled_mm(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.GEMM, "aten::_grouped_mm(self, mat2, offs, bias)",
          "aten::_scaled_grouped_mm(self, mat2, scale_a, scale_b, offs, bias, scale_result, out_dtype)")
 def _grouped_mm(op: Inputs) -> Iterator[OpCall]:
-    """Products of a batch of different heights, given by offsets: priced with their mean height."""
+    """Yield products of a batch of different heights, given by offsets, priced with their mean height."""
     a, b, offsets = op.tensor("self"), op.tensor("mat2"), op.optional("offs")
     if len(a.shape) == 3 and len(b.shape) == 3:
         yield from product(op, a, b)
@@ -161,7 +161,7 @@ def _linear(op: Inputs) -> Iterator[OpCall]:
 
 @backward(Family.GEMM, "aten::linear(input, weight, bias)")
 def _linear_backward(op: Inputs) -> Iterator[OpCall]:
-    """Gradient of the input dY·W, of the weight dYᵀ·X, and of the bias a sum over rows."""
+    """Yield the gradients of the input dY·W, of the weight dYᵀ·X, and of the bias (a sum over rows)."""
     m, n, k, dtype, layout = _linear_sizes(op)
     yield from gemm(1, m, k, n, dtype, "n" + FLIP[layout[1]])
     yield from gemm(1, n, k, m, dtype, "tn")
@@ -225,7 +225,7 @@ def _addmm_backward(op: Inputs) -> Iterator[OpCall]:
 
 
 def _both_gradients(op: Inputs, a: TensorSpec, b: TensorSpec) -> Iterator[OpCall]:
-    """dA = dC·Bᵀ, and dB = Aᵀ·dC, which for a column-major B PyTorch computes as dBᵀ = dCᵀ·A."""
+    """Yield dA = dC·Bᵀ, and dB = Aᵀ·dC, which for a column-major B PyTorch computes as dBᵀ = dCᵀ·A."""
     batch = max(prod(a.shape[:-2]), prod(b.shape[:-2]))
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     dtype, lies_a, lies_b = op.math_dtype(a), layout_of(a), layout_of(b)

@@ -94,7 +94,7 @@ def _index_fill(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INDEX, "aten::index(self, indices)", "aten::_unsafe_index(self, indices)")
 def _index(op: Inputs) -> Iterator[OpCall]:
-    """Yield where the indices were not recorded, as much as the tensor holds is taken to be read."""
+    """Yield an indexing; where indices were not recorded, as much as the tensor holds is taken to be read."""
     source, chosen = op.tensor("self"), op.optional_list("indices")
     if not chosen:
         yield from index("index", source.elements, 1, source.elements, source.dtype, flags=("assumed",))
@@ -144,7 +144,7 @@ def _selection(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INDEX, "aten::im2col(self, kernel_size, dilation, padding, stride)")
 def _windows(op: Inputs) -> Iterator[OpCall]:
-    """Each window's values side by side, as many times as they are covered."""
+    """Yield the copy of each window's values side by side, as many times as they are covered."""
     source, kernel = op.tensor("self"), op.ints("kernel_size")
     dilation, padding, stride = (op.ints(name) for name in ("dilation", "padding", "stride"))
     if not (kernel and dilation and padding and stride):
@@ -166,7 +166,7 @@ def _search(op: Inputs) -> Iterator[OpCall]:
          "fbgemm::permute_sparse_features(permute, lengths, values, weights)",
          "fbgemm::permute_1D_sparse_data(permute, lengths, values, weights)")
 def _permute_features(op: Inputs) -> Iterator[OpCall]:
-    """Lengths, then the values of each feature, moved to new places; values of one length stay side by side."""
+    """Yield the permutation of lengths, then of each feature's values; values of one length stay side by side."""
     lengths, values, weights = op.tensor("lengths"), op.tensor("values"), op.optional("weights")
     pieces = max(lengths.elements, 1)
     yield from index("permute_sparse", values.elements, values.elements // pieces, values.elements, values.dtype)
@@ -218,7 +218,7 @@ def _cache_update(op: Inputs) -> Iterator[OpCall]:
 @backward(Family.INDEX, "aten::index_select(self, dim, index)", "aten::gather(self, dim, index)",
           "aten::index(self, indices)")
 def _accumulate_back(op: Inputs) -> Iterator[OpCall]:
-    """Zeros of the tensor's size, then the gradients added where they came from."""
+    """Yield zeros of the tensor's size, then the gradients added where they came from."""
     source = op.tensor("self")
     yield from elementwise("fill", [], source.shape, source.dtype)
     rule = {"index_select": _index_select, "gather": _gather, "index": _index}[op.short_name]

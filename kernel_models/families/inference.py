@@ -29,7 +29,7 @@ from kernel_models.families.registry import Inputs, Unpriceable, forward
 from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize
 
 VISITS = 4
-"""Experts that a token visits where nothing says how many. Set: that of gpt-oss."""
+"""Experts that a token visits where the number is not recorded. Set: that of gpt-oss."""
 
 
 @lru_cache(maxsize=4096)
@@ -105,7 +105,7 @@ def moe_calls(
          "sglang::inplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
          "sglang::outplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)")
 def _fused_experts(op: Inputs) -> Iterator[OpCall]:
-    """Sizes are all among the arguments; which experts the tokens visit is not, and they are taken to be even.
+    """Yield fused experts. All sizes are among the arguments; the visits are not, and are taken to be even.
 
     Weights of half a value a byte are packed 4-bit ones, which are widened on their way to the products.
     """
@@ -149,7 +149,7 @@ def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
 
 
 PASSES = 3
-"""Times that a sampler by rejection reads the probabilities: a threshold found, tried and used."""
+"""Times that a sampler by rejection reads the probabilities: a threshold is found, tried and used."""
 
 
 @forward(Family.REDUCTION, "flashinfer::sampling_from_probs(probs)", "flashinfer::top_p_sampling_from_probs(probs)",
@@ -172,7 +172,7 @@ def _sample(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, "mamba_ssm::selective_state_update(state, x)", "vllm::selective_state_update(state, x)",
          "_C::causal_conv1d_update(conv_state, x)", "causal_conv1d::causal_conv1d_update(conv_state, x)")
 def _state(op: Inputs) -> Iterator[OpCall]:
-    """Yield the whole state of the step's sequences, read and written, as fast as memory gives it."""
+    """Yield the reading and writing of the whole state of the step's sequences, at the memory's bandwidth."""
     state = op.tensor(op.names[0])
     if len(state.shape) < 2:
         raise Unpriceable(f"{op.name}: {state.shape}")

@@ -90,7 +90,7 @@ def _adaptive(op: Inputs) -> Iterator[OpCall]:
 
 _MODES = ("nearest_exact", "nearest", "bilinear", "bicubic", "trilinear", "linear", "grid")
 _MIXED = {"nearest_exact": 1, "nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16, "grid": 4}
-"""Values of the input that one of the output is mixed of, by the definition of each mode."""
+"""Values of the input that are mixed into one of the output, by the definition of each mode."""
 _UPSAMPLES = ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d",
               "linear1d", "bilinear2d", "bicubic2d", "trilinear3d", "_bilinear2d_aa", "_bicubic2d_aa")
 
@@ -117,7 +117,7 @@ def _name(mode: str, suffix: str = "") -> str:
 
 @both(Family.INTERPOLATE, *(f"{_name(mode)}(self, output_size)" for mode in _UPSAMPLES))
 def _upsample(op: Inputs) -> Iterator[OpCall]:
-    """By the output's size, or by scale factors where those were given instead."""
+    """Yield an interpolation by the output's size, or by scale factors where those were given instead."""
     source, n = op.tensor("self"), _spatial(op)
     in_size = source.shape[-n:]
     size = op.ints("output_size")
@@ -154,7 +154,7 @@ def _grid(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INTERPOLATE, "torchvision::roi_align(input, rois, spatial_scale, pooled_height, pooled_width)")
 def _regions(op: Inputs) -> Iterator[OpCall]:
-    """Values of each region's bins, mixed from four neighbours; of the image no more is read than the bins ask for."""
+    """Yield each region's bins, mixed from four neighbours; no more of the image is read than the bins ask for."""
     source, regions = op.tensor("input"), op.tensor("rois")
     out = regions.shape[0] * _bins(op)
     read = min(4 * out, source.shape[0] * prod(source.shape[2:]))

@@ -87,7 +87,7 @@ def _one_layer(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.RECURRENT, "aten::_thnn_fused_lstm_cell(input_gates, hidden_gates, cx)",
          "aten::_thnn_fused_gru_cell(input_gates, hidden_gates, hx)")
 def _cell(op: Inputs) -> Iterator[OpCall]:
-    """Both gate tensors and the state read, the new states written; about ten operations a gate value."""
+    """Yield a cell: both gate tensors and the state are read, new states written; some ten operations a gate value."""
     gates, state = op.tensor("input_gates"), op.tensor(op.names[2])
     batch, hidden = state.elements // max(state.shape[-1], 1), state.shape[-1]
     if batch * hidden:

@@ -142,7 +142,7 @@ without_gradient("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten
 
 
 def softmax(kind: str, tensor: TensorSpec, dim: int | None, out_dtype: str = "") -> Iterator[OpCall]:
-    """One softmax along a dimension; ``kind`` ends in "_backward" for gradients."""
+    """Yield one softmax along a dimension; ``kind`` ends in "_backward" for gradients."""
     if not tensor.elements:
         return
     at = dimension(dim, len(tensor.shape))
@@ -252,7 +252,7 @@ def loss(kind: str, rows: int, classes: int, dtype: str) -> Iterator[OpCall]:
 
 
 def _nll(kind: str, scores: TensorSpec) -> Iterator[OpCall]:
-    """Classes are the second dimension, or the only one."""
+    """Yield a negative log-likelihood; classes are the second dimension, or the only one."""
     classes = scores.shape[1] if len(scores.shape) > 1 else scores.elements
     yield from loss(kind, scores.elements // max(classes, 1), classes, scores.dtype)
 
@@ -298,7 +298,7 @@ def norm(
     kind: str, rows: int, columns: int, dtype: str, affine: int, *, weight: bool = True, bias: bool = True,
     flags: tuple[str, ...] = (), weight_dtype: str = "", layout: str = "",
 ) -> Iterator[OpCall]:
-    """One normalisation; ``affine`` is the length of its weight. None if there is nothing to normalise."""
+    """Yield one normalisation; ``affine`` is the length of its weight. None if there is nothing to normalise."""
     elements = rows * columns
     if not elements:
         return
@@ -322,7 +322,7 @@ def norm(
 
 
 def _columns(op: Inputs, tensor: TensorSpec) -> int:
-    """Return the length of what is normalised: as given, else the weight's, else the last dimension's."""
+    """Return the length of a normalised row: as given, else the weight's, else the last dimension's."""
     given = op.ints("normalized_shape")
     if given:
         return prod(given)

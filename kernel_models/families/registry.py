@@ -24,7 +24,7 @@ from tracer.views import Argument
 
 
 class Unpriceable(Exception):
-    """An argument a formula needs was not recorded, or makes no sense."""
+    """Raised where an argument that a formula needs was not recorded, or makes no sense."""
 
 
 class Inputs:
@@ -50,12 +50,12 @@ class Inputs:
 
     @property
     def short_name(self) -> str:
-        """Name without name space and without the underscore of in-place variants."""
+        """Return the name without name space and without the underscore of in-place variants."""
         return plain_name(self.name)
 
     @property
     def suffix(self) -> str:
-        """Return what the kind of a gradient's call ends in: "_backward", "" of other work."""
+        """Return the ending of a gradient's kind: "_backward", "" for other work."""
         return "_backward" if self.is_backward else ""
 
     def tensor(self, name: str) -> TensorSpec:
@@ -139,7 +139,7 @@ class Inputs:
         return self.told_type(name, default)
 
     def assumptions(self) -> tuple[str, ...]:
-        """Flags of a call that say what was assumed of it: "assumed" and "assumed_context=0"; none if nothing was."""
+        """Return the flags of what was assumed: "assumed" and such as "assumed_context=0"; none if nothing was."""
         return ("assumed", *(f"assumed_{name}={text}" for name, text in self._assumed.items())) if self._assumed else ()
 
     def missing(self, what: str) -> NoReturn:
@@ -187,7 +187,7 @@ class Inputs:
         return scalar_type(self.text(name))
 
     def math_dtype(self, tensor: TensorSpec) -> str:
-        """Element type products of this tensor are computed in: fp32 becomes tf32 where the caller says so."""
+        """Return the element type that products of this tensor are computed in: tf32 for fp32 if the caller says so."""
         return "tf32" if self.tf32 and tensor.dtype == "fp32" else tensor.dtype
 
     def _argument(self, name: str) -> Argument | None:
@@ -196,7 +196,7 @@ class Inputs:
 
 
 STORED_ONLY = ("int4",)
-"""Types that weights are stored in and no tensor says it is of."""
+"""Types that weights are stored in and no tensor has."""
 Function = Callable[[Inputs], Iterable[OpCall]]
 
 
@@ -239,7 +239,7 @@ def backward(family: Family, *signatures: str) -> Callable[[Function], Function]
 
 
 def both(family: Family, *signatures: str) -> Callable[[Function], Function]:
-    """Register a function for operations and for their gradients, which ``Inputs.is_backward`` tells apart."""
+    """Register a function for operations and their gradients, which ``Inputs.is_backward`` distinguishes."""
     def register(function: Function) -> Function:
         return forward(family, *signatures)(backward(family, *signatures)(function))
     return register
@@ -304,7 +304,7 @@ def unsized(family: Family, kind: str) -> OpCall:
 
 
 def assumptions_of(calls: Iterable[OpCall]) -> dict[str, str]:
-    """Return what calls assumed of what no argument of their operation holds, by name."""
+    """Return the values that calls assumed for missing arguments, by name."""
     found = {}
     for call in calls:
         for flag in call.flags:
@@ -329,7 +329,7 @@ def mixed_types(read: list[TensorSpec], dtype: str, written: str = "") -> tuple[
 
 
 def compute_dtype(tensors: list[TensorSpec]) -> str:
-    """Type an operation on these computes in; tensors without dimensions count only if there are no others."""
+    """Return the type that an operation computes in; tensors without dimensions count only if all are such."""
     with_sizes = [tensor.dtype for tensor in tensors if tensor.shape]
     return promoted(with_sizes or [tensor.dtype for tensor in tensors])
 

@@ -159,7 +159,7 @@ def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _by_head(table: CallTable, device: DeviceSpec) -> Float64:
-    """Share of the usual rate that heads of a width, products in 8 bits and units for exponentials make [n]."""
+    """Return the share of the usual rate for a head's width, products in 8 bits and units for exponentials [n]."""
     backward = table.by_kind(_is_backward) > 0
     wide = np.maximum(table.dim("head_dim"), table.dim("v_head_dim"))
     own = table.by_kind(lambda kind: float(kind.startswith("cudnn_"))) > 0
@@ -174,7 +174,7 @@ def _by_head(table: CallTable, device: DeviceSpec) -> Float64:
 
 
 def _as_taught(table: CallTable, heads: Float64, peak: Float64, device: DeviceSpec) -> KernelWork:
-    """Work of whole prompts in the form that corrections of boards with GDDR memory were fitted to: ``TAUGHT``."""
+    """Return the work of whole prompts in the form to which corrections of GDDR boards were fitted (``TAUGHT``)."""
     queries, keys = table.dim("q_len"), table.dim("kv_len")
     tiles = np.ceil(queries / QUERY_BLOCK)
     padding = np.where(queries < QUERY_BLOCK, np.maximum(LEAST_ROWS / queries, 1.0), tiles * QUERY_BLOCK / queries)

@@ -54,7 +54,7 @@ class Weight(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """Traits of a device that its corrections depend on: ``names`` are those of numbers that its calls share, with
+    """Traits of a device that its corrections depend on: ``names`` are names of numbers that its calls share, with
     levels."""
 
     maker: str
@@ -116,8 +116,8 @@ class Corrections:
         return found
 
     def factors(self, table: CallTable, device: DeviceSpec) -> tuple[Float64, Float64, Float64]:
-        """On the time of every call's arithmetic, its traffic and its fixed cost [n]; their sums are found once for a
-        device at any rates."""
+        """Return the factors on the time of every call's arithmetic, traffic and fixed cost [n]; their sums are found
+        once for a device at any rates."""
         # All that sums depend on beside the calls. The corrections are kept with them, and so their identity.
         of = id(self), traits_of(device), device.vendor, tuple(device.matrix_tflops), usable_cache_bytes(device)
         _, (compute, memory, fixed) = table.once(("sums", of), lambda: (self, self.sums(table.calls, device)))
@@ -125,7 +125,7 @@ class Corrections:
         return np.exp(compute), traffic_factor(memory, excess)[0], np.exp(fixed)
 
     def of_family(self, family: Family, device: DeviceSpec) -> Corrections:
-        """Those that calls of a family on a device use."""
+        """Return the numbers that calls of a family on a device use."""
         made = maker(device)
         # Some copies stream as element-wise kernels do.
         names = "(copy|elementwise)" if family is Family.COPY else family.value
@@ -149,7 +149,7 @@ class Corrections:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Corrections:
-        """Back from ``to_json``.
+        """Return the corrections of ``to_json``.
 
         Raises:
             KeyError, TypeError, ValueError: the values are not of this form.
@@ -215,7 +215,7 @@ def traffic_factor(sums: Float64, excess: Float64) -> tuple[Float64, Float64]:
 
 
 def maker(device: DeviceSpec) -> str:
-    """Whose kernels run on a device: NVIDIA's are alike over architectures; of AMD's only one was measured."""
+    """Return whose kernels run on a device: NVIDIA's are alike over architectures; only one of AMD's was measured."""
     return device.vendor if device.vendor == "nvidia" else f"{device.vendor}-{device.architecture}"
 
 

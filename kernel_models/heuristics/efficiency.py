@@ -26,8 +26,8 @@ from tracer.arrays import Float64
 DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
 HOST_DEFAULTS_FILE = Path(__file__).with_name("efficiencies_host.toml")
 FEW = 3
-"""Distinct calls that a key of its own needs; fewer leave it to the next wider key. Set: the fewest whose median is not
-an end."""
+"""Distinct calls that a key needs for its own fit; with fewer the next wider key counts. Set: the fewest whose median
+is not an end."""
 ENOUGH = 20
 """A set of fewer calls of a family than this counts less among several sets. Set."""
 PRIOR_WEIGHT = 0.03
@@ -98,7 +98,7 @@ class Efficiencies:
     def columns(
         self, table: CallTable, computed: Callable[[str], str] = str,
     ) -> tuple[Float64, Float64, Float64, Float64, Float64]:
-        """Compute, memory, fixed, low and high of every call [n]; ``computed`` tells what a dtype is computed in."""
+        """Return compute, memory, fixed, low and high of each call [n]; ``computed`` gives the dtype computed in."""
         found = [self.of(table.family, computed(dtype), kind) for kind, dtype in table.groups]
         least = self.least.get(table.family.value, 0.0)
         values = np.array([[e.compute, e.memory, e.fixed, min(e.low, -least), max(e.high, least)] for e in found]
@@ -118,7 +118,7 @@ class Efficiencies:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Efficiencies:
-        """Back from ``state``.
+        """Return the efficiencies of ``state``.
 
         Raises:
             KeyError, TypeError, ValueError: the state is not of this form.
@@ -216,7 +216,7 @@ def fit_efficiencies(
 def fit_over_devices(
     sets: Iterable[Measured], *, base: Efficiencies | None = None, source: str = "", fitted: bool = False,
 ) -> Efficiencies:
-    """As ``fit_efficiencies``, to several sets of calls, each with its device, together.
+    """Fit as ``fit_efficiencies`` does, to several sets of calls together, each with its device.
 
     Raises:
         ValueError: there is no usable measurement, or the lengths differ.
@@ -295,7 +295,7 @@ def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency
     told = _told(parts[0][0].table.family, chosen, [one.device for one, _ in parts], start)
 
     def residuals(e: Efficiency, rows: npt.NDArray[np.bool_], **tried: Float64) -> Float64:
-        """Log errors of some calls [n], or of each of the values tried of a parameter [k, 1], which is [k, n]."""
+        """Return log errors of some calls [n], or of each of the values [k, 1] tried for a parameter, [k, n]."""
         values = [tried.get(name, getattr(e, name)) for name in ("compute", "memory", "fixed")]
         ends = np.cumsum([len(each) for each in measured])[:-1]
         return np.concatenate([
@@ -350,7 +350,7 @@ def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], sta
 
 
 def spread(residuals: Float64, weight: Float64 | None = None) -> tuple[float, float]:
-    """Ends of the 80% interval of log residuals, widened by 1 + 2/n for n residuals; never one-sided."""
+    """Return the ends of the 80% interval of log residuals, widened by 1 + 2/n for n residuals; never one-sided."""
     order = np.argsort(residuals)
     weights = np.ones(len(residuals)) if weight is None else weight
     share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()

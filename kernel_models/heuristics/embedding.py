@@ -42,8 +42,8 @@ from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, stored_row_bytes
 
 HIT_CYCLES, MISS_CYCLES = 193.0, 1029.0
-"""Cycles from a load to its value: from the last-level cache, and from memory whose page is not at hand, as rows that
-lie anywhere in gigabytes are. Source: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking"
+"""Cycles from a load to its value, from the last-level cache and from memory. Rows lie anywhere in gigabytes, so their
+page is not at hand. Source: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking"
 (2018, arXiv 1804.06826), taken for every GPU."""
 LOADS_BEFORE = 2.0
 """Loads that a bag waits for before its first row: its start, and the index there. Set, not measured."""
@@ -113,18 +113,18 @@ class LookupParts:
     host_state_bytes: Float64
 
     def sum(self, values: Float64, calls: int) -> Float64:
-        """Over the parts of each call [n]."""
+        """Return the sum over the parts of each call [n]."""
         return np.bincount(self.call, weights=values, minlength=calls).astype(np.float64)
 
     def most(self, values: Float64, calls: int) -> Float64:
-        """Return the largest of the parts of each call [n]."""
+        """Return the largest value among the parts of each call [n]."""
         found = np.zeros(calls)
         np.maximum.at(found, self.call, values)
         return found
 
 
 def even_distinct(lookups: Float64, table_rows: Float64) -> Float64:
-    """Return the different rows that look-ups touch if every row is as likely: T·(1 − (1 − 1/T)^lookups)."""
+    """Return the different rows that look-ups touch if all rows are equally likely: T·(1 − (1 − 1/T)^lookups)."""
     even = -table_rows * np.expm1(lookups * np.log1p(-1.0 / np.maximum(table_rows, 1.0 + 1e-9)))
     return np.minimum(np.minimum(even, table_rows), lookups)
 
@@ -221,7 +221,7 @@ def sorting(lookups: Float64, rows: Float64) -> tuple[Bool, Float64]:
 
 
 def gradient_kernels(fused: Bool, alone: Bool, passes: Float64) -> Float64:
-    """Kernel floors of a gradient [n]."""
+    """Return the kernels of a gradient, in kernel floors [n]."""
     return np.where(fused, FUSED_KERNELS, DENSE_KERNELS) + np.where(alone, passes, 3.0 * passes + 4.0)
 
 
@@ -329,7 +329,7 @@ def _link_us(rows: Float64, row_bytes: Float64, device: DeviceSpec) -> Float64:
 
 
 def _latency_us(parts: LookupParts, hits: Float64, device: DeviceSpec) -> Float64:
-    """From a look-up to its row, on average over a part's look-ups, µs [p]."""
+    """Return the time from a look-up to its row, on average over a part's look-ups, µs [p]."""
     share = hits / np.maximum(parts.lookups, 1.0)
     near = (share * HIT_CYCLES + (1.0 - share) * MISS_CYCLES) / device.boost_clock_mhz
     return np.where(parts.far > 0, HOST_LATENCY_US, near)
@@ -342,7 +342,7 @@ def _in_flight(parts: LookupParts, device: DeviceSpec) -> Float64:
 
 
 def _most_accesses(parts: LookupParts) -> Float64:
-    """Look-ups of the row that is looked up most often, by the histogram's last bin that is not empty [p]."""
+    """Return the look-ups of the most popular row, by the histogram's last bin that is not empty [p]."""
     often = np.where(parts.rows_of_bin > 0.5, parts.accesses_of_bin / np.maximum(parts.rows_of_bin, 1e-12), 0.0)
     return np.minimum(np.maximum(often.max(1), 1.0), np.maximum(parts.lookups, 1.0))
 

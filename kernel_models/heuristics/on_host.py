@@ -101,7 +101,7 @@ def convolution_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _of_products(table: CallTable) -> Bool:
-    """Return which convolutions PyTorch makes of products."""
+    """Return which convolutions PyTorch computes as products."""
     window = np.prod([table.dim(f"{name}_{axis}") for name in ("kernel", "stride") for axis in "dhw"], axis=0)
     batch = table.dim("batch")
     values = np.prod([table.dim(f"in_{axis}") for axis in ("channels", "d", "h", "w")], axis=0)
@@ -132,10 +132,10 @@ def attention_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.EMBEDDING, on_host=True)
 def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Instructions of every look-up and bag, rows from memory the first time and from a core's cache again, µs.
+    """Return instructions of every look-up and bag, rows from memory the first time and from a core's cache again, µs.
 
-    A dense gradient finds the place of each look-up's row, and clears a gradient as large as the table before; a sparse
-    one copies a row for each look-up.
+    A dense gradient first clears a gradient as large as the table and then finds the place of each look-up's row. A
+    sparse one copies a row for each look-up.
     """
     n = len(table)
     parts = parts_of(table)
@@ -164,9 +164,9 @@ def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.INDEX, on_host=True)
 def index_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """As on other devices, but rows added to where they belong wait for their place, µs: one thread has one at a time.
+    """Return the work as on other devices, except that rows added to a table wait for their place, µs: one at a time.
 
-    What an optimizer adds of a sparse gradient falls anywhere in its table.
+    An optimizer adds the rows of a sparse gradient anywhere in its table.
     """
     plain = WORK[Family.INDEX](table, device)
     added = table.by_kind(lambda kind: float(kind == "index_add")) > 0
@@ -191,7 +191,7 @@ def _added_to(table: CallTable) -> LookupParts:
 
 
 def _misses(parts: LookupParts, size: Float64, held: float) -> Float64:
-    """Look-ups [p] whose row is not among the most popular ones that are held, where each row takes so much.
+    """Return the look-ups [p] whose row is not among the held, most popular ones; ``size`` is what each row takes.
 
     A few batches' rows are what could be held; rows looked up once in a batch are others in the next.
     """
@@ -207,7 +207,7 @@ def _misses(parts: LookupParts, size: Float64, held: float) -> Float64:
 
 @work_of(Family.TRANSFER, on_host=True)
 def transfer_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """As on other devices, but a number that is read lies where it is wanted, µs."""
+    """Return the work as on other devices, except that a number that is read is already on the host, µs."""
     plain = WORK[Family.TRANSFER](table, device)
     there = table.bytes_moved <= NUMBER_BYTES
     return KernelWork(plain.compute_us, np.where(there, 0.0, plain.memory_us),
@@ -216,7 +216,7 @@ def transfer_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)
 def rows_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Each byte once, however few rows there are, µs."""
+    """Return the time to move each byte once, however few rows there are, µs."""
     return KernelWork(np.zeros(len(table)), memory_us(table.bytes_moved, device), one(table))
 
 

@@ -92,7 +92,7 @@ def tiling(batch: Float64, m: Float64, n: Float64, device: DeviceSpec) -> Tiling
 
 def _every_tiling(batch: Float64, m: Float64, n: Float64, k: Float64, peak_tflops: Float64, device: DeviceSpec,
                   ) -> Iterator[tuple[Float64, tuple[Float64, float, float]]]:
-    """For every tile and split its time, µs, and its number of tiles, their area, and what tile and split cost more."""
+    """Return for every tile and split its time, µs, its number of tiles, their area, and extra cost."""
     for rows, columns, split, cost, more in zip(*_Tilings.all(), strict=True):
         us, tiles = _tiling_us(device, batch, m, n, k, peak_tflops, rows, columns, split, cost, more)
         yield us, (tiles, float(rows * columns), cost * more)
@@ -110,7 +110,7 @@ class _Tilings(NamedTuple):
     @classmethod
     @lru_cache(maxsize=1)
     def all(cls) -> _Tilings:
-        """Make them."""
+        """Return all tiles with all splits."""
         reference = 1.0 + TILE_COST * (1 / 256 + 1 / 128)
         each = [(rows, columns, split, (1.0 + TILE_COST * (1 / rows + 1 / columns)) / reference,
                  1.0 + SPLIT_COST * np.log2(split)) for rows, columns in TILES for split in SPLITS]
@@ -166,7 +166,7 @@ def narrow_rows(table: CallTable, device: DeviceSpec) -> Float64:
 
 
 def _narrow(table: CallTable) -> Float64:
-    """Return the same where it counts."""
+    """Return the factor of ``narrow_rows`` without asking whether it counts."""
     by_name = {name: table.dim(name) * table.item_bytes() for name in "mnk"}
     rest: Float64 = np.full(len(table), float(LOAD_BYTES))
     layouts = np.array([ROWS.get(call.layout, "nk") for call in table.calls])
@@ -314,7 +314,7 @@ def convolution_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _product(table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64, Float64]:
-    """Groups, input and output channels of one, and m, n and k of the implicit product [n] each."""
+    """Return groups, input and output channels of one, and m, n and k of the implicit product [n] each."""
     groups = table.dim("groups")
     batch = table.dim("batch")
     inputs = np.maximum(table.dim("in_channels") / groups, 1.0)

@@ -58,7 +58,7 @@ reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 and 4 are taken to b
 
 _ONE_PASS, _TWO_PASSES, _ATTENTION = 1.0, 1.8, 3.5
 SCATTERED = 1.7
-"""Times these of operands that do not lie side by side, whose places each element's thread computes. Set, not
+"""The same of scattered operands, whose places each element's thread computes, as a factor on those above. Set, not
 measured."""
 MOST_FLOORS: Mapping[str, Mapping[Family, float]] = {"blackwell": {
     **dict.fromkeys((Family.ELEMENTWISE, Family.COPY, Family.TRITON, Family.MEMSET, Family.RANDOM, Family.POOLING,
@@ -77,7 +77,7 @@ short rows are also priced at twice their time, but with a limit whole recorded 
 
 
 def most_floors(device: DeviceSpec, family: Family, scattered: bool = False) -> float:
-    """Kernel floors that a kernel of a family costs at most, before its work."""
+    """Return the most kernel floors that a kernel of a family costs before its work."""
     most = MOST_FLOORS.get(device.architecture, {}).get(family, float("inf"))
     return SCATTERED * most if scattered else most
 
@@ -189,11 +189,11 @@ T = TypeVar("T")
 
 
 class FamilyCalls(list[OpCall]):
-    """Calls of one family that are priced on one device after another: their columns are made once."""
+    """Calls of one family that are priced on several devices one after another: their columns are made once."""
 
     @cached_property
     def table(self) -> CallTable:
-        """Their columns."""
+        """Return the columns of the calls."""
         return CallTable.made_of(self[0].family, self)
 
 
@@ -254,7 +254,7 @@ class CallTable:
 
     @property
     def bytes_moved(self) -> Float64:
-        """Read and written, bytes [n]."""
+        """Return bytes read and written [n]."""
         return self.bytes_read + self.bytes_written
 
     def once(self, what: Hashable, make: Callable[[], T]) -> T:
@@ -265,11 +265,11 @@ class CallTable:
         return self._kept[what]  # type: ignore[no-any-return]
 
     def dim(self, name: str) -> Float64:
-        """One size of every call [n]; zero and negative sizes count as one."""
+        """Return one size of every call [n]; zero and negative sizes count as one."""
         return self.once(("dim", name), lambda: np.maximum(self.dims[:, DIMENSIONS[self.family].index(name)], 1.0))
 
     def flagged(self, flag: str) -> Float64:
-        """1 of every call with a flag, 0 of the others [n]."""
+        """Return 1 for every call with a flag, 0 for the others [n]."""
         return self.once(("flag", flag), lambda: np.fromiter(
             (flag in call.flags for call in self.calls), np.float64, len(self)))
 
@@ -305,7 +305,7 @@ _MODULES = ("products", "attention", "embedding", "on_host")
 
 
 def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction], WorkFunction]:
-    """Register the work function of families; ``on_host``: of what a CPU does otherwise than a GPU."""
+    """Register the work function of families; ``on_host``: for a CPU where it differs from a GPU."""
     def register(function: WorkFunction) -> WorkFunction:
         for family in families:
             (HOST_WORK if on_host else WORK)[family] = function
@@ -339,7 +339,7 @@ def vector_us(table: CallTable, device: DeviceSpec) -> Float64:
 
 
 def one(table: CallTable) -> Float64:
-    """One kernel a call."""
+    """Return one kernel a call."""
     return np.ones(len(table))
 
 
@@ -366,7 +366,7 @@ def streaming_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.COPY, Family.CONCAT)
 def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes read in runs and written side by side; short runs cost whole sectors, µs (``sector_bytes``)."""
+    """Return bytes read in runs and written side by side; short runs cost whole sectors, µs (``sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.bytes_read / np.maximum(piece, 1.0)
     # A transposition through shared memory reads whole sectors too: no run costs more than four times its bytes.
@@ -376,7 +376,7 @@ def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.INDEX)
 def index_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Pieces gathered from or scattered to anywhere: each costs whole sectors, µs (``sector_bytes``)."""
+    """Return the work of pieces gathered from or scattered to anywhere: whole sectors each, µs (``sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.dim("elements") / table.dim("inner")
     extra = np.maximum(sector_bytes(pieces, piece, SECTOR_BYTES) - pieces * piece, 0.0)
@@ -461,6 +461,6 @@ def transfer_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _plain(kind: str) -> str:
-    """ "d2d", "DtoD", "device_to_device" → "dtod"; "p2p" → "ptop"."""
+    """Return a plain kind: "d2d", "DtoD", "device_to_device" → "dtod"; "p2p" → "ptop"."""
     kind = kind.lower().split(":")[0]
     return kind.replace("device", "d").replace("host", "h").replace("_", "").replace("2", "to")

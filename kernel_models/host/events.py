@@ -43,7 +43,7 @@ Names = npt.NDArray[np.object_]
 LISTS = ("_foreach", "_fused")
 """Marks in the names of operations on lists of tensors."""
 Label = tuple[str, ...]
-"""Of an event or a pool: "own" or "before", then what tells it apart; fewer words are a wider pool."""
+"""Label of an event or a pool: "own" or "before", then what identifies it; fewer words are a wider pool."""
 COLDER, EVICTS_NS = 2.7, 4_300.0
 """Growth of an event's cost with what the host computed itself since an operation of that name last ran there, for each
 e-fold of that over ``EVICTS_NS``. Computing fills the caches with other data (``kernel_models.host.model``)."""
@@ -56,7 +56,7 @@ LOADER_CALLS, PLAIN_END_CALLS = 7, 5
 """From the first number of calls on, a loader ran before a step; up to the second, only an optimizer's end after it."""
 SHARDED = "s"
 """Marks phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors lie around the
-same operations. What is known of such programs goes before what is known of others."""
+same operations. Figures of such programs come before those of others."""
 BEGIN, BACKWARD, OPTIMIZER, FINISH = "begin", "backward", "optimizer", "end"
 _SPECIAL = (BEGIN, BACKWARD, OPTIMIZER, FINISH)
 _IN_BACKWARD, _IN_OPTIMIZER = "2", "3"
@@ -238,7 +238,7 @@ def is_same_without_calls(label: Label) -> bool:
 
 
 def unsharded(label: Label) -> Label:
-    """Return the same label of other programs."""
+    """Return the label that programs without sharding have for the event."""
     return (label[0], label[1].removesuffix(SHARDED), *label[2:])
 
 
@@ -311,14 +311,14 @@ def _end_kind(calls: Float64 | None, usual: int) -> tuple[str, ...]:
 
 
 def _parameters(names: Sequence[str], phases: Sequence[str]) -> int:
-    """Parameters of an optimizer that goes over them one by one: each has every one of its operations once."""
+    """Return the parameters of an optimizer that goes over them singly: each has all its operations once."""
     count = Counter(name for name, phase in zip(names, phases, strict=True) if phase.startswith(_IN_OPTIMIZER))
     most = max(count.values(), default=0)
     return min((number for number in count.values() if 2 * number >= most), default=0)
 
 
 def _as_traced(step: HostStep) -> tuple[list[str], np.ndarray]:
-    """Names as a trace by shapes has them, and the rows they are of."""
+    """Return names as a trace by shapes has them, and their rows in the step."""
     recorded = step.name.tolist()
     names, rows = [], []
     for row, (name, phase) in enumerate(zip(recorded, step.phase.tolist(), strict=True)):

@@ -74,7 +74,7 @@ def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
 
 
 def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel:
-    """Fit, and put right what programs left out in turn are missed by."""
+    """Fit, and correct the mean error of predictions of programs that are left out once each."""
     events = _Events.of([_taught(step, counted) for step in steps])
     every = np.ones(len(steps), np.bool_)
     launches = [step.launch_ns for step in steps if step.launch_ns > 0]
@@ -92,8 +92,8 @@ def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel
 
 
 def label_pools(steps: Sequence[HostStep], counted: bool) -> dict[Label, Pool]:
-    """Return what steps tell of each of their events as they are, without the pools above; those left out whose cost
-    depends on how many tensors they go over."""
+    """Return the measured pool of each event label, without the pools above; labels whose cost depends on the number of
+    tensors are left out."""
     events = _Events.of([_taught(step, counted) for step in steps])
     sized = np.bincount(events.label, weights=events.tensors, minlength=len(events.value)) > 0
     found = events.pooled(np.ones(len(steps), np.bool_))
@@ -102,7 +102,7 @@ def label_pools(steps: Sequence[HostStep], counted: bool) -> dict[Label, Pool]:
 
 
 def _taught(step: HostStep, counted: bool) -> list[HostMoment]:
-    """Return the events that a program teaches; without calls that others have, those that calls do not change."""
+    """Return the events of a program to fit to; where it has no counted calls, only events that need none."""
     if counted and step.calls is None:
         return [event for event in host_events(step, False) if is_same_without_calls(event.label)]
     return host_events(step, counted)
@@ -189,7 +189,7 @@ class _Events:
                    np.sqrt(mean * usual), there, list(numbers), np.array(belongs, np.int64).reshape(-1, 2), chains)
 
     def named_slopes(self) -> dict[Label, float]:
-        """Return ns a tensor by label, of those that have their own, and by side of all others."""
+        """Return ns a tensor by label, for labels that have their own, and by side for all others."""
         found = {self.pools[row]: float(self.slope[row]) for row in np.flatnonzero(self.sloped).tolist()}
         for side in ("own", "before"):
             values = [slope for label, slope in found.items() if label[0] == side and len(label) > 1]
@@ -197,7 +197,7 @@ class _Events:
         return found
 
     def pooled(self, kept: Bool) -> _Pools:
-        """Return what some of the programs tell, as if none differed from the others as a whole."""
+        """Return the pools of some programs, as if none differed from the others as a whole."""
         value = self.value[:, kept]
         there = self.there[:, kept]
         programs = there.sum(axis=1)
@@ -221,7 +221,7 @@ class _Events:
         return _Pools(self.pools, log_base, labels, of_programs)
 
     def told(self, left: int) -> float:
-        """Return the host time of one program as all others tell it, ns."""
+        """Return the host time of one program as all others predict it, ns."""
         pools = self.pooled(np.arange(self.value.shape[1]) != left)
         mine = self.program == left
         label = self.label[mine]
@@ -284,7 +284,7 @@ def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = N
 
 
 def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostModel:
-    """The law times the host's factor, drawn towards its own programs, put right by what these miss when left out."""
+    """Return the law times the host's factor, drawn towards its own programs, and corrected by left-out programs."""
     count = len(steps)
     factors = np.array([_missed(law, step) for step in steps])
     model = _drawn_to(own, law, steps, factors)
@@ -298,12 +298,12 @@ def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostMod
 
 
 def _missed(model: HostModel, step: HostStep) -> float:
-    """Return the logarithm of a program's time over what a model says."""
+    """Return the logarithm of a program's time over the model's prediction."""
     return float(np.log(step.host_ns / sum(float(part.sum()) for part in model.estimate(step))))
 
 
 def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors: Float64) -> HostModel:
-    """Return the law times the programs' factor, each operation drawn towards what they cost; ``own`` lends the name,
+    """Return the law times the programs' factor, each operation drawn towards what they cost. ``own`` gives the name,
     launches and number of programs."""
     # One odd program, such as one whose Python does most of its work, moves the mean of five by a tenth.
     factor = float(np.median(factors))
@@ -322,7 +322,7 @@ def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors
 
 @dataclass(frozen=True, slots=True)
 class ToldHost:
-    """One program's host time, ns a step, as measured and as a model tells it.
+    """One program's host time, ns a step, as measured and as a model predicts it.
 
     Attributes:
         known: share of the measured time in events that the model knows as they are.
@@ -337,12 +337,12 @@ class ToldHost:
 
     @property
     def error(self) -> float:
-        """Relative error."""
+        """Return the relative error."""
         return self.told_ns / self.measured_ns - 1
 
 
 def told(name: str, step: HostStep, model: HostModel) -> ToldHost:
-    """Return what a model says of a measured step."""
+    """Return a model's prediction of a measured step, with the measurement."""
     before, inside = model.estimate(step)
     total = float(before.sum() + inside.sum())
     spent = np.empty(len(before) + len(inside))
@@ -352,6 +352,6 @@ def told(name: str, step: HostStep, model: HostModel) -> ToldHost:
 
 
 def left_out(steps: Mapping[str, HostStep]) -> list[ToldHost]:
-    """Return each program as a fit to all others tells it. Raises ``ForetraceError`` as ``fit_host``."""
+    """Return each program as a fit to all others predicts it. Raises ``ForetraceError`` as ``fit_host``."""
     return [told(name, step, fit_host([other for key, other in steps.items() if key != name]))
             for name, step in steps.items()]

@@ -44,13 +44,13 @@ from tracer.input_file import DecodeError, convert, from_json
 from tracer.output_file import whole_file
 
 POOL_WEIGHT = 1.0
-"""Programs that what is known of an event's kind counts for."""
+"""Number of programs as which the pool of an event's kind counts."""
 FIRST_CALLS, USUAL_CALLS, CALLS_POWER = 3.0, 10.0, 0.85
 """Calls of Python that are added to any count; the number for which base costs hold; and the power of the growth of
 costs. Ten calls cost 2.7 times as much as one, 150 eight times as much as ten."""
 LAW = 3
-"""Of the files: what the numbers mean. 1 was of coldness by events instead of by what was computed, 2 of ends of a
-step that no optimizer tells apart."""
+"""Version of the files' numbers. 1 counted coldness by events instead of by computed time; 2 did not distinguish the
+ends of a step by optimizer."""
 
 T = TypeVar("T", float, Float64)
 
@@ -91,12 +91,12 @@ class HostModel:
     counted: HostModel | None = None
 
     def suited(self, has_calls: bool) -> HostModel:
-        """Return the fit for a step in which calls of Python functions were counted, or were not."""
+        """Return the fit for a step with counted calls of Python functions, or for one without."""
         return self.counted if has_calls and self.counted is not None else self
 
     def estimate(self, step: HostStep) -> tuple[Float64, Float64]:
-        """Return time before each operation and after the last one, [n + 1], and in each, [n], ns; times in ``step``
-        are not looked at."""
+        """Return the time before each operation and after the last one, [n + 1], and in each, [n], ns. Times in
+        ``step`` do not count."""
         if step.calls is not None and self.counted is not None:
             return self.counted.estimate(step)
         factor = math.exp(self.offset)
@@ -183,7 +183,7 @@ class _State(msgspec.Struct):
 
 
 def above(label: Label) -> list[Label]:
-    """Return the pools that tell of a label, itself first and then the nearest ones."""
+    """Return the pools that say something of a label, itself first and then the nearest ones."""
     return [*pools_of(label), *(pools_of(unsharded(label)) if is_sharded(label) else ())]
 
 

@@ -32,7 +32,7 @@ from tracer.graph import ExecutionGraph
 from tracer.input_file import DecodeError, convert
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Stored of each distribution."""
+"""Quantiles that are stored of each distribution."""
 STALL_TIMES, STALL_NS = 20.0, 500_000
 """A segment of at least half a millisecond that takes over twenty times its key's median is a stall: the operating
 system, a garbage collection, a driver's lock. On the traces here such pauses of 1–3 ms come up to once a step, at a
@@ -65,7 +65,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One rank's segments with the names they go by.
+    """One rank's segments and their names.
 
     Attributes:
         segments: the host time.
@@ -100,7 +100,7 @@ class Recorded:
         return self.take(np.isin(self.segments.step, list(numbers)))
 
     def without_profiler(self, event_ns: float) -> Recorded:
-        """Return the same with the profiler's cost of each recorded operation and call taken out, never below zero."""
+        """Return the same without the profiler's cost of each recorded operation and call, never below zero."""
         s = self.segments
         left = np.maximum(s.duration_ns - np.rint(s.events * event_ns).astype(np.int64), 0)
         return Recorded(Segments(s.kind, s.op, s.before, s.call, s.thread, s.start_ns, left, s.events, s.step),
@@ -125,8 +125,7 @@ def record(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Reco
 
 
 def profiler_event_ns(graph: ExecutionGraph, recorded: Recorded) -> float | None:
-    """Return what the profiler cost per recorded operation or call, from the steps measured without it; ``None`` if
-    none were.
+    """Return the profiler's cost of a recorded operation or call, ns, from the unprofiled steps; ``None`` without any.
 
     The median profiled step less the median unprofiled one, over the median step's events. A faster profiled step (it
     happens where the GPU decides) gives zero.

@@ -160,7 +160,7 @@ def host_segments(graph: ExecutionGraph, excluded: HostIntervals | None = None) 
 
 
 def _top(thread: Int64, start: Int64, end: Int64, rows: Int64) -> Int64:
-    """Rows not inside another one of the same thread (rows are sorted by thread, start, -duration)."""
+    """Return the rows not inside another row of the same thread (sorted by thread, start, -duration)."""
     if not len(rows):
         return rows
     span = int(end.max()) + 1
@@ -172,7 +172,7 @@ def _top(thread: Int64, start: Int64, end: Int64, rows: Int64) -> Int64:
 
 def _thread_segments(graph: ExecutionGraph, thread: int, top: Int64, calls: Int64, starts_work: Bool,
                      op_end: Int64, call_end: Int64) -> tuple[Int64, ...]:
-    """(kind, op, before, call, thread, start, end) of one thread's segments."""
+    """Return (kind, op, before, call, thread, start, end) of one thread's segments."""
     # Every border of an operation, a call or a step cuts.
     op_start, call_start = graph.ops.start_ns[top], graph.launches.start_ns[calls]
     steps = graph.steps
@@ -222,7 +222,7 @@ def _containing(time: Int64, start: Int64, end: Int64) -> Int64:
 
 
 def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int64, end: Int64) -> Int64:
-    """T1 segments that the reader found to be data loading become ``DATA``."""
+    """Turn T1 segments that the reader found to be data loading into ``DATA``."""
     gaps = graph.gaps
     loading = gaps.kind == GapKind.DATA_LOADING
     data = HostIntervals(gaps.thread[loading], gaps.start_ns[loading],
@@ -390,7 +390,7 @@ class EventCost:
 
 
 def event_cost(graph: ExecutionGraph) -> EventCost:
-    """Return what one recorded event costs a rank's host, before anything is known of steps without the profiler."""
+    """Return the cost of one recorded event on a rank's host, before unprofiled steps are taken into account."""
     own, wraps = _own_ns(graph)
     known = int(wraps.sum()) >= LEAST_WRAPPERS
     ns = float(np.median(own[wraps])) if known else USUAL_NS
@@ -401,7 +401,7 @@ def event_cost(graph: ExecutionGraph) -> EventCost:
 
 
 def _own_ns(graph: ExecutionGraph) -> tuple[Float64, np.ndarray]:
-    """Own time of each operation, and which ones of PyTorch's own are made of others."""
+    """Return each operation's own time, and which of PyTorch's operations are made of others."""
     ops = graph.ops
     inside = ops.parent != NONE
     parts = np.bincount(ops.parent[inside], weights=ops.duration_ns[inside], minlength=len(ops))

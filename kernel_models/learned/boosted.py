@@ -70,7 +70,7 @@ class Intervals:
 
 
 def _ends(residuals: Float64) -> tuple[float, float]:
-    """Quantiles with the finite-sample correction of conformal prediction: as if one more residual lay outside."""
+    """Return quantiles with the finite-sample correction of conformal prediction: one more residual lies outside."""
     n = len(residuals)
     widened = (n + 1) / n
     low, high = np.quantile(residuals, [max(0.0, 1 - (1 - INTERVAL[0]) * widened), min(1.0, INTERVAL[1] * widened)])
@@ -106,7 +106,7 @@ class BoostedModel:
     source = Source.LEARNED
 
     def covers(self, calls: Sequence[OpCall]) -> Bool:
-        """Known variants whose every size lies within a factor of ``REACH`` of those measured."""
+        """Return whether each call is a known variant with all sizes within a factor of ``REACH`` of those measured."""
         return self._within(self.variants.columns(calls, work=False))
 
     def _within(self, columns: Columns) -> Bool:
@@ -126,7 +126,7 @@ class BoostedModel:
         return Times(time_us, *self.intervals.around(time_us))
 
     def covered_times(self, calls: Sequence[OpCall]) -> tuple[Bool, Times]:
-        """``covers`` and the times of those that are, collecting the calls' numbers once."""
+        """Return ``covers`` and the times of covered calls, collecting the calls' numbers once."""
         columns = self.variants.columns(calls, work=RECIPES[self.recipe].work)
         covered = self._within(columns)
         if not covered.all():
@@ -135,7 +135,7 @@ class BoostedModel:
         return covered, Times(time_us, *self.intervals.around(time_us))
 
     def times(self, columns: Columns) -> Float64:
-        """Expected times of columns, µs [n]."""
+        """Return the expected times of columns, µs [n]."""
         features, baseline = RECIPES[self.recipe].describe(columns, self.figures)
         if self.neighbours is not None:
             near = self.neighbours.features(columns, lambda asked: gemm_baseline_us(asked, self.figures))

@@ -70,7 +70,7 @@ class Boosting:
 
     @property
     def neighbours(self) -> bool:
-        """Return whether a member sees what measured neighbours took."""
+        """Return whether a member sees the times of measured neighbours."""
         return any(member.neighbours for member in self.members)
 
     def scaled(self, share: float) -> Boosting:

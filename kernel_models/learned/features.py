@@ -46,7 +46,7 @@ _EPILOGUES = frozenset({"bias", "out_bf16", "out_fp16", "out_fp32", "rowwise", "
 
 
 def plain(family: Family, variant: Variant) -> Variant:
-    """Return the variant whose model prices this one: a product with a bias is priced as one without.
+    """Return the variant whose model prices this one: a product with a bias is priced like a product without.
 
     Flags that hold a number ("affine=64") are left out too, or there would be a variant for every number.
     """
@@ -109,7 +109,7 @@ class Variants:
         return Columns(dims, code, *np.ascontiguousarray(numbers.T))
 
     def _find(self, variant: Variant) -> int:
-        """Its number; a 16-bit float takes the other one's, which costs the same."""
+        """Return the code of a variant. bfloat16 and float16 share one: they cost the same."""
         kind, dtype, layout, flags = variant
         other = {"fp16": "bf16", "bf16": "fp16"}.get(dtype, dtype)
         return self._plain.get(variant, self._plain.get((kind, other, layout, flags), -1))
@@ -163,7 +163,7 @@ class Figures:
                    tuple(map(bool, values["causal"])), tuple(map(bool, values["backward"])))
 
     def by_row(self, columns: Columns) -> tuple[Float64, Float64]:
-        """Peak rate (FLOP/µs) and element bytes of each call."""
+        """Return peak rate (FLOP/µs) and element bytes of each call."""
         return np.array(self.tflops)[columns.code] * 1e6, np.array(self.element_bytes)[columns.code]
 
 
@@ -175,7 +175,7 @@ class Described(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A named recipe; ``work`` tells that it needs the calls' FLOPs and bytes. Codes are 0 or more in what it gets."""
+    """A named recipe; ``work``: whether it needs the calls' FLOPs and bytes. The codes it gets are 0 or more."""
 
     name: str
     describe: Callable[[Columns, Figures], Described]
@@ -183,12 +183,12 @@ class Recipe(NamedTuple):
 
 
 def parts(size: Int64, part: Int64 | int) -> Int64:
-    """Return how many parts of a size, rounded up."""
+    """Return how many parts cover a size, rounded up."""
     return -(-size // part)
 
 
 def stack(features: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
-    """Columns side by side."""
+    """Return columns side by side."""
     result = np.empty((len(features[0]), len(features)), np.float32)
     for i, column in enumerate(features):
         result[:, i] = column
@@ -227,7 +227,7 @@ _KEY_ROWS = 128
 
 
 def _pairs(columns: Columns, figures: Figures) -> Float64:
-    """Query and key positions that meet, of one head of one sequence."""
+    """Return the pairs of query and key positions that meet, in one head of one sequence."""
     _, _, _, q, kv, _, _, window = columns.dims.T.astype(np.float64)
     causal = np.array(figures.causal)[columns.code]
     # The last query sees all keys, the first one kv − q + 1, of which only the last `reach`.
@@ -238,7 +238,7 @@ def _pairs(columns: Columns, figures: Figures) -> Float64:
 
 
 def attention_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Float64, Float64]:
-    """Pairs, FLOPs, bytes, and the baseline in µs: compute + memory + floor."""
+    """Return pairs, FLOPs, bytes, and the baseline in µs: compute + memory + floor."""
     batch, heads, kv_heads, q, kv, width, v_width, _ = columns.dims.T.astype(np.float64)
     rate, size = figures.by_row(columns)
     pairs = _pairs(columns, figures)
@@ -249,7 +249,7 @@ def attention_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64
 
 
 def attention_features(columns: Columns, figures: Figures) -> Described:
-    """Return all features."""
+    """Return all features of attention."""
     batch, heads, kv_heads, q, kv, width, v_width, window = columns.dims.T
     rate, size = figures.by_row(columns)
     pairs, flops, moved, baseline = attention_work(columns, figures)
@@ -299,7 +299,7 @@ _WAVES_SEEN = 64
 
 
 def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Float64, Float64, Float64, Float64]:
-    """Element bytes, FLOPs, bytes of A, B and results, and the baseline in µs: compute + memory + floor."""
+    """Return element bytes, FLOPs, bytes of A, B and results, and the baseline in µs: compute + memory + floor."""
     batch, m, n, k = columns.dims.T
     rate, size = figures.by_row(columns)
     flops = 2.0 * batch * m * n * k
@@ -315,7 +315,7 @@ def gemm_baseline_us(columns: Columns, figures: Figures) -> Float64:
 
 
 def gemm_features(columns: Columns, figures: Figures) -> Described:
-    """Return all features."""
+    """Return all features of matrix products."""
     batch, m, n, k = columns.dims.T
     rate, _ = figures.by_row(columns)
     size, flops, a, b, out, baseline = gemm_work(columns, figures)

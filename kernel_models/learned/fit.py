@@ -20,7 +20,7 @@ from kernel_models.threads import in_threads
 from tracer.arrays import Bool, Float64, Int64
 
 FOLDS = 5
-"""Of cross-validation: the usual number."""
+"""Folds of cross-validation: the usual number."""
 _WEIGHTS = np.arange(11) / 10
 """Weights that the second of two members may have in their mean."""
 _AS_GOOD = 0.005
@@ -101,7 +101,7 @@ class Problem:
             for member, share, weight in zip(how.members, shares, weights, strict=True)))
 
     def _stopped(self, how: Boosting, out: Bool) -> list[tuple[float, Float64]]:
-        """Of each member the share of the trees that helps some rows, which they do not see, and what it predicts."""
+        """Return for each member the share of the trees that helps some rows unseen by them, and its predictions."""
         near = self._neighbours(how, ~out)
         return stop_early(self._seen(near, ~out), self.target[~out], how, self._seen(near, out), self.target[out],
                           plain=self.features.shape[1])
@@ -115,7 +115,7 @@ class Problem:
                             limits_of(self.columns, len(self.variants.known)), trees, intervals, near)
 
     def _neighbours(self, how: Boosting, rows: Bool) -> Neighbours | None:
-        """Some rows as neighbours, if the trees ask for them."""
+        """Return some rows as neighbours, if the trees ask for them."""
         if not how.neighbours or self.family is not Family.GEMM:
             return None
         return Neighbours.of(self.columns.taken(rows), self.target[rows], self.baseline_us[rows])

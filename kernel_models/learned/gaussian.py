@@ -27,7 +27,7 @@ from kernel_models.op_call import Arrays, Family, OpCall, Source, Times
 from tracer.arrays import Bool, Float64
 
 LEAST_CALLS, MOST_CALLS = 12, 900
-"""Fewer say nothing beyond the formulas; more are better left to trees (the work grows with the cube)."""
+"""Fewer calls say nothing beyond the formulas; more are better left to trees (the work grows with the cube)."""
 REACH = 4.0
 """A size is covered up to this factor beyond those measured: further off the process returns to the formulas."""
 BLEND_ABOVE, BLEND_FROM = 0.06, 60
@@ -41,7 +41,7 @@ _BLENDED = "trees."
 
 @dataclass(frozen=True)
 class GaussianModel:
-    """One family on one device.
+    """A Gaussian process over formulas, for one family on one device.
 
     Attributes:
         family: The family.
@@ -64,7 +64,7 @@ class GaussianModel:
     source = Source.LEARNED
 
     def covers(self, calls: Sequence[OpCall]) -> Bool:
-        """Kinds, dtypes, layouts and flags all measured, sizes within a factor of ``REACH`` of those measured."""
+        """Return whether kind, dtype, layout and flags were measured, and sizes lie within a factor of ``REACH``."""
         return self.points.within(calls, REACH)
 
     def predict(self, calls: Sequence[OpCall]) -> Times:

@@ -94,7 +94,7 @@ class Neighbours:
         return found
 
     def _groups(self, columns: Columns) -> tuple[Int64, Int64, Float64]:
-        """Groups of the next smaller and the next larger m, −1 for none, and how far between them each call lies."""
+        """Return the groups of the next smaller and larger m (−1: none), and how far each call lies between them."""
         batch, m, _, _ = columns.dims.T
         low, high, share = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64), np.zeros(len(columns))
         find_groups(self.head, *map(np.ascontiguousarray, (columns.code, batch, m)), low, high)

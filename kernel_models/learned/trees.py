@@ -46,7 +46,7 @@ class Bins:
 
     @classmethod
     def of(cls, features: Float32) -> Bins:
-        """Edges between the values that occur, at quantiles of the rows where there are more than ``MOST_EDGES``."""
+        """Return edges between the values that occur, at quantiles where there are more than ``MOST_EDGES``."""
         found = []
         places = np.quantile(np.arange(len(features)), np.linspace(0, 1, MOST_EDGES + 1), method="inverted_cdf")
         for column in np.sort(np.asarray(features, np.float32).T, axis=1):

@@ -338,8 +338,8 @@ class TransformerShape:
         return -(-self.vocab // tp) * self.hidden
 
     def head_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of the head of one rank: the last norm and the logits' matrix, which a tied one has on
-        its stage too where that is not the embedding's."""
+        """Return the parameters of the head of one rank: the last norm and the logits' matrix. A tied head has that
+        matrix on its stage too where that is not the embedding's."""
         return self.vocabulary_parameters(tp) + self.hidden * (1 if self.rms else 2)
 
     def root_parameters(self, tp: int = 1) -> int:
