@@ -46,11 +46,11 @@ SIDE_FILES = frozenset({CONTEXT, COLLECTIVES, LOOKUPS, PYTHON_CALLS})
 _MOST_STEP_NS = 1 << 50
 """Some 12 days: longer steps are damage."""
 RUN_AHEAD = 0.01
-"""Share of a step by which one in a loop that does not wait for the device must differ to be worth a note."""
+"""Share of a step by which steps without waits must differ to be worth a note."""
 UNLIKE_CLOCKS = 0.05
 """Share of a clock by which two must differ to be worth a note: chosen, a power limit's few percent are usual."""
 BORDER_NS = 1_000_000
-"""Time at a step's borders that is worth a note: the profiler itself takes a tenth of that."""
+"""Time at a step's borders that is worth a note; the profiler itself takes a tenth of that."""
 WAITED = 0.03
 """Share of its time that a step waits for a processor, from which on the machine was busy. Chosen: what shows in a step
 beyond what steps differ by on a quiet machine."""
@@ -74,12 +74,12 @@ class CapturePart:
 
 
 def part_name(rank: int) -> str:
-    """Directory of a rank's part in the job's directory."""
+    """Return the directory of a rank's part in the job's directory."""
     return f"rank{rank}"
 
 
 def window_name(index: int, form: str) -> str:
-    """File name of a window's trace, ``form`` "json" or "foretrace"."""
+    """Return the file name of a window's trace, ``form`` "json" or "foretrace"."""
     number = f"-{index}" if index else ""
     return f"graph{number}.foretrace" if form == "foretrace" else f"kineto{number}.json.gz"
 
@@ -132,7 +132,7 @@ def _part(path: Path, rank: int) -> CapturePart:
 
 
 def _damaged_link(path: Path) -> str:
-    """Say that a link leads to what is no JSON object, as the end of a sentence; empty for all else."""
+    """Return the end of a sentence on a link that leads to no JSON object; empty for all else."""
     try:
         sound = not path.is_symlink() or isinstance(from_json(read_input(path)), dict)
     except (OSError, DecodeError):
@@ -191,7 +191,7 @@ def what_it_holds(part: PathLike) -> str:
 
 
 def recorded_text(timed: int, windows: int) -> str:
-    """ "3 timed steps and 1 trace", as a part of a sentence."""
+    """Return "3 timed steps and 1 trace", as part of a sentence."""
     traces = "no trace" if not windows else "1 trace" if windows == 1 else f"{windows} traces"
     return f"{timed} timed step{'' if timed == 1 else 's'} and {traces}"
 
@@ -227,7 +227,7 @@ def _without_waits(times: list[int], context: dict[str, Any]) -> list[int]:
 
 
 def _waited_ns(context: dict[str, Any]) -> list[int]:
-    """Return what each timed step waited for a processor, ns; empty where the machine was not busy."""
+    """Return how long each timed step waited for a processor, ns; empty where the machine was not busy."""
     waited, ns = _waits(context, "timed")
     return waited if sum(waited) > WAITED * ns else []
 
@@ -246,7 +246,7 @@ def _waits(context: dict[str, Any], phase: str) -> tuple[list[int], int]:
 
 
 def _of_machine(context: dict[str, Any]) -> str:
-    """Say what a busy machine did to a capture, and what becomes of it; empty where it did nothing."""
+    """Return a sentence on what a busy machine did to a capture and its steps; empty where it did nothing."""
     said = _mapping(_mapping(context, "machine"), "verdict").get("sentence")
     left = ""
     if (waited := _waited_ns(context)) and _mapping(context, "hardware").get("device") == "CPU":
@@ -390,7 +390,7 @@ def _same_work(parts: list[CapturePart]) -> list[tuple[Span, ...]]:
 
 
 def read_window(part: PathLike, window: int = 0) -> ExecutionGraph:
-    """One window of one rank's part, complete with execution trace, context and collectives. Raises ``TraceError``."""
+    """Return one window of a rank's part, with execution trace, context, collectives. Raises ``TraceError``."""
     return _read_part(_part(Path(part), NONE), window, [], None)
 
 
@@ -494,7 +494,7 @@ def _ran_ahead(context: dict[str, Any], unprofiled_ns: list[int]) -> str:
 
 
 def _at_borders(context: dict[str, Any], recorded_ns: np.ndarray, window: int) -> str:
-    """Say by how much all recorded steps are longer than the clock around them said; empty where they are not."""
+    """Return a sentence on how much longer recorded steps are than the clock around them; empty if they are not."""
     given = context.get("profiled_step_ns")
     clocked = given[window * len(recorded_ns):][:len(recorded_ns)] if isinstance(given, list) else []
     if not len(recorded_ns) or len(clocked) != len(recorded_ns) or not all(

@@ -72,7 +72,7 @@ class MemoryAccount:
 
     @property
     def total(self) -> float:
-        """Return all of it."""
+        """Return the bytes of all kinds."""
         return sum(getattr(self, part.name) for part in fields(self))
 
     @property
@@ -82,11 +82,11 @@ class MemoryAccount:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Return the bytes by name of what is there at all."""
+        """Return the bytes of each kind that is there, by name."""
         return {part.name: size for part in fields(self) if (size := getattr(self, part.name))}
 
     def lacking(self, limit_bytes: float, name: str) -> str | None:
-        """Return why it does not fit a device, as a sentence; ``None`` if it does, or its memory is unknown (0)."""
+        """Return a sentence on why it does not fit a device; ``None`` if it fits, or the memory is unknown (0)."""
         if not 0 < limit_bytes < self.total:
             return None
         return (f"It does not fit: it needs more than the {limit_bytes / 1e9:,.4g} GB of {name}; choose a larger "
@@ -177,7 +177,7 @@ class MemoryTimeline(Shown):
 
     @property
     def peak_at(self) -> int:
-        """Return which change the peak is at."""
+        """Return the change at which memory peaks."""
         return int(np.argmax(self.total_bytes)) if len(self.time_ns) else 0
 
     @property
@@ -196,7 +196,7 @@ class MemoryTimeline(Shown):
         return f"{self.source}: peak {self.at_peak}, {len(self.time_ns):,} changes"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``peak`` (bytes by kind), ``places`` (who allocated them) and ``timeline`` (every change)."""
+        """Return ``peak`` (bytes by kind), ``places`` (who allocated them) and ``timeline`` (every change)."""
         peak = self.at_peak.parts
         clock = "time_ns" if self.timed else "operation"
         return {
@@ -290,7 +290,7 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
 
 
 def _of_host(found: MemoryTimeline, graph: ExecutionGraph) -> MemoryTimeline:
-    """Say what is missing: PyTorch counts a host's memory from when it was first profiled (c10's CPUAllocator.cpp)."""
+    """Note what is missing: PyTorch counts a host's memory from its first profiling on (c10's CPUAllocator.cpp)."""
     parts = dict(zip((Holds.PARAMETERS.value, Holds.OPTIMIZER_STATE.value), kept_by_optimizer(graph), strict=True))
     earlier = {name: size for name, size in parts.items() if size}
     listed = ", ".join(f"{name.replace('_', ' ')} {binary_size(size)}" for name, size in earlier.items())
@@ -344,7 +344,7 @@ def inferred_holds(born: Int64, size: Int64, rules: Sequence[tuple[Bool, Holds]]
 
 
 def _inferred(graph: ExecutionGraph, rows: Int64) -> Int64:
-    """Return what recorded memory holds, by the phases it was handed out and given back in."""
+    """Return what recorded memory holds, by the phases in which it was handed out and given back."""
     changes = graph.allocations
     size, op = changes.bytes[rows], changes.op[rows]
     freed, born = matched_changes(changes.address[rows], size)

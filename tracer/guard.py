@@ -47,11 +47,11 @@ CELLS_A_BYTE, FREE_CELLS = 16, 100_000
 """Cells of a table for each stored byte, and those that every table may have. Published tables of measurements hold up
 to 7.4 (by encoding of equal values), most less than one."""
 MOST_COLUMNS = 2000
-"""Of a table of text: published ones have at most 43, and naming those of one name takes the square of them."""
+"""Most columns of a table of text: published ones have at most 43; finding equal names takes quadratic time."""
 GROWTH = 200
 """Bytes of text or values for each stored byte of a compressed file; those of real traces reach 30."""
 MOST_XML_BYTES, MOST_XML_ELEMENTS = 4 << 20, 20_000
-"""Of a map of a node. One of eight GPUs has 4 KB and 60 elements (``tests/kernel_models/test_node_maps.py``)."""
+"""Most of a map of a node. One of eight GPUs has 4 KB, 60 elements (``tests/kernel_models/test_node_maps.py``)."""
 
 
 class DecodeError(ForetraceError):
@@ -81,7 +81,7 @@ def check_objects(objects: int, stored_bytes: int) -> None:
 
 
 def well_formed(text: str, most: int = MOST_NAME) -> str:
-    """Return a text without halves of characters, which no file or terminal takes, and cut to its first ``most``."""
+    """Return a text without halves of characters, which no file or terminal takes, cut to ``most`` characters."""
     kept = text if len(text) <= most else f"{text[:most - 1]}…"
     return kept if kept.isascii() else kept.encode("utf-8", "replace").decode()
 
@@ -110,14 +110,14 @@ class NameBudget:
         return well_formed(text)
 
     def notes(self) -> list[str]:
-        """Say what was cut, if anything."""
+        """Return sentences on what was cut, if anything."""
         if not self.cut:
             return []
         return [f"{self.cut} names are longer than {MOST_NAME:,} characters; their ends were left out."]
 
 
 class RowBudget:
-    """Counts the rows that are read of a file. A page of SQLite that stands in many places gives rows without end."""
+    """Counts the rows that are read of a file. A page of SQLite that is used in many places gives endless rows."""
 
     def __init__(self, stored_bytes: int) -> None:
         self._left = max(stored_bytes // LEAST_ROW_BYTES, FREE_ROWS)

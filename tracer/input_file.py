@@ -20,7 +20,7 @@ PathLike = str | os.PathLike[str]
 
 
 class NotAFile(OSError):
-    """The path is there and is no regular file: a pipe would block for ever, a device never end."""
+    """The path is no regular file: a pipe would block for ever, a device never end."""
 
     def __init__(self, path: PathLike) -> None:
         super().__init__(errno.EINVAL, "it is a pipe or a device, not a file", os.fspath(path))
@@ -69,7 +69,7 @@ def open_anywhere(path: PathLike) -> tuple[BinaryIO, int]:
 
 
 def why_not_read(path: PathLike) -> str:
-    """Say what lies at a path in place of a file, as the end of a sentence; empty for a file, or nothing at all."""
+    """Return what lies at a path instead of a file, as the end of a sentence; empty for a file or nothing."""
     link = os.path.islink(path)
     try:
         mode = os.stat(path).st_mode

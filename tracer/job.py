@@ -36,7 +36,7 @@ LEAST_BYTES, UNPACKED = 16 << 20, 10
 copies takes a tenth of that. Compressed traces hold at least ten times their bytes."""
 
 ASSUMED = "Assumed"
-"""The first word of the note on a job whose ranks are folded without their plan being known."""
+"""First word of the note on a job whose ranks are folded by an assumed plan."""
 
 APART_NS = 10_000_000_000
 APART_WINDOWS = 10
@@ -96,7 +96,7 @@ class Job(Shown):
         return sum(len(each) for each in self.classes if each.graph != NONE) if self.classes else len(self.graphs)
 
     def rank(self, number: int) -> ExecutionGraph:
-        """The graph of a rank; of a folded job its class's, with its own numbers. Raises ``JobError`` without one."""
+        """Return a rank's graph; of a folded job its class's, with its own numbers. Raises ``JobError`` without one."""
         for graph in self.graphs:
             if graph.meta.rank == number:
                 return graph
@@ -297,7 +297,7 @@ def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, .
 
 
 def _stands_alone(graph: ExecutionGraph) -> bool:
-    """Return whether a graph's rank never met the others, so that nothing of them is in it."""
+    """Return whether a graph's rank never met the others, so that it holds nothing of them."""
     return graph.meta.era == SHAPE_ONLY or graph.meta.backend == FAKE
 
 
@@ -377,7 +377,7 @@ def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callab
 
 @contextmanager
 def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> Iterator[TaskWorkers | None]:
-    """The workers given, or copies of this process; none where this process is to read the traces itself."""
+    """Yield the given workers, or copies of this process; none if this process reads the traces itself."""
     many = idle_cores()
     if workers is not None and workers.elsewhere:
         yield workers

@@ -47,7 +47,7 @@ _SWAP_REACH = 8
 
 @dataclass(slots=True)
 class Match:
-    """A way's result. ``candidate`` marks the rows of ``ops`` that should have a node."""
+    """Result of one way of joining. ``candidate`` marks the rows of ``ops`` that should have a node."""
 
     method: str
     node: Int64
@@ -72,7 +72,7 @@ class Names:
 
 
 def joinable_names(graph: ExecutionGraph, trace: ExecutionTrace) -> Names:
-    """Names of both sides in one numbering, without steps and annotations the execution trace has nowhere."""
+    """Return names of both sides in one numbering, without steps and annotations that the trace has nowhere."""
     codes: dict[str, int] = {}
 
     def recode(column: Int32, strings: list[str]) -> Int64:
@@ -116,7 +116,7 @@ def by_record_id(graph: ExecutionGraph, trace: ExecutionTrace, names: Names) -> 
 
 
 def _likely_offsets(ids: Int64, names: Int64, known: Int64, known_names: Int64) -> list[int]:
-    """0, and the commonest differences between the ids of rare names, commonest first."""
+    """Return 0, and the commonest differences between the ids of rare names, commonest first."""
     counts = np.bincount(names, minlength=int(max(names.max(), known_names.max())) + 1)
     pairs = counts * np.bincount(known_names, minlength=len(counts))
     differences: list[Int64] = []
@@ -409,7 +409,7 @@ def join_execution_trace(graph: ExecutionGraph, source: str | os.PathLike[str] |
 
 
 def _drop_wrong_threads(graph: ExecutionGraph, trace: ExecutionTrace, names: Names, match: Match) -> float:
-    """Undo the join of threads whose parents mostly disagree; the share of agreeing parents of the rest."""
+    """Undo the join of threads whose parents mostly disagree; return the share of agreeing parents of the rest."""
     ops = graph.ops
     # Rows that are never joined (steps, synthetic nodes) are passed over.
     parent = nearest(ops.parent, names.op_usable, ops.parent.astype(np.int64))

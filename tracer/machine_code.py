@@ -32,9 +32,9 @@ from tracer.kept_files import read_kept, read_shipped, write_kept
 from tracer.lazy import llvm, llvmlite, numba
 
 VERSION = 1
-"""Of the form in which machine code is kept."""
+"""Version of the form in which machine code is kept."""
 ENTRY = "foretrace_loop"
-"""What the entry of kept machine code is called."""
+"""Name of the entry point in kept machine code."""
 SHIPPED = "shipped"
 """Folder next to a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
 _LOADING = threading.RLock()
@@ -105,7 +105,7 @@ class KeptLoop:
         return int(self._entry(_address(sizes), *passed))
 
     def load(self) -> None:
-        """Have the machine code at hand, so that processes forked from this one need not load it."""
+        """Load the machine code, so that processes forked from this one need not load it."""
         _ = self._entry
 
     @cached_property
@@ -136,7 +136,7 @@ class KeptLoop:
         return Path(sys.modules[self.function.__module__].__file__ or ".")
 
     def _key_of(self, *surroundings: str) -> str:
-        """Return what code is good for: this source and that of what it calls, and what surrounds it."""
+        """Return the key of machine code: a digest of its source, of what that calls, and of its surroundings."""
         modules = dict.fromkeys(each.__module__ for each in (self.function, *self.inner))
         source = b"".join(Path(sys.modules[name].__file__ or "").read_bytes() for name in modules)
         names = [name for record in self._records for name in record]
@@ -145,7 +145,7 @@ class KeptLoop:
 
     @property
     def shipped(self) -> Path:
-        """Return where the bitcode of this very source is shipped, for this kind of system."""
+        """Return the path of the bitcode shipped for exactly this source and this kind of system."""
         return self._module.parent / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
 
     def ship(self) -> Path:
@@ -168,7 +168,7 @@ class KeptLoop:
         return bytes(machine.emit_object(module))
 
     def _assembly(self) -> str:
-        """Compile the loop with numba: LLVM's text of it, whose entry is called ``ENTRY``."""
+        """Compile the loop with numba, and return LLVM's text of it, whose entry is called ``ENTRY``."""
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"Compiling {self.__name__} ...\n")
         scope = {name: value for one in (*self.inner, self.function) for name, value in one.__globals__.items()}

@@ -23,7 +23,7 @@ _WRAPPING = ("time", "timeit", "capture", "prun", "memit", "mprun", "lprun")
 """Magics whose argument, or whose cell, is Python."""
 _CELL, _LINE, _SHELL, _HELP = "%%", "%", "!", "?"
 _TOO_DEEP = (RecursionError, MemoryError)
-"""What Python's parser raises for text that nests too deep; to run it says so."""
+"""Errors of Python's parser for text that nests too deep; running it reports them."""
 
 
 class NotebookError(ForetraceError):
@@ -64,7 +64,7 @@ def run(file: Path, name: str, until: str | None = None) -> dict[str, Any]:
 
 
 def _display(*values: object, **_: object) -> None:
-    """IPython's ``display``, as text."""
+    """Show values as IPython's ``display`` does, as text."""
     sys.stdout.write(" ".join(map(str, values)) + "\n")
 
 
@@ -129,7 +129,7 @@ def _python(text: str, leave_out: Callable[[str], None]) -> str:
 
 
 def _without_magic(line: str, leave_out: Callable[[str], None]) -> str | None:
-    """Return a line of IPython's as Python; ``None`` of any other."""
+    """Return a line of IPython's as Python; ``None`` for any other line."""
     text = line.strip()
     indent = line[:len(line) - len(line.lstrip())]
     if text.startswith(_LINE) and _word(text, _LINE) in _WRAPPING:
@@ -147,7 +147,7 @@ def _word(text: str, mark: str) -> str:
 
 
 def _defines(python: str, name: str) -> bool:
-    """Return whether a cell gives a name a value at its top level."""
+    """Return whether a cell assigns a name at its top level."""
     try:
         body = ast.parse(python).body
     except (SyntaxError, *_TOO_DEEP):  # its run says so

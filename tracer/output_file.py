@@ -20,16 +20,16 @@ from tracer.errors import ForetraceError
 from tracer.input_file import PathLike
 
 FULL = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT") if hasattr(errno, name))
-"""No space, or no quota, left."""
+"""Error numbers of a full disk: no space, or no quota, left."""
 SCARCE_BYTES = 1 << 30
-"""Free bytes below which a trace that broke off is put down to the disk: three steps of a large model take 1 GB."""
+"""With fewer free bytes a broken-off trace is blamed on the disk: three steps of a large model take 1 GB."""
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 """Begin of a URL, as a ``Path`` has it: with one slash."""
 _PROBE_BYTES = 1 << 20  # chosen: far more than a full disk still takes
 
 
 def full_disk_error(error: BaseException | None) -> OSError | None:
-    """Return the error of a full disk that an exception is or came from; ``None`` if it did not."""
+    """Return the error of a full disk behind an exception; ``None`` if there is none."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and error.errno in FULL:
@@ -63,13 +63,13 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def free_text(folder: Path) -> str:
-    """``free_bytes`` in words, for the brackets of a sentence; empty if not known."""
+    """Return ``free_bytes`` in words, for the brackets of a sentence; empty if not known."""
     free = free_bytes(folder)
     return "" if free is None else f"{free / 1e6:,.1f} MB are free there"
 
 
 _ABANDONED_S = 86400.0
-"""Chosen: no export goes a day without writing. Of another machine's process nothing else is known."""
+"""Age, s, from which another machine's temporary file is abandoned. Chosen: no export goes a day without writing."""
 _SYSTEM_LINKS = re.compile(r"/dev/(std(in|out|err)|fd/\d+)|/proc/[^/]+/fd/\d+")
 """``/dev/stdout`` is a link too: the system's own, to what the shell opened. Links in /dev/shm are anybody's."""
 
@@ -99,7 +99,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
-    """The same for a regular file alone, on the disk when the block ends.
+    """Yield a stream as ``whole_file`` does, for a regular file only, which is on the disk when the block ends.
 
     Raises:
         OSError: it cannot be written, or what is there is a link or no regular file. What was there is unchanged.
@@ -125,7 +125,7 @@ def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def _remove_leftovers(target: Path, here: str) -> None:
-    """Remove temporary files of this user's runs that were killed while they wrote a file, here or long ago."""
+    """Remove temporary files of this user's killed runs, which were writing a file, here or long ago."""
     names = re.compile(rf"\.{re.escape(target.name[:200])}\.([0-9a-f]{{8}})-(\d{{1,9}})-[0-9a-f]{{12}}\.tmp")
     with suppress(OSError, AttributeError):  # Windows has neither owners nor process groups
         for file in os.scandir(target.parent):
@@ -179,7 +179,7 @@ def _mode_of(target: Path) -> int | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The rename itself is on a POSIX disk only once the folder is."""
+    """Sync a folder: on a POSIX disk a rename lasts only after that."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     with suppress(OSError):  # not every file system can
@@ -192,7 +192,7 @@ def _sync_folder(folder: Path) -> None:
 
 LOCK = ".lock"
 _PATIENCE_S = 1.0
-"""Another rank that only checks whether it could write holds the lock for milliseconds."""
+"""Time to wait for a lock: another rank that only checks whether it could write holds it for milliseconds."""
 _PAUSE_S = 0.02  # chosen: a fraction of the patience
 
 
@@ -229,7 +229,7 @@ class DirectoryLock:
             raise
 
     def release(self) -> None:
-        """Give it up and remove its file, and directories made for it that are empty. Safe to repeat."""
+        """Release the lock and remove its file, and directories made for it that are empty. Safe to repeat."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # while it is still ours

@@ -13,7 +13,7 @@ from tracer.errors import ForetraceError
 
 
 class PlanError(ForetraceError):
-    """A plan, or a cluster for it, that cannot be: what was asked, why not, what can be."""
+    """A plan, or a cluster for it, is impossible; the sentence says what was asked, why not, and what is possible."""
 
 
 class Schedule(str, Enum):
@@ -313,12 +313,12 @@ class ParallelPlan:
 
     @property
     def world_size(self) -> int:
-        """Return the ranks in all."""
+        """Return the number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def expert_tp(self) -> int:
-        """Return the ranks that share each expert."""
+        """Return the number of ranks that share each expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
@@ -328,12 +328,12 @@ class ParallelPlan:
 
     @property
     def shards(self) -> int:
-        """Return the ranks that share the state of what is no expert, where replicas share any."""
+        """Return how many ranks share the state outside of experts, where replicas share any."""
         return self.dp * self.cp // self.replicate
 
     @property
     def expert_shards(self) -> int:
-        """Return the ranks that share the state of an expert's part, where replicas share any."""
+        """Return how many ranks share the state of an expert's part, where replicas share any."""
         return self.expert_replicas // self.replicate
 
     @property
@@ -363,12 +363,12 @@ class ParallelPlan:
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Name and size of each dimension of the device mesh, outermost first; every one a process group's size."""
+        """Return name and size of each dimension of the device mesh, outermost first; each has a process group."""
         used = {"pp": self.pp > 1, "dp": self.ddp or bool(self.sharding), "cp": self.cp > 1, "tp": self.tp > 1}
         return {name: getattr(self, name) for name, is_used in used.items() if is_used} or {"dp": 1}
 
     def place(self, rank: int) -> MeshPlace:
-        """Return where a rank stands. Raises ``PlanError`` if there is no such rank."""
+        """Return a rank's place in each dimension. Raises ``PlanError`` if there is no such rank."""
         if not 0 <= rank < self.world_size:
             raise PlanError(f"There is no rank {rank} in a plan of {self.world_size} ranks.")
         outer, tp = divmod(rank, self.tp)
@@ -377,7 +377,7 @@ class ParallelPlan:
         return MeshPlace(pp, dp, tp, cp)
 
     def rank(self, place: MeshPlace) -> int:
-        """Return the rank that stands there."""
+        """Return the rank at a place."""
         return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
 
     def group(self, dimension: str, stage: int = 0) -> list[int]:

@@ -56,7 +56,7 @@ class RankClass:
         return min(first for first, _, _ in self.ranks)
 
     def __str__(self) -> str:
-        """ "0–63, 128", "1–7 (every 2nd)"."""
+        """Return text such as "0–63, 128" or "1–7 (every 2nd)"."""
         parts = []
         for first, last, step in self.ranks:
             text = str(first) if first == last else f"{first}–{last}"
@@ -66,7 +66,7 @@ class RankClass:
 
 
 def spans(ranks: Iterable[int]) -> tuple[Span, ...]:
-    """Ranks as few spans: runs of one step each, taken greedily from the lowest."""
+    """Return ranks as few spans: runs of one step each, taken greedily from the lowest."""
     rest = sorted(set(ranks))
     found: list[Span] = []
     start = 0
@@ -83,7 +83,7 @@ def spans(ranks: Iterable[int]) -> tuple[Span, ...]:
 
 
 def checked_classes(value: object, world_size: int) -> list[tuple[Span, ...]] | None:
-    """Classes as JSON has them (lists of [first, last, step]), or ``None`` if they are none of this world."""
+    """Return classes of JSON's form (lists of [first, last, step]), or ``None`` if they do not fit this world."""
     if world_size > MOST_RANKS:
         return None
     try:
@@ -111,12 +111,12 @@ def groups_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
 
 
 def peers_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
-    """Return the same for those who send to one another: as far from ``to`` as they are from ``of``."""
+    """Return the ranks that send to ``to`` or receive: as far from it as ``ranks`` are from ``of``."""
     return [rank - of + to for rank in ranks]
 
 
 def lattice(ranks: Sequence[int], of: int) -> tuple[tuple[int, int], ...] | None:
-    """(distance, number) of each dimension of the lattice through rank ``of`` that the ranks form; ``None`` if none."""
+    """Return (distance, number) of each dimension of the lattice that ranks form around ``of``; ``None`` if none."""
     rest, shape = list(ranks), []
     while len(rest) > 1:
         step, count = rest[1] - rest[0], 2
@@ -143,7 +143,7 @@ def _through(shape: tuple[tuple[int, int], ...], rank: int) -> list[int]:
 
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|trainer|node)[-_.]?([0-9]+)", re.IGNORECASE)
 _MOST_IN_NAME = 1 << 17
-"""A number in a file's name above this is a date, a host or a job, not a rank."""
+"""A larger number in a file's name is a date, a host or a job, not a rank."""
 
 
 def rank_in_name(path: str) -> int:
@@ -238,7 +238,7 @@ def work_digest(graph: ExecutionGraph) -> bytes:
 
 
 def _ranks_and_kinds(graph: ExecutionGraph) -> dict[tuple[int, bool], np.ndarray]:
-    """(code of the ranks, whether it is point to point) → rows of the collectives."""
+    """Return (code of the ranks, whether it is point to point) → rows of the collectives."""
     table = graph.collectives
     between_two = named(table.kind, graph.strings, POINT_TO_POINT.__contains__)
     found = {}
@@ -251,7 +251,7 @@ def _ranks_and_kinds(graph: ExecutionGraph) -> dict[tuple[int, bool], np.ndarray
 
 
 def _by_text(strings: list[str], codes: np.ndarray, add: Callable[[bytes], None]) -> np.ndarray:
-    """Return the codes by the alphabetical order of their texts, which are added to the digest."""
+    """Return codes in the alphabetical order of their texts, which are added to the digest."""
     unique, inverse = np.unique(codes, return_inverse=True)
     texts = ["" if code < 0 else strings[code] for code in unique.tolist()]
     order = sorted(range(len(texts)), key=lambda place: (texts[place], unique[place] >= 0))
@@ -263,7 +263,7 @@ def _by_text(strings: list[str], codes: np.ndarray, add: Callable[[bytes], None]
 
 
 def _by_appearance(values: np.ndarray) -> np.ndarray:
-    """Values numbered in the order in which they first appear."""
+    """Return values numbered in the order in which they first appear."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))

@@ -18,7 +18,7 @@ BATCH, LONG, WIDTH, WORDS = 2, 16, 32, 50  # chosen: so small that a host's call
 
 
 def _trained(model: nn.Module, loss: Callable[[], Tensor], optimizer: Any) -> Step:
-    """Return a step: gradients to nothing, forward, backward, optimizer."""
+    """Return a step that clears gradients and runs forward, backward and optimizer."""
     model.train()
 
     def step() -> None:

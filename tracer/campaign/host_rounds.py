@@ -27,7 +27,7 @@ from tracer.errors import CaptureError
 STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20  # chosen: of a capture, and before the first one
 TRIES = 4  # chosen: then a disturbed capture is kept
 PROBE_ROUNDS = 4000
-"""Rounds of the loop whose time tells the core's speed; about 0.1 ms."""
+"""Rounds of the loop whose time shows the core's speed; about 0.1 ms."""
 SLOW = 1.2  # chosen: above it the loop counts as disturbed
 SLOW_STEPS = 1.1
 """A program's steps that take longer than this multiple of those of its quickest round are recorded again."""
@@ -68,13 +68,13 @@ class Core:
         return min(times)
 
     def calm(self) -> bool:
-        """Return whether it does now."""
+        """Return whether the core runs at its own speed now."""
         now = self._loop_ns()
         self.best_ns = min(self.best_ns, now)
         return now <= SLOW * self.best_ns
 
     def settle(self) -> bool:
-        """Wait up to ``SETTLE_S`` until it does; return whether it does."""
+        """Wait up to ``SETTLE_S`` until the core runs at its own speed; return whether it does."""
         end = time.monotonic() + SETTLE_S
         while not (calm := self.calm()) and time.monotonic() < end:
             time.sleep(0.01)

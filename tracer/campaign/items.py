@@ -61,7 +61,7 @@ class Item(msgspec.Struct, frozen=True):
 
 
 def expand(plan: Plan) -> list[Item]:
-    """All items of a plan in the order they run: by priority, and within one in turn over workloads and families.
+    """Return a plan's items in the order they run: by priority, then taking workloads and families by turns.
 
     A workload's items keep the order of the plan (its author puts the extremes first); a family's are taken from
     all over its grid. A configuration that is there twice runs once, at its first place.

@@ -19,9 +19,9 @@ _FLUSH_MULTIPLE = 4
 _LEAST_FLUSH_BYTES = 8 << 20  # chosen: more than the caches of small devices and cores
 _UNKNOWN_L2_BYTES = 128 << 20  # more than the largest known (B200, B300: 126 MB)
 _BEHIND_L2_BYTES = 256 << 20
-"""AMD's Infinity Cache, which lies behind the L2 of MI300X and its like and which the driver does not report."""
+"""Bytes of AMD's Infinity Cache, behind the L2 of MI300X and its like; the driver does not report it."""
 _FLUSH_SHARE = 1 / 16
-"""Of the memory, which the buffer takes at most."""
+"""Most of the memory that the buffer takes, as a share."""
 _TIMED_CYCLES = 200_000
 """Cycles of a sleep of a tenth of a millisecond; its time converts cycles at the present clock to microseconds."""
 
@@ -62,7 +62,7 @@ class CudaMachine:
         self._cuda.synchronize()
 
     def hold(self, microseconds: float) -> None:
-        """Keep the current stream busy for so long, without holding up the host. ``scale_hold`` was called before."""
+        """Keep the current stream busy for a time, without holding up the host; call ``scale_hold`` before."""
         self._cuda._sleep(int(microseconds * self._cycles_per_us))
 
     def flush(self) -> None:
@@ -78,12 +78,12 @@ class CudaMachine:
         return self._cuda.current_stream()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Work inside goes to the stream."""
+        """Return a context in which work goes to the stream."""
         context: AbstractContextManager[Any] = self._cuda.stream(stream)
         return context
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Capture what ``work`` launches; the result launches it as one graph."""
+        """Capture what ``work`` launches; return a function that launches it as one graph."""
         side = self._cuda.Stream()
         side.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(side):
@@ -106,7 +106,7 @@ class CudaMachine:
 
     @cached_property
     def _driver(self) -> Any:
-        """NVIDIA's driver, or the HIP runtime that torch has loaded, which may be its own."""
+        """Return NVIDIA's driver, or the HIP runtime that torch has loaded, which may be its own."""
         return ctypes.CDLL(_loaded("libamdhip64.so") if self._is_amd else "libcuda.so.1")
 
     def clock_mhz(self) -> int | None:
@@ -142,7 +142,7 @@ class HostEvent:
         return (later._at_ns - self._at_ns) / 1e6
 
     def query(self) -> bool:
-        """Host work has ended by then."""
+        """Return true: host work has ended by then."""
         return True
 
     def synchronize(self) -> None:
@@ -205,7 +205,7 @@ class HostMachine:
         yield
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """``work`` itself."""
+        """Return ``work`` itself."""
         return work
 
     def memset(self, tensor: Any) -> None:
@@ -213,7 +213,7 @@ class HostMachine:
         tensor.zero_()
 
     def clock_mhz(self) -> int | None:
-        """Not known."""
+        """Return nothing: the clock is not known."""
         return None
 
 
@@ -221,7 +221,7 @@ Machine = CudaMachine | HostMachine
 
 
 ZIPF_EXPONENT = 1.05
-"""As the DLRM workload's look-ups."""
+"""Exponent of the DLRM workload's look-ups."""
 
 
 class Lab:
@@ -266,12 +266,12 @@ class Lab:
         self.enter(tf32(enabled))
 
     def dtype(self, name: str) -> Any:
-        """torch's type of a short name ("tf32" is stored as fp32), or what torch has by that name."""
+        """Return torch's type of a short name ("tf32" is stored as fp32), or what torch has by that name."""
         return getattr(self.torch, {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16",
                                     "fp8": "float8_e4m3fn"}.get(name, name))
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return the function of an operator such as "aten::mm", by the shortest way into torch that there is."""
+        """Return the function of an operator such as "aten::mm", by the most direct call that torch has."""
         torch, short = self.torch, name.removeprefix("aten::")
         is_method = short == "to" or short.endswith("_")
         homes = (torch, torch._C._nn, torch._C._linalg, torch.Tensor if is_method else torch.ops.aten)
@@ -279,12 +279,12 @@ class Lab:
         return found
 
     def random(self, *shape: int, dtype: str = "fp32", grad: bool = False) -> Any:
-        """Normal random numbers; zeros would run faster than real data."""
+        """Return normal random numbers; zeros would run faster than real data."""
         x = self.torch.randn(shape, generator=self._generator, device=self.device, dtype=self.torch.float32)
         return x.to(self.dtype(dtype)).requires_grad_(grad)
 
     def random_like(self, other: Any) -> Any:
-        """Normal random numbers of a tensor's shape, type and memory layout."""
+        """Return normal random numbers of a tensor's shape, type and memory layout."""
         return self.torch.empty_like(other).normal_()
 
     def gradients(self, output: Any, inputs: Sequence[Any], gradient: Any = None) -> Callable[[], Any]:
@@ -332,7 +332,7 @@ class Lab:
         return tensor.pin_memory() if self.is_cuda else tensor
 
     def tidy(self) -> None:
-        """Give cached device memory back."""
+        """Release cached device memory."""
         if self.is_cuda:
             self.torch.cuda.empty_cache()
 

@@ -83,7 +83,7 @@ def measure(family: str, settings: dict[str, Any], lab: Lab, visit: int = 1) -> 
 
 
 def _warm_up(bench: Bench, lab: Lab) -> tuple[float, float]:
-    """Run a few times; microseconds the host takes to queue one run (0 where it waits), and until it has ended."""
+    """Run a few times; return µs until the host has queued one run (0 where it waits), and until it has ended."""
     queued, ended = [], []
     for _ in range(WARM_UP_RUNS):
         lab.machine.synchronize()

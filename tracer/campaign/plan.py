@@ -132,7 +132,7 @@ def read_plan(plan: str | Path) -> Plan:
 
 
 def _explained(error: msgspec.ValidationError) -> str:
-    """msgspec's sentence with what would be right: the keys there are."""
+    """Return msgspec's sentence with the valid keys."""
     text = str(error)
     what, _, where = text.partition(" - at ")
     place = where.strip("`").removeprefix("$.") or "the top"
@@ -176,7 +176,7 @@ def combinations(entry: Grid, where: str) -> list[dict[str, Any]]:
 
 
 def _drawn(entry: Grid, where: str) -> list[dict[str, Any]]:
-    """Log-uniform sizes from a generator seeded with their names and bounds: the same rows for the same entry."""
+    """Return log-uniform sizes, the same for the same entry: the seed is their names and bounds."""
     for name, (low, high, unit) in entry.draw.items():
         if not 1 <= unit <= low <= high or low % unit:
             raise CampaignError(f"{where}: draw.{name} = [{low}, {high}, {unit}] must be [least, most, multiple of], "
@@ -187,7 +187,7 @@ def _drawn(entry: Grid, where: str) -> list[dict[str, Any]]:
 
 
 def spread(count: int) -> list[int]:
-    """The numbers below ``count`` ordered so that any beginning of them is spread over all: ends, middle, quarters …
+    """Return the numbers below ``count`` so that the first few are spread over all: ends, middle, quarters, …
 
     >>> spread(6)
     [0, 5, 2, 1, 3, 4]

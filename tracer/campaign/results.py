@@ -20,7 +20,7 @@ INDEX = "campaign.json"
 LINES = "items.jsonl"
 SCRATCH = ".work"
 MARK = ".foretrace"
-"""In the scratch directory: a run made it, and may remove it."""
+"""File that marks a scratch directory made by a run, which may remove it."""
 VERSION = 1  # of the format; rises when an older reader would misread it
 
 Status = Literal["ok", "unsupported", "failed"]

@@ -42,11 +42,11 @@ class ItemSource(Protocol):
     setup: Setup
 
     def begin(self, lines: Mapping[str, ItemResult]) -> int:
-        """Take up what the directory holds already; returns how many of its items need not be run."""
+        """Read what the directory holds already; return how many of its items need not be run."""
         ...
 
     def known(self) -> Sequence[Item]:
-        """Items whose results in the directory tell how long such items take here."""
+        """Return items whose results in the directory show how long such items take here."""
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class ItemSource(Protocol):
         ...
 
     def left(self) -> int:
-        """Return how many have neither been there before nor been run."""
+        """Return how many items have no result in the directory and have not been run."""
         ...
 
     def stopped(self) -> str:
@@ -110,7 +110,7 @@ class PlanItems(ItemSource):
         return None
 
     def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """Nothing is learned: the order is fixed."""
+        """Ignore a result: the order is fixed."""
         self._ran += 1
 
     def planned(self) -> int:

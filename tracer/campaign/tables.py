@@ -21,7 +21,7 @@ KERNELS = "kernels"
 """Folder of the tables in a campaign's directory."""
 PART_ENDING = ".part.parquet"
 WARM = "warm"
-"""The variant whose data may be in L2. Later visits of the same benchmark are variants ``warm 2``, ``warm 3`` …"""
+"""The variant whose data may be in L2. Later visits of a benchmark are variants ``warm 2``, ``warm 3``, …"""
 
 _COMMON: dict[str, tuple[str, str]] = {
     "id": ("string", "the item; its line of items.jsonl has the rest"),

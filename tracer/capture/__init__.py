@@ -71,7 +71,7 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
 
 
 class _CallableModule(ModuleType):
-    """``tracer.capture`` is this package and the function alike, in whichever order they are imported."""
+    """Makes ``tracer.capture`` both this package and the function, in any order of imports."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Capture:
         return capture(*args, **kwargs)

@@ -34,13 +34,13 @@ SIBLING = 0.235
 """Log half width of a step while others use the other threads of its core. Two threads of one core together do 1.25
 times what one does, so that each takes 1.6 times as long. Half of its logarithm, as it may be another core (chosen)."""
 STOLEN = 0.03
-"""Share of the machine's time that others on its hardware took, likewise."""
+"""Share of the machine's time that others on its hardware took, above which the machine was busy."""
 SCATTERED = 0.2
-"""Interquartile range of the timed steps over their median: three times that of the suite's captures on idle cores."""
+"""Interquartile range of timed steps over their median: three times the suite's captures on idle cores."""
 DRIFTED = 0.1
 """Change of the median from the first to the last third of the timed steps."""
 FASTER = 0.95
-"""A profiler makes no step shorter: where one takes less than this share of a step without it, the machine changed."""
+"""A profiler makes no step shorter: below this share of an unprofiled step, the machine changed."""
 ALTERNATES = 1.15
 """Steps of a loop that alternates: every long one takes at least this multiple of each of the others' time."""
 LEAST_STEPS = 6
@@ -125,7 +125,7 @@ class _ThreadWaits:
         self._file, self._of = -1, 0
 
     def read(self) -> tuple[int, int] | None:
-        """Return both so far, ns and number; ``None`` where the system does not count them."""
+        """Return the waiting so far, ns, and the losses of a processor; ``None`` if the system does not count them."""
         try:
             import resource  # not on Windows
 
@@ -139,7 +139,7 @@ class _ThreadWaits:
         return waited, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
     def close(self) -> None:
-        """Let the file go; it is opened again where it is read again."""
+        """Close the file; reading opens it again."""
         if self._file >= 0:
             os.close(self._file)
         self._file, self._of = -1, 0
@@ -168,7 +168,7 @@ def _between(since: tuple[float, float, float, float, float] | None,
 
 @dataclass(frozen=True, slots=True)
 class CaptureVerdict:
-    """What a capture is worth, by what the machine did meanwhile.
+    """The worth of a capture, judged by what the machine did meanwhile.
 
     Attributes:
         reasons: What was seen, a phrase each; empty where nothing was.

@@ -51,7 +51,7 @@ class RecordedCall:
     elements: int = -1
 
     def may_be(self, note: dict[str, Any]) -> bool:
-        """Return whether the note may describe it."""
+        """Return whether the note may describe the call."""
         if self.operator != note["op"]:
             return False
         sent, received = note["elements_in"], note["elements_out"]
@@ -189,7 +189,7 @@ def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) ->
 
 
 def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Name and ranks of this rank's one process group; ``None`` if it has several, or there are notes of another."""
+    """Return name and ranks of this rank's one process group; ``None`` if it has several or notes name another."""
     if not isinstance(groups, list | tuple) or len(groups) != 1 or not isinstance(groups[0], dict):
         return None
     name, ranks = str(groups[0].get("pg_name", "")), groups[0].get("ranks")
@@ -199,7 +199,7 @@ def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] |
 
 
 def _in_group(group: dict[str, Any], call: RecordedCall) -> dict[str, Any]:
-    """Return what is known of a call that nothing was noted of, but whose group is."""
+    """Return the facts of a call without a note whose group is known."""
     kind = collective_kind(call.operator)
     known: dict[str, Any] = {**group, "kind": kind}
     if kind in ("send", "recv"):
@@ -210,7 +210,7 @@ def _in_group(group: dict[str, Any], call: RecordedCall) -> dict[str, Any]:
 
 
 def _calls(graph: ExecutionGraph) -> list[tuple[int, str]]:
-    """(row of ops, operator) of the outermost collective calls, in time order."""
+    """Return (row of ops, operator) of the outermost collective calls, in time order."""
     ops = graph.ops
     names = {code: text for code in np.unique(ops.name).tolist() if code >= 0
              and (text := graph.strings[code]).startswith(_OPERATORS) and not text.endswith(_NOT_COLLECTIVES)}
@@ -259,7 +259,7 @@ def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[
 
 
 def _fill(graph: ExecutionGraph, calls: list[tuple[int, str]], described: list[dict[str, Any] | None]) -> None:
-    """Device work keeps its row and gains what it lacks; other rows are replaced by the calls."""
+    """Complete the rows that have device work, and replace the others by the calls."""
     old = graph.collectives
     code_of = string_coder(graph)
     call_rows = {row: index for index, (row, _) in enumerate(calls)}
@@ -294,7 +294,7 @@ def _fill(graph: ExecutionGraph, calls: list[tuple[int, str]], described: list[d
 
 
 def _innermost_calls(graph: ExecutionGraph, call_rows: dict[int, int]) -> dict[int, int]:
-    """Outer call → the first ``c10d`` call inside it."""
+    """Return for each outer call the first ``c10d`` call inside it."""
     ops = graph.ops
     codes = [code for code in np.unique(ops.name).tolist() if code >= 0 and graph.strings[code].startswith("c10d::")]
     inner: dict[int, int] = {}
@@ -353,7 +353,7 @@ def merge_lookups(graph: ExecutionGraph, path: Path) -> list[str]:
 _WATCHED_ONLY = ("aten::detach", "profiler::")
 """What autograd calls more often while a mode watches, and what no profiler records: no places to count at."""
 LEAST_FOUND = 0.5
-"""Share of the counted operations that a step must have to be the same program."""
+"""Share of the counted operations that a step must have to count as the same program."""
 
 
 class _Counted(msgspec.Struct):

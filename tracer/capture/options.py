@@ -12,7 +12,7 @@ from tracer.fake_world.fit import FakeWorldError, check_world
 
 Form = Literal["json", "foretrace"]
 Observed = Literal["apart", "all", "none"]
-"""The execution trace's step: one of its own after the last window, those of every window, or none."""
+"""The execution trace's step: a step of its own after the last window, the steps of every window, or none."""
 
 PROFILER_WARMUP = 2
 """Discarded steps under the running profiler before each window: the first steps initialise CUPTI and its buffers."""
@@ -68,24 +68,24 @@ class CaptureOptions:
 
     @property
     def total_steps(self) -> int:
-        """Steps the script must run until everything is recorded."""
+        """Return the steps that the script must run until everything is recorded."""
         windows = self.cycles * (PROFILER_WARMUP + self.steps)
         return self.warmup + self.timed + self.free_running + windows + self.traced_steps
 
     @property
     def free_running(self) -> int:
-        """Steps timed as one, after those that are timed each: none without a GPU that a loop may run ahead of."""
+        """Return the steps timed as one, after the singly timed ones: none without a GPU to run ahead of."""
         torch = sys.modules.get("torch")
         return min(self.timed, FREE_RUNNING) if torch is not None and torch.cuda.is_available() else 0
 
     @property
     def traced_steps(self) -> int:
-        """Steps after the windows whose execution trace alone is recorded."""
+        """Return the steps after the windows that record only the execution trace."""
         return TRACED_APART if self.execution_trace == "apart" else 0
 
     @property
     def parts(self) -> str:
-        """``total_steps`` as the sum it is, in words."""
+        """Return ``total_steps`` in words, as a sum of its parts."""
         window = f"{PROFILER_WARMUP} profiler warm-up + {self.steps} profiled"
         return " + ".join([*([f"{self.warmup} warm-up"] if self.warmup else []),
                            *([f"{self.timed} timed"] if self.timed else []),
@@ -95,7 +95,7 @@ class CaptureOptions:
 
 
 def world_of(world_size: int | None, rank: int) -> tuple[int, int] | None:
-    """The checked (world size, rank) of a fake world; ``None`` where none is asked for. Raises ``CaptureError``."""
+    """Return the checked (world size, rank) of a fake world; ``None`` if none is asked for. Raises ``CaptureError``."""
     if world_size is None:
         if rank != 0:
             raise CaptureError(f"rank={rank} is of a fake world; give its world_size too. (A rank of a real job is "
@@ -125,7 +125,7 @@ class Counting:
     before: int = 0
 
     def needed(self, options: CaptureOptions) -> int:
-        """Steps the script must run until everything is recorded."""
+        """Return the steps that the script must run until everything is recorded."""
         return self.before + options.total_steps
 
     def too_few(self, options: CaptureOptions, done: int, phase: str) -> str:

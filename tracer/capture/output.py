@@ -87,7 +87,7 @@ class PartWriter:
 
     @property
     def has_written(self) -> bool:
-        """Return whether what is here is this capture's."""
+        """Return whether this capture has written its first file."""
         return not self._replaced
 
     @property
@@ -208,7 +208,7 @@ class PartWriter:
                                f"in {self.path}.") from error
 
     def close(self) -> None:
-        """Remove what is only of use while recording, give up the lock, and directories with nothing in them."""
+        """Remove files that are only of use while recording, release the lock, and remove empty directories."""
         if self._lock is not None:  # without it the files are another process's
             self.remove_scratch()
             self._lock.release()
@@ -259,7 +259,7 @@ class PartWriter:
 
 
 def _is_of_run(part: Path, fake: dict[str, Any]) -> bool:
-    """Return whether a part is of the fake world that is captured now: its size, its plan, its workload."""
+    """Return whether a part is of the same fake world: its size, its plan, its workload."""
     try:
         return _run_of(read_context(part)) == _run_of(fake)
     except TraceError:

@@ -25,12 +25,12 @@ ADMIN_ONLY = Path("/proc/driver/nvidia/params")
 """Where NVIDIA's driver says who may use its performance counters (``RmProfilingAdminOnly``)."""
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 BUSY_SHARE = 0.5
-"""Load a core above which timed steps measure the machine's other work as well."""
+"""Load a core above which timed steps measure other work of the machine too."""
 LEAST_SHARED_BYTES = 1 << 30  # chosen: Docker's default is 64 MB, too little for a batch of images a worker
 
 
 class MachineVerdict(Enum):
-    """What a check came to."""
+    """The verdict of a check."""
 
     OK = "ok"
     NOTE = "note"

@@ -61,7 +61,7 @@ class QuietStderr:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Around a call that makes noise. Two system calls before it, so that it may stand within a profile."""
+        """Wrap a call that makes noise. It adds two system calls, so that it may lie within a profile."""
         try:
             real = os.dup(2) if self._held >= 0 else -1
         except OSError:
@@ -139,7 +139,7 @@ class Recorder:
 
     @property
     def steps_done(self) -> int:
-        """Steps ended so far, warm-up included."""
+        """Return the steps ended so far, warm-up included."""
         return self._number
 
     @property
@@ -260,7 +260,7 @@ def _torch_unwarned() -> Iterator[None]:
 
 
 def _experimental_config() -> Any:
-    """Synchronisation events on CUDA, where this torch has them."""
+    """Return the setting that records synchronisation events on CUDA, where this torch has them."""
     try:
         from torch._C._profiler import _ExperimentalConfig
 

@@ -114,7 +114,7 @@ class Optimizers:
 
 
 class _RecordedAll(SystemExit):
-    """Ends a script whose steps are all recorded; as its own exit would, it passes ``except Exception``."""
+    """Ends a script whose steps are all recorded; like the script's own exit it passes ``except Exception``."""
 
 
 def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> BaseException:

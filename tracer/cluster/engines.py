@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 ANSWERS_WITHIN = "10s"
-"""How long a scheduler may take to answer, and to have a worker."""
+"""Longest time that a scheduler may take to answer, and to have a worker."""
 
 
 class DaskWorkers(ClusterWorkers["Future"]):
@@ -32,7 +32,7 @@ class DaskWorkers(ClusterWorkers["Future"]):
         return self.client.submit(function, item, pure=False)
 
     def next_done(self, under_way: Collection[Future]) -> tuple[Future, bytes | None]:
-        """Wait until one of the calls is done; its result, or ``None`` if its worker died."""
+        """Wait until one of the calls is done; return it with its result, ``None`` if its worker died."""
         from distributed import KilledWorker, wait
 
         done = next(iter(wait(list(under_way), return_when="FIRST_COMPLETED").done))
@@ -88,7 +88,7 @@ class RayWorkers(ClusterWorkers[Any]):
         return ray.remote(max_retries=0)(_call).remote(function, item)
 
     def next_done(self, under_way: Collection[Any]) -> tuple[Any, bytes | None]:
-        """Wait until one of the calls is done; its result, or ``None`` if its worker died."""
+        """Wait until one of the calls is done; return it with its result, ``None`` if its worker died."""
         import ray
         from ray import exceptions
 

@@ -115,7 +115,7 @@ class ProcessWorkers(TaskWorkers):
 
 
 class ClusterWorkers(ProcessWorkers, Generic[Handle]):
-    """Makes the calls on processes of an engine, which says how a call is sent and which one is done."""
+    """Makes the calls on processes of an engine; subclasses send a call and wait for finished ones."""
 
     @abstractmethod
     def submit(self, function: Callable[[Item], bytes], item: Item) -> Handle:
@@ -123,7 +123,7 @@ class ClusterWorkers(ProcessWorkers, Generic[Handle]):
 
     @abstractmethod
     def next_done(self, under_way: Collection[Handle]) -> tuple[Handle, bytes | None]:
-        """Wait until one of the calls is done; its result, or ``None`` if its worker died."""
+        """Wait until one of the calls is done; return it with its result, ``None`` if its worker died."""
 
     def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
                 at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:

@@ -19,7 +19,7 @@ BENCH_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 BACKENDS = ("gloo", "nccl")
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 MOST_SECONDS = 0.02
-"""One timed loop repeats an operation for about this long."""
+"""Longest time for which one timed loop repeats an operation, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class BenchPlan:
             raise ForetraceError("A sweep needs a collective, a size of at least one byte and a round.")
 
     def to_text(self) -> str:
-        """One argument of a command line."""
+        """Return the plan as one argument of a command line."""
         return json.dumps(asdict(self))
 
     @staticmethod
@@ -62,7 +62,7 @@ class BenchPlan:
 
 
 def sweep_sizes(smallest: int, largest: int, per_octave: int = 1) -> tuple[int, ...]:
-    """Sizes from smallest to largest, ``per_octave`` in each doubling, as multiples of 64 bytes above that."""
+    """Return sizes from smallest to largest, ``per_octave`` in each doubling, as multiples of 64 bytes above that."""
     if not 1 <= smallest <= largest or per_octave < 1:
         raise ForetraceError(f"There are no sizes from {smallest} to {largest} bytes.")
     found, at = [], float(smallest)
@@ -73,7 +73,7 @@ def sweep_sizes(smallest: int, largest: int, per_octave: int = 1) -> tuple[int, 
 
 
 MOST_PROCESSES = 256
-"""Each is a PyTorch of its own."""
+"""Most processes of a sweep: each is a PyTorch of its own."""
 TAIL = 300  # chosen: characters of an error that are read
 
 

@@ -66,7 +66,7 @@ def operation(kind: str, payload_bytes: int, dtype: torch.dtype, device: torch.d
 
 
 def timed(run: Callable[[], object], loops: int, machine: Machine) -> float:
-    """Mean seconds of one of ``loops`` operations, of the slowest rank."""
+    """Return mean seconds of one of ``loops`` operations, on the slowest rank."""
     dist.barrier()
     on_device = isinstance(machine, CudaMachine)
     begin = time.perf_counter()

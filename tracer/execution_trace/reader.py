@@ -151,7 +151,7 @@ def _decode(data: bytes, label: str) -> tuple[_File, list[Any]]:
 
 
 class _Interner:
-    """Codes of texts, in order of first appearance."""
+    """Gives texts codes, in order of first appearance."""
 
     def __init__(self) -> None:
         self.codes: dict[bytes, int] = {}

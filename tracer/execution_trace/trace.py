@@ -82,7 +82,7 @@ class ExecutionTrace:
         return "" if code < 0 else self.strings[code]
 
     def is_operation(self) -> Bool:
-        """Mask of the nodes a profiler records too: all but the process, thread and process-group nodes."""
+        """Return a mask of the nodes that a profiler records too: all but process, thread and process-group nodes."""
         synthetic = {
             code for code, text in enumerate(self.strings)
             if text == PROCESS_GROUP_NODE or (text.startswith("[pytorch|profiler|execution_") and text.endswith("]"))
@@ -172,14 +172,14 @@ def _number(value: object) -> int:
 
 @lru_cache(maxsize=256)
 def _ranks(start: int, stride: int, size: int) -> str:
-    """The ranks as a list's text; the same text for the same group, as a job of many ranks has many collectives."""
+    """Return the ranks as a list's text; the same text for the same group, to save memory in large jobs."""
     if start < 0 or not 1 <= size <= _MOST_LISTED or (stride < 1 and size > 1) or start + stride * size > MOST_RANKS:
         return ""
     return str(list(range(start, start + max(stride, 1) * size, max(stride, 1))))
 
 
 def _elements(shapes: str, types: str | None) -> int:
-    """Elements of the tensor arguments: every innermost list of numbers in ``shapes`` is one tensor's shape."""
+    """Return the elements of tensor arguments: each innermost list of numbers in ``shapes`` is one tensor's shape."""
     decoded = list_of(shapes)
     if types is not None:
         decoded = [shape for shape, kind in zip(decoded, list_of(types), strict=False)
@@ -228,7 +228,7 @@ def profiler_arguments(values: str, shapes: str, types: str, strides: str) -> Pr
 
 @lru_cache(maxsize=4096)
 def _element_types(types: str) -> tuple[tuple[str, ...], str, str]:
-    """The profiler's names, their text, and that of the scalars where there is none: many nodes share their types."""
+    """Return the profiler's names, their text, and the text without scalars; nodes with equal types share them."""
     found = tuple(_type(str(kind)) for kind in list_of(types))
     return found, json.dumps(found), "" if {"Scalar", "ScalarList"} & {*found} else json.dumps([""] * len(found))
 

@@ -36,7 +36,7 @@ from tracer.workloads.workload import Workload, autocast, parameter_dtype, tf32
 
 
 class SpreadExperts(nn.Module):
-    """This rank's experts in the place of all of them: ``[experts, places, width]`` → the same."""
+    """Holds this rank's experts in place of all of them: ``[experts, places, width]`` → the same."""
 
     def __init__(self, experts: nn.Module, count: int, ranks: int, place: int, group: Any) -> None:
         """``experts`` has parameters whose first dimension is the ``count`` experts; it is changed."""
@@ -73,7 +73,7 @@ class DataParallelWithExperts(DistributedDataParallel):
 
 
 def spread_experts(model: Any, count: int, ranks: int, place: int, group: Any) -> list[SpreadExperts]:
-    """Leave each block of a mixture of experts the experts of one place of an expert-parallel group, in place."""
+    """Keep in each block, in place, only the experts of one place of an expert-parallel group."""
     found = []
     for block in model.blocks:
         part = block.feed_forward
@@ -139,7 +139,7 @@ class PipelineWorkload(Workload):
         self._unknown = torch.full((), torch.nan)
 
     def step(self, batch: StepBatch) -> Tensor:
-        """One step; the loss is known to the last stage, the others return NaN."""
+        """Run one step; the last stage returns the loss, the others NaN."""
         if not self._started:
             torch.manual_seed(self.settings.seed)
             self._started = True
@@ -185,20 +185,20 @@ class LookaheadWorkload(Workload):
         self.__dict__.update(whole.__dict__)
         self._tables = tables
         self._following: Batch | None = None
-        """The first micro-batch of the step after the one whose batch was given out last."""
+        """The first micro-batch of the next step, after the batch that was given out last."""
         self._coming: list[Batch] = []
         """Micro-batches after the present one."""
         self._copied: tuple[Batch, Batch] | None = None
         """The next micro-batch, on the host and on the device."""
 
     def batches(self) -> Iterator[StepBatch]:
-        """As without looking ahead; draws a step's batch when the one before it is asked for."""
+        """Yield batches as without looking ahead; a step's batch is drawn when the one before it is asked for."""
         for batch, following in pairwise(super().batches()):
             self._following = following[0]
             yield batch
 
     def step(self, batch: StepBatch) -> Tensor:
-        """One full training step, and the distribution of the next one's first look-ups."""
+        """Run one full training step, and distribute the next one's first look-ups."""
         self._coming = [*batch[1:], *([self._following] if self._following is not None else [])]
         self._following = None
         return super().step(batch)

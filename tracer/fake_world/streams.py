@@ -108,7 +108,7 @@ class _Step:
         self._peers(peers, found)
 
     def _chain(self, row: int) -> list[int]:
-        """Places of an operation and of what encloses it, innermost first, the step's own annotation left out."""
+        """Return the places of an operation and its enclosing ones, innermost first, without the step's annotation."""
         chain = []
         while row in self.place:
             chain.append(self.place[row])
@@ -123,7 +123,7 @@ class _Step:
         return labels[0] == "c10d::allreduce_" and any(label.startswith(_AUTOGRAD) for label in labels)
 
     def _next(self, place: int, prefix: str) -> int:
-        """Return the next place whose name begins so, or ``NONE``; the name of a whole block ends there."""
+        """Return the next place with a name that begins so, or ``NONE``; a whole block's name ends there."""
         exact = prefix.startswith("FSDP::all_gather_copy_out")
         for later in range(place + 1, len(self.rows)):
             name = self.names[later]
@@ -160,7 +160,7 @@ class _Step:
         return self._first_inside(later)
 
     def _functional(self, indices: list[int], found: ModelledOverlap) -> None:
-        """Each ``wait_tensor`` is for the oldest collective under way; one that finds none waits for nothing new."""
+        """Match each ``wait_tensor`` with the oldest collective under way; without one it waits for nothing new."""
         table = self.graph.collectives
         events = [(self.place[int(table.op[index])], index) for index in indices]
         events += [(place, NONE) for place, name in enumerate(self.names) if name == "_c10d_functional::wait_tensor"]
@@ -173,7 +173,7 @@ class _Step:
                 found.wait_op[under_way.popleft()] = self.rows[place]
 
     def _peers(self, indices: list[int], found: ModelledOverlap) -> None:
-        """Sends and receives without other operations between them are one batch."""
+        """Group sends and receives without other operations between them into one batch."""
         table = self.graph.collectives
         batches: list[list[int]] = []
         for index in indices:

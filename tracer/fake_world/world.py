@@ -20,7 +20,7 @@ _active: tuple[int, int] | None = None
 
 
 def current_world() -> tuple[int, int] | None:
-    """(world size, rank) of the fake world that is up, if one is."""
+    """Return (world size, rank) of the fake world that is up, if one is."""
     return _active
 
 
@@ -65,7 +65,7 @@ def fake_launch(world_size: int, rank: int = 0) -> Iterator[None]:
 
 @contextmanager
 def _prepared(world_size: int, rank: int) -> Iterator[None]:
-    """Everything but the process group, which is taken down here whoever put it up."""
+    """Prepare everything but the process group, and take that down at the end even if others put it up."""
     global _active
     check_world(world_size, rank)
     import torch.distributed as dist
@@ -115,7 +115,7 @@ def _environment(world_size: int, rank: int) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """Drop what DTensor remembers of meshes whose groups are gone; a later world could be given it."""
+    """Drop DTensor's memory of meshes whose groups are gone; a later world could be given it."""
     with suppress(ImportError, AttributeError):
         from torch.distributed.tensor import debug
 

@@ -34,7 +34,7 @@ _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _HEADER_LIMIT = 256 << 20  # chosen: memory for text before or after the events
 _EVENT_LIMIT = 128 << 20  # chosen: no profiler writes an event so long
 _LONG_PIECE = 8 << 20
-"""Pieces are of a block, which is a quarter of it, and what waited for it."""
+"""Pieces above this length are checked before they are scanned. A piece is a block, a quarter of this, and a rest."""
 _CANDIDATES = 256  # chosen: brackets tried in a damaged tail, each a decoding of what follows
 _MOST_ENDS = 1 << 16  # chosen: brackets that are kept; a footer has a few
 _WINDOWS = (1 << 14, 1 << 18, 1 << 62)  # chosen: an event, an event with a stack, all of the text
@@ -134,7 +134,7 @@ class EventStream:
                 "check that it is the right file.")
 
     def _scan(self, text: bytes | memoryview) -> EventBatch | None:
-        """Scan a piece. Raises ``TraceError``: a long one has objects alone, whose columns would fill memory."""
+        """Scan a piece. Raises ``TraceError``: a long one has objects only, whose columns would fill memory."""
         if len(text) > _LONG_PIECE and bytes(text).count(b"{") > FREE_OBJECTS:
             raise TraceError(f"{self._name} has {len(text) >> 20} MiB of objects that are no events: it is damaged or "
                              "no profiler trace; record or copy it again.")

@@ -46,7 +46,7 @@ class Interner(dict[str, int]):
         return code
 
     def codes(self, texts: Iterable[str]) -> np.ndarray:
-        """int32 codes of the texts."""
+        """Return int32 codes of the texts."""
         return np.array(list(map(self.__getitem__, texts)), np.int32)
 
 
@@ -165,7 +165,7 @@ class Collector:
         self.categories: set[str | None] = set()
         self.flow_categories: set[str | None] = set()
         self.unknown: Counter[str] = Counter()
-        """Events of categories or phases that mean nothing to this reader."""
+        """Events of categories or phases that this reader does not know."""
         self.unknown_places: Counter[str] = Counter()
         """Timed events among them, by their process: one that is no host's is a device's."""
         self.unreadable_events = 0
@@ -255,7 +255,7 @@ class Collector:
         return part.owns(self._devices_of(batch, rows), batch.number("correlation", rows))
 
     def _devices_of(self, batch: EventBatch, rows: np.ndarray) -> np.ndarray:
-        """Devices of device work; where they are not named, the process's number is one."""
+        """Return the devices of device work; without a name the process's number is the device's."""
         device = batch.number("device", rows)
         unknown = np.flatnonzero(device == NONE)
         device[unknown] = self._numbers(batch.code("pid", rows[unknown]))
@@ -291,12 +291,12 @@ class Collector:
         return self._columns[group].rows
 
     def gathered(self, group: NameGroup, *names: str) -> list[np.ndarray]:
-        """Copies of some of a group's columns; the group keeps them."""
+        """Return copies of some of a group's columns; the group keeps them."""
         parts = self._columns[group].parts
         return [np.concatenate([*parts.get(name, ()), np.zeros(0, GROUP_COLUMNS[group][name])]) for name in names]
 
     def reach(self, group: NameGroup, name: str) -> int:
-        """Largest less smallest value of a column gathered so far; 0 where there is none."""
+        """Return the largest less the smallest value of a column gathered so far; 0 where there is none."""
         parts = [part for part in self._columns[group].parts.get(name, ()) if len(part)]
         return max(int(p.max()) for p in parts) - min(int(p.min()) for p in parts) if parts else 0
 
@@ -342,7 +342,7 @@ class Collector:
                 self._bound(start, duration)
 
     def _threads_of(self, batch: EventBatch, rows: np.ndarray) -> np.ndarray:
-        """int32 thread numbers."""
+        """Return int32 thread numbers."""
         pids, tids = (batch.code(name, rows).astype(np.int64) for name in ("pid", "tid"))
         if not len(rows):
             return np.zeros(0, np.int32)
@@ -452,7 +452,7 @@ class Collector:
 
 
 def _python_kind(name: str) -> int:
-    """Return what a function is by its name."""
+    """Return whose function it is, by its name: of modules, the interpreter, the program or libraries."""
     if name.startswith(MODULE_PREFIX):
         return _MODULE
     if name.startswith("<built-in"):
@@ -473,14 +473,14 @@ def _collectives(batch: EventBatch, rows: np.ndarray, base: int) -> list[tuple[i
 
 
 def _counts(kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct small numbers, and how many there are of each."""
+    """Return distinct small numbers, and how many there are of each."""
     counts = np.bincount(kind)
     kinds = np.flatnonzero(counts)
     return kinds, counts[kinds]
 
 
 def _merged(parts: list[tuple[Any, Any, np.ndarray]]) -> list[tuple[str, str | None, np.ndarray]]:
-    """Parts of one phase and category together (a text may be written in two ways), in order of their first rows."""
+    """Merge parts of one phase and category (a text may be written in two ways), in order of their first rows."""
     rows: dict[tuple[Any, Any], list[np.ndarray]] = defaultdict(list)
     for phase, category, found in parts:
         rows[phase, category].append(found)
@@ -490,13 +490,13 @@ def _merged(parts: list[tuple[Any, Any, np.ndarray]]) -> list[tuple[str, str | N
 
 
 def _int32(values: np.ndarray) -> np.ndarray:
-    """As int32; what does not fit becomes -1."""
+    """Return values as int32; what does not fit becomes -1."""
     values[(values > 2**31 - 1) | (values < -(2**31))] = NONE
     return values.astype(np.int32)
 
 
 def _absent(values: np.ndarray) -> np.ndarray:
-    """CUPTI writes an unknown 32-bit id as 4294967295."""
+    """Return ids with -1 for unknown ones: CUPTI writes an unknown 32-bit id as 4294967295."""
     values[values == 0xFFFFFFFF] = NONE
     return values
 

@@ -14,9 +14,9 @@ from tracer.kineto.events import NameGroup
 from tracer.kineto.linking import LinkedWork, link
 
 EARLY_NS = 5_000
-"""Clocks are matched to some µs: what starts earlier before its launch call shows a clock that is behind."""
+"""Clocks are matched to some µs. Work that starts earlier before its launch call shows a clock that is behind."""
 IMPOSSIBLE_NS = 100_000
-"""What starts earlier than this before its launch call is wrong by more than a clock's offset."""
+"""Work that starts earlier than this before its launch call is wrong by more than a clock's offset."""
 LATE_NS = 10 * 10**9
 """No device begins queued work this long after the last host call: launch queues hold some 1,000 kernels."""
 ASTRAY_NS = 60 * 10**9
@@ -24,7 +24,7 @@ ASTRAY_NS = 60 * 10**9
 PROMPT_NS = 100_000
 """A launch on an idle stream starts its kernel within this time (V100, A100, H100, MI300: 5 to 31 µs)."""
 LAUNCH_NS = 5_000
-"""From a call's start to its kernel's start at the least (2 to 18 µs over twelve kinds of GPU and driver)."""
+"""Least time from a call's start to its kernel's start (2 to 18 µs over twelve kinds of GPU and driver)."""
 FOREVER = np.iinfo(np.int64).max
 _WHOLE_DEVICE, _ONE_STREAM = "DeviceSynchronize", "StreamSynchronize"
 
@@ -176,7 +176,7 @@ B200."""
 _HABIT = 0.5
 """A stream where more kernels than this share overlap the next one does so by habit."""
 _ODD_OVERLAP = 10
-"""On such a stream an overlap of this many times the median one is none of the habit."""
+"""On such a stream an overlap of this many times the median one is unusual."""
 _LATE_END_NS = 100_000
 """A kernel that ends this long after a call that waited for it has a wrong end."""
 
@@ -207,7 +207,7 @@ def cut_overruns(times: DeviceTimes) -> np.ndarray:
 
 
 def _beyond_habit(stream: np.ndarray, over: np.ndarray, contains: np.ndarray) -> np.ndarray:
-    """Return which work, by stream and start, overlaps its successor as none on the stream does."""
+    """Return which work, by stream and start, overlaps its successor more than is usual on the stream."""
     overlapping = np.flatnonzero(over > 0)
     wrong = np.zeros(len(over), bool)
     for number in np.unique(stream[overlapping]).tolist():
@@ -220,7 +220,7 @@ def _beyond_habit(stream: np.ndarray, over: np.ndarray, contains: np.ndarray) ->
 
 
 def _beyond_waits(times: DeviceTimes, rows: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """Return which work ends long after a wait for it. Where most waits are passed, the clocks differ, not the work."""
+    """Return which work ends long after a wait for it. If most waits are passed, the clocks differ, not the work."""
     passed = (done != FOREVER) & (times.end[rows] > np.minimum(done, FOREVER - _LATE_END_NS) + _LATE_END_NS)
     if passed.sum() > 1 and 2 * len(np.unique(done[passed])) > len(np.unique(done[done != FOREVER])):
         return np.zeros(len(rows), bool)

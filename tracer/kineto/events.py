@@ -29,9 +29,9 @@ class NameGroup(IntEnum):
     OVERHEAD = 6
     PYTHON = 7
     PYTHON_CALL = 8
-    """No category's: all Python functions among ``PYTHON``, without names."""
+    """No category's group: all Python functions among ``PYTHON``, without names."""
     FRAME = 9
-    """No category's: the program's own functions among ``PYTHON``."""
+    """No category's group: the program's own functions among ``PYTHON``."""
 
 
 CATEGORY_GROUPS: dict[str | None, NameGroup] = {
@@ -65,7 +65,7 @@ CATEGORY_GROUPS: dict[str | None, NameGroup] = {
 
 IGNORED_CATEGORIES = frozenset({"gpu_user_annotation", "Trace"})
 UNREADABLE_DEVICE_CATEGORIES = frozenset({"mtia_ccp_events", "mtia_workloadd", "hpu_op"})
-"""What accelerators did that this reader does not understand, on whichever process's track it was written."""
+"""Work of accelerators that this reader does not understand, on the track of any process."""
 _GPU_RUNTIMES = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"})
 _A_RUNTIME = re.compile(r"\w+_(?:runtime|driver)$")
 OTHER_PHASES = frozenset("sftiICnbePNODRvcBE")
@@ -79,7 +79,7 @@ DEVICE_KINDS: dict[str | None, KernelKind] = {
 ANNOTATION_NAME = re.compile(
     r"ProfilerStep#|ProfilerStep\*|Optimizer\.|enumerate\(DataLoader\)#|enumerate\(DataPipe\)#|"
     r"DistributedDataParallel\.|nccl:|gloo:|## .* ##$")
-"""Names that mark a range although the 2020–21 category `Operator` does not tell it from an operation."""
+"""Names that mark a range although the 2020–21 category `Operator` does not distinguish it from an operation."""
 
 DATA_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)")
 """Ranges in which the next batch is fetched."""
@@ -108,7 +108,7 @@ def is_accelerator_call(category: str | None) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def is_collective_kernel(name: str) -> bool:
-    """Return whether a kernel's name is that of a collective; ranks have the same names, and looking takes long."""
+    """Return whether a kernel's name is that of a collective; cached, as ranks have the same names."""
     return bool(COLLECTIVE_KERNEL.search(name))
 
 

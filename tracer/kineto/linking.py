@@ -44,7 +44,7 @@ _VERSIONS = ("cuda_runtime_version", "cuda_driver_version", "cupti_version", "hi
 
 def fill_meta(meta: Meta, metadata: dict[str, Any], is_list: bool, categories: Iterable[str | None],
               devices: np.ndarray) -> None:
-    """Set what the top-level fields of the trace tell; ``devices`` are the device ids of the recorded work.
+    """Set what the top-level fields of the trace show; ``devices`` are the device ids of the recorded work.
 
     Fields of unexpected types are left out, never an error.
     """
@@ -79,7 +79,7 @@ def fill_meta(meta: Meta, metadata: dict[str, Any], is_list: bool, categories: I
 
 
 def base_time_ns(metadata: dict[str, Any]) -> int:
-    """``baseTimeNanoseconds``, the zero of relative timestamps; 0 where timestamps count from the epoch."""
+    """Return ``baseTimeNanoseconds``, the zero of relative timestamps; 0 where timestamps count from the epoch."""
     value = integer(metadata.get("baseTimeNanoseconds"))
     return value if 0 <= value < _LATEST_NS else 0
 
@@ -155,7 +155,7 @@ def link(work: LinkedWork, calls: LaunchTable, processes: np.ndarray) -> np.ndar
 
 
 def _device_owners(devices: np.ndarray, processes: np.ndarray) -> dict[int, int]:
-    """Process that launched most of each device's unambiguous work."""
+    """Return the process that launched most of each device's unambiguous work."""
     owners: dict[int, int] = {}
     for device in np.unique(devices).tolist():
         found, counts = np.unique(processes[devices == device], return_counts=True)
@@ -165,7 +165,7 @@ def _device_owners(devices: np.ndarray, processes: np.ndarray) -> dict[int, int]
 
 @dataclass(slots=True)
 class _Sharing:
-    """Calls of one correlation id, by start, and of each the outermost of those around it."""
+    """The calls of one correlation id, by start, and for each the outermost call around it."""
 
     start: np.ndarray
     outermost: list[int]
@@ -321,7 +321,7 @@ def _annotation_rows(ops: OpTable, texts: list[str]) -> dict[int, str]:
 
 
 def _describing(op: int, ops: OpTable, op_args: dict[int, Args], annotations: dict[int, str]) -> tuple[int, set[int]]:
-    """The operation that describes a collective launched in ``op`` best, and all describing ones on the way up."""
+    """Return the operation that describes a collective launched in ``op`` best, and all describing ones above it."""
     seen: set[int] = set()
     best, start = NONE, op
     while op >= 0:
@@ -379,7 +379,7 @@ def _function(kernel: str) -> str:
 
 def _from_shapes(table: CollectiveTable, index: int, op: int, is_annotation: bool, ops: OpTable, strings: Interner,
                  texts: list[str]) -> None:
-    """Elements and dtype from recorded inputs: of a `nccl:*` annotation all, of another operation the first tensor.
+    """Return elements and dtype from recorded inputs: of a `nccl:*` annotation all, else the first tensor.
 
     2023 traces and custom all-reduces have nothing else.
     """

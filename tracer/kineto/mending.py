@@ -45,16 +45,16 @@ _SKEW_NS = 1_000_000
 """Clocks that were matched badly differ by less, single wrong stamps by more. So one early kernel is enough for a
 smaller shift where no kernel contradicts it, and two are needed for a larger one."""
 _STRAY = 10
-"""A kernel that is early by this many times what most are has a wrong time of its own."""
+"""A kernel that is early by this multiple of most others' lead has a wrong time of its own."""
 _MINORITY = 0.25
 """Early kernels that agree on a small shift are a clock's from this share of the promptly started ones upwards. Work of
 several streams starts late for other reasons, and then looks prompt."""
 _WAIT_SLACK_NS = 50_000
 """A wait returns within this time of the last kernel's end, as far as clocks are matched."""
 _CONTRADICTED = 0.25
-"""A constant shift is refused where it puts work behind more than this share of the calls that waited for it."""
+"""A constant shift is refused if it puts work behind more than this share of the calls that waited for it."""
 _AGREEMENT = 0.1
-"""Early kernels of one clock agree on its shift within this share where no wait bounds it."""
+"""Early kernels of one clock must agree on its shift within this share where no wait bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _rooms(times: DeviceTimes, clock: int, rows: np.ndarray) -> np.ndarray:
 
 
 def mend_device_times(collected: Collector) -> None:
-    """Move, cut or drop the device work with impossible times, count it in the loss report, and say so in its notes."""
+    """Move, cut or drop device work with impossible times; count it in the loss report and note it."""
     if not collected.rows(NameGroup.DEVICE):
         return
     times = device_times(collected)

@@ -28,7 +28,7 @@ ROUNDING_NS = 1000
 
 _NEVER = 2**63 - 1  # the largest of 64 bits
 _FEW = 32
-"""Levels that are gone up one by one: what real traces need."""
+"""Levels that are climbed one by one: what real traces need."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Nesting:
 
 
 def host_order(thread: np.ndarray, start: np.ndarray, duration: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    """Row order (thread, start, −duration, event index): an enclosing event comes before what it encloses."""
+    """Return the row order (thread, start, −duration, event index): an enclosing event comes before its inner ones."""
     keys = (-duration, start, thread)
     return np.lexsort(keys if order is None else (order, *keys))
 
@@ -65,7 +65,7 @@ def nest(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> Nesting
 
 def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread: np.ndarray, rows_start: np.ndarray,
               nesting: Nesting) -> np.ndarray:
-    """For each query, the innermost nested row of its thread that starts by ``at`` and lasts to ``until`` (else NONE).
+    """Return for each query the innermost row of its thread that starts by ``at`` and lasts to ``until`` (or NONE).
 
     Args:
         thread, at, until: the queries; nanoseconds from the window's start.
@@ -169,7 +169,7 @@ def _waiting(gaps: GapTable, ops: OpTable, op_end: np.ndarray, steps: StepTable,
 
 
 def _profiled(gaps: GapTable, overheads: OverheadTable) -> np.ndarray:
-    """Gaps mostly covered by the profiler's own work (overheads may carry no host thread: matched by time)."""
+    """Return the gaps mostly covered by the profiler's own work (overheads without a thread match by time)."""
     if not len(overheads):
         return np.zeros(len(gaps), np.bool_)
     overlap = np.zeros(len(gaps), np.int64)

@@ -100,7 +100,7 @@ class _Launches:
         return cls(correlation.astype(np.int64), calls["start"][rows[first]])
 
     def possible(self, correlation: Int64, start_ns: Int64) -> int:
-        """Return how much of the device work these launches may have started: it has their number and is no earlier."""
+        """Return how much device work these launches may have started: work with their number that is no earlier."""
         if not len(self.correlation):
             return 0
         at = np.minimum(np.searchsorted(self.correlation, correlation), len(self.correlation) - 1)
@@ -108,7 +108,7 @@ class _Launches:
 
 
 def _by_number(pid: str) -> list[str | tuple[int, str]]:
-    """Sort 9998 before 10002, and "rank 2" before "rank 10", of as many digits as there are."""
+    """Return a key that sorts 9998 before 10002, and "rank 2" before "rank 10"."""
     return [(len(part.lstrip("0")), part.lstrip("0")) if at % 2 else part
             for at, part in enumerate(re.split(r"([0-9]+)", pid))]
 
@@ -121,7 +121,7 @@ def _peeked(collected: Collector, group: NameGroup) -> dict[str, np.ndarray]:
 
 
 def _launched(calls: dict[str, np.ndarray], of_call: Int64, ran: Int64, strings: list[str]) -> Bool:
-    """Return which calls a device noted, [calls]: their number ran. Of one that several processes gave, launches do."""
+    """Return which calls a device noted, [calls]: their number ran. If several processes gave it, launches count."""
     pairs = np.unique(np.stack([calls["correlation"], of_call]), axis=1)[0]
     given, times = np.unique(pairs, return_counts=True)
     launching = named(calls["name"], strings, lambda text: call_kind(text) in LAUNCHING)
@@ -175,7 +175,7 @@ def _named_by(external_id: Int64, correlation: Int64, operated: list[Int64]) -> 
 
 
 def _pairing(possible: Int64) -> list[int]:
-    """Return each process's device, where most work may be its process's; as they are in order if that is as good."""
+    """Return each process's device, so that most work may be its process's; in order if that is as good."""
     _, best = optimize.linear_sum_assignment(possible, maximize=True)
     in_order = np.arange(len(possible))
     as_good = possible[in_order, in_order].sum() >= possible[in_order, best].sum()

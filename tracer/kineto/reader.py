@@ -115,7 +115,7 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
 
 def _opened(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None, loss: LossReport) -> tuple[
         TraceSource | NsysSource, _Events, HasValues]:
-    """Return a file, its events, and what their codes are codes of."""
+    """Return a file, its events, and the scanner whose codes they hold."""
     if local_export(source):
         export = NsysSource(source, progress)
         return export, export, export.vocabulary
@@ -130,7 +130,7 @@ def _opened(source: str | os.PathLike[str], progress: Callable[[int, int], None]
 
 
 def ready_to_read() -> None:
-    """Load what reading needs, so that processes forked from this one need not."""
+    """Load what reading needs, so that processes forked from this one need not load it."""
     for loop in (scan_events, place_tokens, nest_rows, rows_around, gaps_between):
         loop.load()
 

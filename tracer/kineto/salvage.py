@@ -214,7 +214,7 @@ def _mend(fragment: bytes, loss: LossReport) -> Event | None:
 
 
 def _truncated_tail(fragment: bytes, events: list[Event], loss: LossReport) -> None:
-    """The last fragment of a file whose event array never ends: a whole event, a broken one, or a part of one."""
+    """Take the last fragment of a file whose event array never ends: a whole event, a broken one, or a part of one."""
     stripped = fragment.strip().rstrip(b",] \n\r\t")
     if not stripped:
         return

@@ -84,7 +84,7 @@ def _table(name: np.ndarray, start: np.ndarray, end: np.ndarray, thread: np.ndar
 
 
 def _busiest(ops: OpTable, rows: np.ndarray) -> np.ndarray:
-    """Return the rows on the thread that has most of all operations (ranges may repeat on helper threads)."""
+    """Return the rows on the thread with most operations of all kinds (ranges may repeat on helper threads)."""
     if len(rows) == 0:
         return rows
     counts = Counter(ops.thread[ops.kind == OpKind.OPERATION].tolist())
@@ -240,7 +240,7 @@ def region_steps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, kernels: 
 
 
 def repeated_regions(ops: OpTable, texts: list[str]) -> list[Region]:
-    """Return the regions that repeat, those that take most time first, the program's own before PyTorch's."""
+    """Return the regions that repeat: the program's own before PyTorch's, those with most time first."""
     return _repeated(_regions(ops, texts))
 
 
@@ -279,7 +279,7 @@ def _launched_end(calls: LaunchTable, kernels: KernelTable, start: int, end: int
 
 
 def _regions(ops: OpTable, texts: list[str]) -> list[Region]:
-    """Return the regions of a window by family of names, each as on the thread that has most of them."""
+    """Return the regions of a window by family of names, each on the thread that has most of them."""
     rows = np.flatnonzero(ops.kind == OpKind.ANNOTATION)
     if not len(rows):
         return []
@@ -303,7 +303,7 @@ def _regions(ops: OpTable, texts: list[str]) -> list[Region]:
 
 
 def _missing(ops: OpTable, texts: list[str], name: str, source: str) -> str:
-    """Say that no region has a name, and which ones there are: similar ones first, then the largest that repeat."""
+    """Return the error that no region has a name, with the regions there are: similar ones, then the largest."""
     found = _regions(ops, texts)
     close = {region: SequenceMatcher(None, name.lower(), region.name.lower()).ratio() for region in found}
     similar = sorted((region for region in found if close[region] >= SIMILAR), key=lambda region: -close[region])
@@ -330,13 +330,13 @@ LIKE_WORK = 0.1
 LIKE_TIME = 2.0
 """Repeats of one step take the median one's time within this factor, on the host and on the device."""
 SHOWN = 4
-"""Steps that a sentence names."""
+"""Most steps that a sentence names."""
 _TRAINING = ("autograd::engine::evaluate_function", "Optimizer.step#")
 
 
 def drop_step_faults(steps: StepTable, source: int, ops: OpTable, calls: LaunchTable, kernels: KernelTable,
                      strings: list[str], loss: LossReport) -> tuple[StepTable, int]:
-    """Leave out steps that are none, count them and say why.
+    """Leave out what is no step, count it and note why.
 
     Args:
         steps, source: As found.

@@ -39,7 +39,7 @@ _REUSE = [f"reuse_{i}" for i in range(REUSE_BINS)]
 _BINS = [f"bin_{i}" for i in range(REUSE_BINS)]
 _PUBLISHED = ("name", "index", "row", "dim", "pooling_factor")
 _BESIDE = ("dtype", "pooling", "weighted", "optimizer", "output_dtype", "location", "cache_load_factor")
-"""Fields that a published table may have too: those that neither its own nor its bins tell."""
+"""Fields that a published table may have in addition, as neither its own fields nor its bins give them."""
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
 
 Row = Mapping[str, Any]
@@ -157,7 +157,7 @@ def _unknown(key: str, known: Sequence[str], listed: str) -> NoReturn:
 
 
 def _typed(given: Row) -> dict[str, Any]:
-    """Fields as their types."""
+    """Return fields as values of their types."""
     found = {key: _value(key, value) for key, value in given.items()}
     if found.get("dtype") in QUANTIZED:
         found.setdefault("optimizer", "none")

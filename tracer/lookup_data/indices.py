@@ -40,7 +40,7 @@ from tracer.table_input import TableInputError, read_parquet
 
 LAW = "zipf:"
 _WORDS = {"table", "index", "indices", "offsets", "lengths", "values"}
-"""Names of columns that are of the long or the published layout, and of no table."""
+"""Columns that mark the long or the published layout, and are no table's names."""
 
 
 _LONG_ROW = 24
@@ -116,7 +116,7 @@ class Indices:
 
 
 def counted(table: EmbeddingTable, indices: Int64, lengths: Int64) -> EmbeddingTable:
-    """Return the table with what one batch says of it: bags, reuse, rows touched.
+    """Return the table with the facts of one batch: bags, reuse, rows touched.
 
     Args:
         indices: rows looked up [look-ups].
@@ -131,7 +131,7 @@ def counted(table: EmbeddingTable, indices: Int64, lengths: Int64) -> EmbeddingT
 
 
 def read_indices(text: str) -> Indices:
-    """Read what ``--indices`` was given.
+    """Read the text of ``--indices``.
 
     Raises:
         TableError: the law is none.
@@ -223,7 +223,7 @@ def _long(table: pyarrow.Table) -> tuple[TableIndices, ...]:
 
 
 def _published(table: pyarrow.Table) -> tuple[TableIndices, ...]:
-    """Lists of look-ups, bounds and bag lengths: of all tables in one row, or of a table in each row."""
+    """Return look-ups, bounds and bag lengths from lists: of all tables in one row, or of a table in each row."""
     names = set(table.column_names)
     if odd := sorted(names - {"table", "indices", "offsets", "lengths"}):
         raise ValueError(f"beside indices and lengths it has a column {odd[0]!r}, which is of no layout that is known")
@@ -251,7 +251,7 @@ def _published(table: pyarrow.Table) -> tuple[TableIndices, ...]:
 
 
 def _numbers(value: Any, name: str) -> Int64:
-    """Whole numbers of a list, or of a list of equally long lists."""
+    """Return whole numbers of a list, or of a list of equally long lists."""
     try:
         found = np.asarray(value)
     except ValueError:
@@ -277,7 +277,7 @@ def _wide(name: str, column: Any) -> TableIndices:
 
 
 def _whole(column: Any, name: str) -> Int64:
-    """Whole numbers of a column, from numbers or text."""
+    """Return whole numbers of a column, from numbers or text."""
     try:
         if column.null_count:
             raise ValueError

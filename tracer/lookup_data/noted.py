@@ -38,7 +38,7 @@ FORWARD = {"aten::embedding": (0, 1), "aten::embedding_bag": (0, 1), "aten::_emb
            "aten::_embedding_bag_forward_only": (0, 1)}
 """Look-ups → positions of the weight and of the indices among their arguments."""
 BATCHED = {"fbgemm::split_embedding_codegen_lookup_": (1, 11), "fbgemm::dense_embedding_codegen_lookup_": (0, 7)}
-"""The same by the beginning of the name."""
+"""The same by the beginning of the operation's name."""
 BACKWARD = frozenset({
     "aten::embedding_backward", "aten::embedding_dense_backward", "aten::embedding_sparse_backward",
     "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward"})
@@ -49,7 +49,7 @@ _NAMES = {part.name: part for part in fields(EmbeddingTable)}
 
 
 def note_text(tables: Sequence[EmbeddingTable]) -> str:
-    """Return the tables as the text of an argument; what is as by default is left out."""
+    """Return the tables as the text of an argument; default values are left out."""
     return _MARK + json.dumps([_plain(table) for table in tables], separators=(",", ":"))
 
 
@@ -99,7 +99,7 @@ def note_tables(graph: ExecutionGraph, tables: Sequence[EmbeddingTable]) -> list
 
 
 def note_counted(graph: ExecutionGraph, counted: Sequence[EmbeddingTable]) -> list[str]:
-    """Write what was counted in one step of a program with the look-ups of every step, in their order. In place.
+    """Write the counts of one step of a program with the look-ups of every step, in their order, in place.
 
     Args:
         counted: the table of each look-up of the step that was watched.
@@ -135,7 +135,7 @@ def _note_each(graph: ExecutionGraph, lookups: Sequence[Lookup], tables: list[li
 
 
 def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
-    """Write with each look-up what real indices, or a law, say of it. In place.
+    """Write with each look-up what real indices, or a law, give for it, in place.
 
     Tables that are noted already keep their names; others are named by their modules, or numbered.
 
@@ -195,7 +195,7 @@ class Lookup:
         return prod(self.shape)
 
     def tables(self, place: int) -> list[EmbeddingTable]:
-        """Its tables: several in one weight are taken to have equally many rows; none where columns are unknown.
+        """Return its tables: several in one weight are taken to have equally many rows; none if columns are unknown.
 
         Args:
             place: of the look-up in its step, a name where no module gives one.
@@ -294,7 +294,7 @@ def _add_gradients(graph: ExecutionGraph, lookups: list[Lookup], rows: list[int]
 
 
 def _numbers(graph: ExecutionGraph, row: int) -> list[int]:
-    """Autograd's numbers of an operation and those around it."""
+    """Return autograd's numbers of an operation and those around it."""
     found = []
     while row >= 0:
         if graph.ops.sequence[row] != NONE:
@@ -304,7 +304,7 @@ def _numbers(graph: ExecutionGraph, row: int) -> list[int]:
 
 
 def _gradient_shape(graph: ExecutionGraph, row: int) -> tuple[int, ...]:
-    """Return the shape of the weight whose gradient an operation makes: rows are a number among its arguments."""
+    """Return the shape of the weight whose gradient an operation makes; its rows are an argument."""
     arguments = graph.arguments(row)
     columns = arguments[0].shape[-1] if arguments and arguments[0].shape else 0
     place = {"aten::_embedding_bag_backward": 6, "aten::_embedding_bag_dense_backward": 5,

@@ -43,7 +43,7 @@ class ShardKind(str, Enum):
 
     @property
     def fused(self) -> bool:
-        """Return whether the optimizer runs within the look-up's backward: not where gradients are all-reduced."""
+        """Return whether the optimizer runs within the look-up's backward: not if gradients are all-reduced."""
         return self is not ShardKind.DATA_PARALLEL
 
     @staticmethod
@@ -83,14 +83,14 @@ class TableSharding:
 
 
 def kernel_name(sharding: TableSharding, trained: bool) -> str:
-    """TorchRec's name of the kernel that looks rows up (``EmbeddingComputeKernel``)."""
+    """Return TorchRec's name of the kernel that looks rows up (``EmbeddingComputeKernel``)."""
     if not sharding.kind.fused:
         return "dense"
     return _KERNELS[sharding.location].replace("fused", "fused" if trained else "quant", 1)
 
 
 def location_of_kernel(kernel: str) -> str:
-    """Return where the weights lie that a kernel of this name looks up.
+    """Return the location of the weights that a kernel of this name looks up.
 
     Raises:
         ShardingError: there is no such kernel.
@@ -168,7 +168,7 @@ class WrittenPlan(msgspec.Struct, frozen=True):
 
 
 def _check_size(table: EmbeddingTable, written: WrittenTable) -> None:
-    """Raise ``ShardingError`` if the parts of a table in a plan are those of one of another size."""
+    """Raise ``ShardingError`` if the parts of a table in a plan fit a table of another size only."""
     if written.sharding_spec is None:
         return
     shards = written.sharding_spec.shards

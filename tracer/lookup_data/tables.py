@@ -23,13 +23,13 @@ REUSE_BINS = 17
 REUSE_OF_BIN = np.array([1.0, 2.0] + [0.75 * 2.0**b for b in range(2, REUSE_BINS)])
 """Accesses of a row in each bin: the middle of the bin."""
 _RANKS = 512
-"""Pieces that the ranks of a Zipf law are summed in, a quarter of them single rows: 1e-4 off the sum over every row."""
+"""Pieces for the sum over a Zipf law's ranks, a quarter of them single rows: 1e-4 off the exact sum."""
 _SURE = 8.0
-"""Standard deviations beyond which a Poisson number is taken to be on one side of an edge: 1e-15."""
+"""Standard deviations beyond which a Poisson number is taken to lie on one side of an edge: 1e-15."""
 _NEVER_GONE = 50.0
-"""Look-ups of the rarest row while a cache keeps it, beyond which it is never gone: e^-50."""
+"""Look-ups of the rarest row while a cache keeps it, above which it is never lost: e^-50."""
 STEEPEST_SKEW = 8.0
-"""Nearly every look-up is of one row."""
+"""Steepest exponent: nearly every look-up is of one row."""
 
 
 def reuse_histogram(indices: Int64) -> Float64:
@@ -156,7 +156,7 @@ ROW_STATE_BYTES = {"sgd": (0, 0), "adagrad": (0, 4), "rowwise_adagrad": (4, 0), 
 BAG_QUANTILES = (0.1, 0.5, 0.9, 0.99)
 """Shares of a batch's bags that are no longer than ``EmbeddingTable.bag_quantiles``."""
 MOST = {"rows": 1e15, "columns": 1e7, "bag": 1e9, "longest_bag": 1e9}
-"""Largest sizes: no machine holds more, and squares of what follows from them are still numbers."""
+"""Largest sizes: no machine holds more, and squares of sizes that follow from them are still finite."""
 ROUNDED = 1e-4
 """Most that rounding adds to a mean bag length in a graph's notes (``noted``, five digits), as a share."""
 POOLINGS = ("sum", "mean", "none")
@@ -164,7 +164,7 @@ LOCATIONS = ("hbm", "uvm", "uvm_cached")
 """Where weights lie. In the device's memory; in the host's, read by the device over its link; or there, with recently
 used rows kept in the device's memory. FBGEMM's ``EmbeddingLocation``: DEVICE, MANAGED, MANAGED_CACHING."""
 CACHE_LOAD_FACTOR = 0.2
-"""FBGEMM's own default."""
+"""FBGEMM's own default of the share of rows that the device keeps."""
 CACHE_SLOT_BYTES, CACHE_MAP_BYTES = 16.0, 4.0
 """Device memory that finds cached rows. The first: for a row in the cache its index and when it was last used. The
 second: for every row of the table, the table's number (TorchRec's ``_calculate_cache_aux_state_sizes``)."""
@@ -256,7 +256,7 @@ class EmbeddingTable:
         self._check_batch()
 
     def _check_batch(self) -> None:
-        """Bags and counts are such as one batch can have. Raises ``TableError``."""
+        """Check that bags and counts are possible in one batch. Raises ``TableError``."""
         if self.longest_bag and self.bag > self.longest_bag * (1 + ROUNDED):
             raise TableError(f"table {self.name!r}: bag is {self.bag:g}, and longest_bag is {self.longest_bag}. The "
                              "mean is no more than the longest; leave longest_bag out where it is not known.")
@@ -272,7 +272,7 @@ class EmbeddingTable:
                              f"{len(BAG_QUANTILES)} numbers, none less than the one before.")
 
     def resized(self, rows: int) -> EmbeddingTable:
-        """Return the table with other rows; of those that were counted no more than there are."""
+        """Return the table with other rows; counts of rows are at most that number."""
         return replace(self, rows=rows, unique=min(self.unique, rows))
 
     @property
@@ -314,7 +314,7 @@ class EmbeddingTable:
 
     @property
     def device_weight_bytes(self) -> float:
-        """Return bytes of the device's memory: the weights, or the cache of them with what finds rows in it."""
+        """Return bytes in the device's memory: the weights, or their cache with what finds rows in it."""
         if self.location == "hbm":
             return self.weight_bytes
         if self.location == "uvm":
@@ -323,7 +323,7 @@ class EmbeddingTable:
 
     @property
     def device_state_bytes(self) -> float:
-        """Return bytes of the optimizer's state there."""
+        """Return bytes of the optimizer's state in the device's memory."""
         return self.state_bytes - self.host_state_bytes
 
     @property
@@ -336,7 +336,7 @@ class EmbeddingTable:
         return self.bag * samples
 
     def longest(self) -> float:
-        """Look-ups of the longest bag: what was stated, else the mean rounded up."""
+        """Return look-ups of the longest bag: as stated, else the mean rounded up."""
         return float(self.longest_bag) if self.longest_bag else float(math.ceil(self.bag))
 
     def law_skew(self) -> float:
@@ -384,6 +384,6 @@ def stored_row_bytes(dtype: str, columns: float) -> float:
 
 
 def row_state_bytes(optimizer: str, columns: float) -> tuple[float, float]:
-    """Return the bytes of optimizer state of one row: what a row has one of, and what every element has."""
+    """Return bytes of optimizer state: of one row as a whole, and of each of its elements."""
     of_row, of_element = ROW_STATE_BYTES.get(optimizer, (0, 0))
     return float(of_row), of_element * float(columns)

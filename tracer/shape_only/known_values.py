@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_EXPANDED = 1 << 26
 """Most elements of a small tensor that is expanded, such as a mask of tokens for every channel."""
 MOST_FILLED = 1 << 16
-"""Most elements of a tensor made without values whose values are followed: a larger one is weights."""
+"""Most elements of a tensor made without values whose values are followed: larger ones are weights."""
 DRAWN = 0.5
 """Assumed place of a lone random number in its range, such as a number by which a program leaves out a layer."""
 _MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor",
@@ -49,7 +49,7 @@ _MASKED = torch.ops.aten.masked_select.default
 _ROWS = torch.ops.aten.index_select.default
 _TO_NUMBER = torch.ops.aten._local_scalar_dense.default
 _SCALED_FINITE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-"""Gradient scalers ask it whether gradients are finite, for which it leaves a number in its second argument."""
+"""Gradient scalers ask it whether gradients are finite; it leaves the answer in its second argument."""
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
 _COUNTED = torch.ops.aten.bincount.default
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isin", "logical_and", "logical_or", "logical_not"})
@@ -115,7 +115,7 @@ class KnownValues:
         self._stands_in = self._said_read = False
 
     def install(self, site: Site) -> None:
-        """Give known values where they are read without an operator, and take all values to be finite, for a trace."""
+        """Give known values where they are read without an operator, and assume all values finite, for a trace."""
         site.patch(torch.Tensor, "numpy", self._numpy(torch.Tensor.numpy))
         site.patch(torch.Tensor, "__format__", self._format(torch.Tensor.__format__))
         site.patch(torch.Tensor, "item", self._item(torch.Tensor.item))
@@ -198,7 +198,7 @@ class KnownValues:
         return self._fake(counts, (EVENLY,))
 
     def _mask(self, mask: Any) -> torch.Tensor | None:
-        """Return the values of a mask: known, assumed, or ``None``. Those of a number ask where it is not 0."""
+        """Return the values of a mask: known, assumed, or ``None``. A tensor of numbers is a mask of those not 0."""
         known = self.of(mask)
         if self._share is None or (known is not None and not self._is_between_ends(mask)):
             return known
@@ -217,11 +217,11 @@ class KnownValues:
             return torch.diff(steps, prepend=torch.zeros(1, dtype=torch.float64)).bool().reshape(mask.shape)
 
     def _is_between_ends(self, tensor: Any) -> bool:
-        """Return whether all that is known of a tensor is the ends of what it was made of."""
+        """Return whether all that is known of a tensor is the ends of its values."""
         return self._share is not None and ENDS.format(self._share) in self._assumptions([tensor])
 
     def _dynamic_size(self, **limits: Any) -> int:
-        """Return the assumed size of what an operator of a library selects: a share of the rows of its inputs."""
+        """Return the assumed size of a library operator's selection: a share of the rows of its inputs."""
         share = self._share or 0.0
         self._say(SELECTED.format(share))
         return max(int(limits.get("min", 0)), int(share * (limits.get("max") or self._rows)))
@@ -236,7 +236,7 @@ class KnownValues:
             self._say(text)
 
     def of(self, tensor: Any) -> torch.Tensor | None:
-        """The real tensor behind a fake one, or a small real one itself; ``None`` where its values are not known."""
+        """Return the real tensor behind a fake one, or a small real one itself; ``None`` if its values are unknown."""
         if isinstance(tensor, FakeTensor):
             kept = self._kept.get(tensor)
             return None if kept is None else kept.value
@@ -246,7 +246,7 @@ class KnownValues:
             return tensor.detach() if tensor.numel() <= MOST_ELEMENTS and tensor.device.type == "cpu" else None
 
     def _numpy(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``Tensor.numpy`` that gives the values of a fake tensor where they are known."""
+        """Return ``Tensor.numpy`` that gives the values of a fake tensor where they are known."""
         def read(tensor: Any, **options: Any) -> Any:
             known = self.of(tensor) if isinstance(tensor, FakeTensor) else None
             if known is None:
@@ -258,7 +258,7 @@ class KnownValues:
         return read
 
     def _format(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``Tensor.__format__`` that writes the number of a fake tensor where it is known, as that of a real one."""
+        """Return ``Tensor.__format__`` that writes a fake tensor's number where it is known, like a real one's."""
         def written(tensor: Any, spec: str) -> Any:
             if not isinstance(tensor, FakeTensor) or tensor.dim():
                 return original(tensor, spec)
@@ -297,7 +297,7 @@ class KnownValues:
         return item
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Note the values of an operator's results, and forget those of tensors that it writes unknown ones into."""
+        """Note the values of an operator's results, and forget those of tensors that get unknown values."""
         outputs = tensors_in(result)
         if outputs and not any(isinstance(one, FakeTensor) for one in outputs):
             return  # PyTorch's own, computed for real outside the fake world
@@ -345,7 +345,7 @@ class KnownValues:
             self._assume_mask(name, result)
 
     def _assume_mask(self, name: str, result: Any) -> None:
-        """Assume what a comparison of values that are not known selects: a program may ask whether there is any."""
+        """Assume what a comparison of unknown values selects: a program may ask whether there is any."""
         if (self._share is not None and name in _COMPARES and isinstance(result, FakeTensor)
                 and result.dtype is torch.bool and 0 < result.numel() <= MOST_ELEMENTS):
             self._kept.keep(result, self._pattern(result), (SELECTED.format(self._share),))
@@ -408,13 +408,13 @@ class KnownValues:
             return ((first if func is _ROWS else first.squeeze(0)).expand(result.shape).clone(),)
 
     def _assume_of_sharing(self, written: list[Any], assumed: tuple[str, ...]) -> None:
-        """Note of all tensors that share memory with what was written what is assumed of it."""
+        """Note what is assumed of a written tensor for all tensors that share its memory."""
         for one in written:
             for kept in self._kept.sharing(one):
                 kept.assumed = tuple(dict.fromkeys((*kept.assumed, *assumed)))
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-        """Run an operator on the values of its inputs; its result in a tuple, ``None`` where a value is not known."""
+        """Return an operator's result on the values of its inputs, in a tuple; ``None`` where a value is unknown."""
         if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
             return None
         values: dict[int, torch.Tensor] = {}

@@ -54,7 +54,7 @@ class ModuleStack:
             handle.remove()
 
     def forget(self) -> None:
-        """Leave every module: a step that failed, or ended."""
+        """Leave every module, after a step that failed or ended."""
         self._stack.clear()
 
     def _enter(self, module: Any, _: Any) -> None:
@@ -76,7 +76,7 @@ class ModuleStack:
 
 
 def current_sequence() -> int:
-    """Return the sequence number autograd's next node will have."""
+    """Return the sequence number that autograd's next node will have."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
@@ -95,13 +95,13 @@ class WaitPoints:
         """Number of a storage → collectives that write it."""
 
     def started(self, collective: int, storages: list[int]) -> None:
-        """A collective began, and will write these storages."""
+        """Note that a collective began, and will write these storages."""
         for storage in storages:
             if storage != NONE:
                 self.pending.setdefault(storage, set()).add(collective)
 
     def waited(self, row: int, storages: list[int]) -> None:
-        """The result in these storages is needed at ``row``."""
+        """Note that the result in these storages is needed at ``row``."""
         for storage in storages:
             for collective in self.pending.pop(storage, ()):
                 self.first.setdefault(collective, row)
@@ -274,7 +274,7 @@ class OperatorRecorder(TorchDispatchMode):
         return self.tracker.number(inputs[0]) in self._last_outputs
 
     def _is_on_host(self, tensor: Any) -> bool:
-        """Return whether a GPU has no part in reading a number: an optimizer's step counter."""
+        """Return whether reading a number leaves a GPU out: an optimizer's step counter lies on the host."""
         return self._placement is not None and self.tracker.on_device(tensor) is False
 
     def _place(self, inputs: list[Any]) -> bool:
@@ -329,7 +329,7 @@ class OperatorRecorder(TorchDispatchMode):
         return row
 
     def _node(self, backward: bool, sequence: int) -> tuple[int, int]:
-        """Autograd's sequence number of the call's node, and the code of its module."""
+        """Return autograd's sequence number of the call's node, and the code of its module."""
         module = self.columns.code(self.modules.path)
         if backward and not torch.is_grad_enabled():
             node = torch._C._current_autograd_node()
@@ -357,7 +357,7 @@ class OperatorRecorder(TorchDispatchMode):
             self.waits.waited(row, [self.tracker.number(t) for t in tensors_in((args, kwargs))])
 
     def _optimizer_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Torch's hook before a step: what it returns takes the place of the step's arguments."""
+        """Torch's hook before an optimizer's step; its result replaces the step's arguments."""
         self.optimizers[id(optimizer)] = optimizer
         self._in_optimizer += 1
         self.tracker.in_optimizer = True
@@ -368,7 +368,7 @@ class OperatorRecorder(TorchDispatchMode):
                 {name: self._closure(each) for name, each in kwargs.items()})
 
     def _closure(self, argument: Any) -> Any:
-        """Return a closure that the optimizer calls, run as what it is: no part of the optimizer's own work."""
+        """Return an optimizer's closure so that it runs as no part of the optimizer's own work."""
         if not isinstance(argument, types.FunctionType | types.MethodType | functools.partial):
             return argument
 
@@ -387,14 +387,14 @@ class OperatorRecorder(TorchDispatchMode):
         self.tracker.in_optimizer = self._in_optimizer > 0
 
     def _hold_gradients(self) -> None:
-        """Gradients of modules without an optimizer."""
+        """Note the gradients of modules without an optimizer."""
         with torch._C.DisableTorchFunction():
             for module in self.modules.modules.values():
                 self.tracker.hold((p.grad for p in module._parameters.values() if p is not None and p.grad is not None),
                                   Holds.GRADIENTS)
 
     def begin_memory(self) -> None:
-        """Say what is alive before the recorded step: parameters, buffers, optimizer state."""
+        """Note what is alive before the recorded step: parameters, buffers, optimizer state."""
         tracker = self.tracker
         with torch._C.DisableTorchFunction():
             for optimizer in self.optimizers.values():

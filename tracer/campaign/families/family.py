@@ -110,7 +110,7 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class Called:
-    """The operation that a benchmark calls, and what of it is no cost of its own.
+    """The operation that a benchmark calls, with what decides nothing about its time.
 
     Attributes:
         name: Of the operator, "aten::mm". A name without a name space is a kernel of ``kernel_models.families``, which
@@ -158,7 +158,7 @@ def prepared(called: Called, settings: Settings, lab: Lab) -> Bench:
 
 
 def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
-    """Return an argument as torch has it."""
+    """Return an argument as torch takes it."""
     if isinstance(argument, Constant):
         return lab.dtype(argument.name)
     if isinstance(argument, list):
@@ -180,7 +180,7 @@ def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
 
 
 def _order(tensor: TensorArgument) -> tuple[int, ...]:
-    """Dimensions in the order that they lie in memory."""
+    """Return the dimensions in the order in which they lie in memory."""
     places = tuple(range(len(tensor.shape)))
     return {"": places, "t": (*places[:-2], *places[:-3:-1]), "nhwc": (0, 2, 3, 1), "middle": (0, 2, 1, 3)}[tensor.lies]
 

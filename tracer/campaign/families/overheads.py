@@ -27,7 +27,7 @@ BLOCKED_US = 25_000.0
 is some 90 ms after a thousand launches of 5 µs; a host's hiccup is shorter."""
 MOST_LAUNCHES = 5_000  # chosen: several times what a queue takes
 OVERLAP_SIZES = {True: 4096, False: 64}
-"""Of the product that a copy overlaps, on a GPU and on a host."""
+"""Size of the product that a copy overlaps, on a GPU (true) and on a host."""
 
 Samples = Mapping[str, list[float]]
 
@@ -39,7 +39,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _launch_idle(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """``call``: the launching call on an idle stream; ``round_trip``: until the kernel is known to have ended."""
+    """Measure ``call``: the launch on an idle stream; ``round_trip``: until the kernel is known to have ended."""
     calls, trips = [], []
     for _ in range(REPEATS):
         lab.machine.synchronize()
@@ -62,7 +62,7 @@ def _launch_busy(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _queue_depth(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """``launches``: how many a busy stream takes before one blocks (a count, not a time); empty if none did."""
+    """Count the ``launches`` that a busy stream takes before one blocks (no time); empty if none blocked."""
     depths = []
     for _ in range(3):
         lab.machine.synchronize()
@@ -75,7 +75,7 @@ def _queue_depth(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _item(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Reading one number of an idle device, and right after a kernel was launched."""
+    """Measure reading one number of an idle device, and right after a kernel was launched."""
     value = lab.random(1)
     idle, after = [], []
     for _ in range(REPEATS):
@@ -87,7 +87,7 @@ def _item(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _synchronise(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Return the device and stream synchronisation with nothing to wait for, and the device's right after a launch."""
+    """Measure synchronising device and stream with nothing to wait for, and the device right after a launch."""
     stream = lab.machine.current_stream()
     found: dict[str, list[float]] = {"device_idle": [], "stream_idle": [], "device_after_launch": []}
     for _ in range(REPEATS):
@@ -100,7 +100,7 @@ def _synchronise(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _events(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """The host's cost of an event's record, query and synchronise, of a stream's wait, and an empty event pair."""
+    """Measure the host's cost of an event's record, query and synchronise, a stream's wait, an empty event pair."""
     other = lab.machine.stream()
     found: dict[str, list[float]] = {"record": [], "stream_wait": [], "query": [], "synchronize_done": [],
                                      "device_empty_pair": []}
@@ -122,7 +122,7 @@ def _events(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _chain_us(lab: Lab, work: Callable[[], Any], count: int) -> float:
-    """Microseconds of device time of one of the ``count`` kernels that ``work`` launches, queued well ahead."""
+    """Return microseconds of device time of one of ``count`` kernels that ``work`` launches, queued well ahead."""
     first, second = lab.machine.event(), lab.machine.event()
     lab.machine.hold(BUSY_US)
     first.record()
@@ -153,7 +153,7 @@ def _graph(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _overlap(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Return a matrix product and a pinned copy to the device, alone and at once on two streams."""
+    """Measure a matrix product and a pinned copy to the device, alone and at once on two streams."""
     torch, size = lab.torch, OVERLAP_SIZES[lab.is_cuda]
     a, b = (lab.random(size, size, dtype="bf16") for _ in range(2))
     source = lab.pinned(torch.randint(256, (size * size * 4,), dtype=torch.uint8))

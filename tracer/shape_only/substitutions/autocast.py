@@ -57,11 +57,11 @@ WIDEST = (
 )
 """Operators that run in the widest type among their inputs."""
 REFUSED = ("binary_cross_entropy",)
-"""Autocast refuses these; the caller must use another."""
+"""Operators that autocast refuses; the caller must use another."""
 
 
 def autocast(site: Site) -> None:
-    """CUDA's autocast: norms, softmax, sums, powers and losses in fp32; the CPU's has other lists."""
+    """Install CUDA's autocast: norms, softmax, sums, powers and losses in fp32; the CPU's has other lists."""
     policy = _Policy(site)
     policy.install()
     _redirect(site, policy)

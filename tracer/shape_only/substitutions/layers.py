@@ -13,7 +13,7 @@ _HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD = 256
 """Flash attention takes heads of up to 256 features."""
 _MOST_BATCH = {True: 880801, False: 65535}
-"""Samples cuDNN takes, in training and in evaluation."""
+"""Most samples that cuDNN takes, in training (true) and in evaluation."""
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # by definition
 _KEPT = 1
@@ -173,7 +173,7 @@ def _fp32_statistics(operator: Any) -> Callable[..., Any]:
 
 
 def rms_norm(site: Site) -> None:
-    """RMS norm as one kernel and its backward as another (PyTorch 2.8 on); the CPU runs a chain of small ones."""
+    """Trace RMS norm as one kernel, its backward as another (PyTorch 2.8 on); the CPU runs a chain of small ones."""
     fused, backward = operator_of("_fused_rms_norm"), operator_of("_fused_rms_norm_backward")
     if fused is None or backward is None or site.device.vendor not in ("nvidia", "amd"):
         return  # an older torch decomposes it on CUDA too
@@ -214,7 +214,7 @@ def rms_norm(site: Site) -> None:
 
 
 def recurrent(site: Site) -> None:
-    """LSTM, GRU and plain recurrent layers: one cuDNN call for all layers and steps on NVIDIA GPUs."""
+    """Trace LSTM, GRU and plain recurrent layers: one cuDNN call for all layers and steps on NVIDIA GPUs."""
     forward, backward = operator_of("_cudnn_rnn"), operator_of("_cudnn_rnn_backward")
     if site.device.vendor != "nvidia" or forward is None or backward is None:
         return
