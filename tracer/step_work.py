@@ -149,7 +149,7 @@ def _own_ns(graph: ExecutionGraph) -> Float64:
 
 
 def step_of(steps: StepTable, start: np.ndarray) -> np.ndarray:
-    """The step each event starts in: by time, the same for the step's thread and all others (they overlap none)."""
+    """Return the step in which each event starts, by time; steps do not overlap and hold for all threads."""
     if len(steps) == 0:
         return np.full(len(start), NONE, np.int32)
     found = np.searchsorted(steps.start_ns, start, side="right") - 1

@@ -62,7 +62,7 @@ class Row(SimpleNamespace):
 
 
 def row(graph: ExecutionGraph, table: str, index: int) -> Row:
-    """Row ``index`` (negative counts from the end) of a table such as ``"ops"``.
+    """Return row ``index`` (negative: from the end) of a table such as ``"ops"``.
 
     Raises:
         IndexError: the table has no such row.
@@ -132,7 +132,7 @@ def _arguments(*texts: str) -> tuple[Argument, ...]:
 
 
 def _categorical_codes(column: Int64, used: Int64, position: Int64) -> Int64:
-    """Codes into the sorted texts for a column of string codes, -1 for none."""
+    """Turn a column of string codes into codes of the sorted texts, -1 for none."""
     at = np.minimum(np.searchsorted(used, column), len(used) - 1)
     return np.where(column >= 0, position[at], NONE)
 
@@ -142,7 +142,7 @@ def _at(values: list[Any], index: int, missing: Any) -> Any:
 
 
 def _sizes(value: Any) -> tuple[Any, ...] | None:
-    """Sizes of a tensor, or of the tensors in a list; ``None`` for what is no such thing, empty within a list."""
+    """Return the sizes of a tensor, or of each in a list (empty for what is none there); else ``None``."""
     if not isinstance(value, list):
         return None
     if all(type(part) is int for part in value):
@@ -256,13 +256,13 @@ def _add_nodes(result: networkx.DiGraph, graph: ExecutionGraph) -> None:
 
 
 def _known(column: np.ndarray) -> Pairs:
-    """(referred row, row) of all rows that refer to one."""
+    """Return pairs (referred row, row) for all rows that refer to one."""
     rows = np.flatnonzero(column >= 0)
     return list(zip(column[rows].tolist(), rows.tolist(), strict=True))
 
 
 def _chains(keys: list[np.ndarray], start: Int64) -> Pairs:
-    """(row, next row) in time order among the rows that agree in all keys."""
+    """Return pairs (row, next row) in time order among the rows that agree in all keys."""
     order = np.lexsort((np.arange(len(start)), start, *keys))
     same = np.ones(max(len(order) - 1, 0), dtype=bool)
     for key in keys:
@@ -271,7 +271,7 @@ def _chains(keys: list[np.ndarray], start: Int64) -> Pairs:
 
 
 def _kernel_times(graph: ExecutionGraph) -> Int64:
-    """For each kernel a time no edge into it leads back from: its start, or a later one where clocks disagree."""
+    """Return for each kernel a time that no edge into it leads back from: its start, or later if clocks disagree."""
     kernels, launches = graph.kernels, graph.launches
     time = kernels.start_ns.copy()
     launched = np.flatnonzero(kernels.launch >= 0)
@@ -282,7 +282,7 @@ def _kernel_times(graph: ExecutionGraph) -> Int64:
 
 
 def _sync_waits(graph: ExecutionGraph, starts: Int64) -> Iterator[tuple[str, int, int]]:
-    """("launch" or "kernel", waited-for kernel, waiting row) of every recorded sync that can be resolved."""
+    """Yield ("launch" or "kernel", awaited kernel, waiting row) of every recorded sync that can be resolved."""
     syncs, launches, kernels = graph.syncs, graph.launches, graph.kernels
     by_correlation = {c: row for row, c in enumerate(launches.correlation.tolist()) if c >= 0}
     launched = np.where(kernels.launch >= 0, launches.start_ns[kernels.launch], NONE) if len(launches) \

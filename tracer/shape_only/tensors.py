@@ -82,7 +82,7 @@ class ArgumentWriter:
         self._schemas: dict[Any, list[tuple[str, Any, str]]] = {}
 
     def texts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Texts:
-        """The four texts of one call. ``kwargs`` may hold a device only where the call moves data to or from it."""
+        """Return the four texts of a call. ``kwargs`` may hold a device only if the call moves data to or from it."""
         schema = self._schemas.get(func)
         if schema is None:
             schema = self._schemas[func] = [
@@ -354,7 +354,7 @@ class MemoryTracker:
         return any(number not in self._host for number, _ in (*self._start, *self._events))
 
     def resized(self, storage: Any, size: int) -> None:
-        """A storage now has ``size`` bytes."""
+        """Note that a storage now has ``size`` bytes."""
         found = self._live.get(storage._cdata)
         if found is None or found.size == size:
             return
@@ -363,7 +363,7 @@ class MemoryTracker:
         found.size = size
 
     def begin(self) -> None:
-        """The recorded step begins."""
+        """Note that the recorded step begins."""
         self._start = [(s.number, s.size) for s in self._live.values()]
         self._first = self._count
         self._recording = True
@@ -373,7 +373,7 @@ class MemoryTracker:
         self._kept.update(s.number for s in self._live.values() if s.in_forward)
 
     def end(self) -> None:
-        """The recorded step is over."""
+        """Note that the recorded step is over."""
         self._recording = False
 
     def hold(self, tensors: Iterable[Any], what: Holds) -> None:
@@ -407,7 +407,7 @@ class MemoryTracker:
         return result
 
     def moments(self) -> list[list[int]]:
-        """Moments of the recorded step that may be its peak when its sizes change.
+        """Return the moments of the recorded step that may be its peak when its sizes change.
 
         Each has the bytes on the device that stay as they are (parameters, gradients, optimizer states, …),
         activations, temporaries of forward and backward, and temporaries of the optimizer. Changed sizes are factors on

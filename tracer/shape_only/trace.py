@@ -312,7 +312,7 @@ def _run(fn: Callable[[], Step], source: str, recorder: OperatorRecorder, steps:
 
 
 def check_no_arguments(step: Step) -> None:
-    """Raises ``ShapeOnlyError`` if a step wants arguments."""
+    """Raise ``ShapeOnlyError`` if a step wants arguments."""
     try:
         inspect.signature(step).bind()
     except ValueError:  # some callables do not tell
@@ -344,7 +344,7 @@ def _finished(recorder: OperatorRecorder, site: Site, placement: DevicePlacement
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings about a GPU that is not there, and its own tracebacks of errors that are raised too."""
+    """Hide torch's warnings about a missing GPU, and its tracebacks of errors that are raised as well."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.addFilter(_is_below_error)
     with warnings.catch_warnings():

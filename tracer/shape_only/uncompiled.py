@@ -135,7 +135,7 @@ class _Imported:
         return sys.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run."""
+        """Do nothing: the module has run."""
 
 
 class UncompiledFakeMode(FakeTensorMode):
@@ -221,7 +221,7 @@ def compilers(site: PatchedSite) -> None:
 
 
 def graph_break(msg: str = "") -> None:
-    """As ``torch._dynamo.graph_break``: nothing, where nothing is compiled."""
+    """Do nothing, in the place of ``torch._dynamo.graph_break``: nothing is compiled."""
 
 
 def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:

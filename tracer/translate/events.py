@@ -79,7 +79,7 @@ class Meaning(NamedTuple):
 
 
 def whole_numbers(values: list[int]) -> Int64:
-    """Numbers as an array, those beyond 64 bits as -1: an unsigned 64-bit -1 is "none"."""
+    """Return numbers as an array, -1 for those beyond 64 bits: an unsigned 64-bit -1 means "none"."""
     try:
         return np.array(values, np.int64)
     except OverflowError:
@@ -141,7 +141,7 @@ class ForeignBatch(EventBatch):
         self._codes, self._numbers = codes, numbers
 
     def number(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """int64 values of a field; its default where absent."""
+        """Return a field's values in the rows, int64; its default in all where the recording lacks it."""
         if name in self._numbers:
             return self._numbers[name][rows]
         return np.full(len(rows), getattr(NO_ARGS, name), np.int64)
@@ -152,9 +152,9 @@ class ForeignBatch(EventBatch):
         return np.full(len(rows), found, np.int32) if isinstance(found, int) else found[rows]
 
     def time(self, name: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64 nanoseconds of ``ts`` or ``dur``, and whether they are valid."""
+        """Return ``ts`` or ``dur`` of the rows in nanoseconds, int64, and which rows' times are valid."""
         return self._times[("ts", "dur").index(name)][rows], self._valid[rows]
 
     def with_args(self, rows: np.ndarray) -> np.ndarray:
-        """Those of the rows that have arguments."""
+        """Return the rows, among those given, that have arguments."""
         return rows

@@ -111,7 +111,7 @@ def create(settings: Settings) -> Workload:
 
 
 def build(name: str, /, *, preset: str = "default", **values: Any) -> Workload:
-    """``create(configure(...))``: ``build("llama", preset="tiny", batch=8, dtype="bf16")``. Needs torch.
+    """Build a workload, as ``create(configure(...))``: ``build("llama", preset="tiny", batch=8)``. Needs torch.
 
     Raises:
         WorkloadError: As ``configure`` and ``create``.

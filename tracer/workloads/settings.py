@@ -137,12 +137,12 @@ class Settings:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples one optimizer step has seen."""
+        """Samples that one optimizer step takes in."""
         return self.batch * self.accumulation
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens one optimizer step has seen; None for workloads without text."""
+        """Tokens that one optimizer step takes in; None for workloads without text."""
         return self.samples_per_step * int(getattr(self, "seq")) if self.TOKENS else None  # noqa: B009
 
     def sizes(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class Settings:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """``["batch=8", "dtype=bf16"]`` → ``{"batch": "8", "dtype": "bf16"}``; a later one wins.
+    """Turn ``["batch=8", "dtype=bf16"]`` into ``{"batch": "8", "dtype": "bf16"}``; a later one wins.
 
     Raises:
         WorkloadError: One has no ``=`` or no name.

@@ -18,7 +18,7 @@ from tracer.workloads.models.parts import Batch, Definition, StepBatch, serve
 from tracer.workloads.settings import DtypeMode, OptimizerKind, Settings, WorkloadError
 
 DEFINITIONS = {**language.DEFINITIONS, **recommendation.DEFINITIONS, **vision.DEFINITIONS}
-"""Of the workloads, by name."""
+"""The workloads' definitions by name."""
 LEARNING_RATE = {"sgd": 0.01, "adamw": 1e-3}  # chosen: a usual one of SGD, AdamW's default in PyTorch
 MOMENTUM = 0.9  # chosen: usual
 WEIGHT_DECAY = 0.01  # PyTorch's default of AdamW
@@ -88,12 +88,12 @@ class Workload:
         return self.settings.tokens_per_step
 
     def batches(self) -> Iterator[StepBatch]:
-        """Endless steps' batches on the host (pinned for a GPU), the same ones for the same settings."""
+        """Yield steps' batches for ever, on the host (pinned for a GPU); the same ones for the same settings."""
         return serve(lambda generator: self._make_batch(self.settings, generator), seed=self.settings.seed,
                      accumulation=self.settings.accumulation, pin=self.device.type == "cuda")
 
     def step(self, batch: StepBatch) -> Tensor:
-        """One full training step; returns the detached loss, a scalar on the device, mean over the micro-batches.
+        """Run one full training step; return the detached loss, the mean over micro-batches, a scalar on the device.
 
         The first step seeds torch's global generators, which dropout draws from; later ones leave them alone.
         """
@@ -112,7 +112,7 @@ class Workload:
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Forward and loss of one micro-batch under the dtype mode's autocast, with gradients to follow."""
+        """Return one micro-batch's loss under the dtype mode's autocast, ready for backward."""
         on_device = self._on_device(batch)
         with autocast(self.settings.dtype, self.device.type):
             return self.loss_fn(self._forward(*on_device.inputs), on_device.targets)
@@ -170,7 +170,7 @@ def make_optimizer(kind: OptimizerKind, model: nn.Module) -> torch.optim.Optimiz
 
 
 def parameter_count(parameters: Iterable[torch.Tensor]) -> int:
-    """Trainable numbers in all, a shared tensor counted once."""
+    """Count the trainable numbers in all, a shared tensor once."""
     return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in parameters}.values())
 
 
@@ -180,7 +180,7 @@ def parameter_dtype(mode: DtypeMode) -> torch.dtype:
 
 
 def autocast(mode: DtypeMode, device_type: str) -> AbstractContextManager[Any]:
-    """Autocast for forward and loss in ``bf16-autocast``, nothing otherwise."""
+    """Switch autocast on in ``bf16-autocast``, for forward and loss; do nothing in the other modes."""
     if mode is not DtypeMode.BF16_AUTOCAST:
         return nullcontext()
     context: AbstractContextManager[Any] = torch.autocast(device_type, dtype=torch.bfloat16)
@@ -189,7 +189,7 @@ def autocast(mode: DtypeMode, device_type: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New floating-point tensors are of this type. (Casting a finished model fails at times under fake tensors.)"""
+    """Give new floating-point tensors this type. (Casting a finished model fails at times under fake tensors.)"""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -200,7 +200,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def tf32(enabled: bool) -> Iterator[None]:
-    """TF32 on or off for matrix products, convolutions and RNNs; every switch is put back at the end.
+    """Turn TF32 on or off for matrix products, convolutions and RNNs; every switch is put back at the end.
 
     The switches are set through the older interface, which all supported versions have and which keeps the newer
     ``fp32_precision`` (torch 2.9 on) in step. Reading the older one is an error where a caller has used the newer,

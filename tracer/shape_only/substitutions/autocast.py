@@ -238,7 +238,7 @@ def _with_cpu_kernel() -> list[str]:
 
 
 def grad_scaler(site: Site) -> None:
-    """The gradient scaler of fp16 training: on, as on a GPU, with gradients that are taken to be finite.
+    """Switch the gradient scaler of fp16 training on, as on a GPU; its gradients are taken to be finite.
 
     torch switches ``GradScaler("cuda")`` off where there is no GPU. Whether it skips a step is read from the gradients,
     and a trace has no values: the step is taken, without the wait of that read.

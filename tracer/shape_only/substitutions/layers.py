@@ -22,7 +22,7 @@ cuDNN's own, and only a GPU can be asked for it."""
 
 
 def choose(site: Site, query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> str:
-    """"flash", "efficient", "cudnn" or "math" for tensors ``[batch, heads, seq, head]``."""
+    """Return the kernel for tensors ``[batch, heads, seq, head]``: "flash", "efficient", "cudnn" or "math"."""
     backends = torch.backends.cuda
     capability, dtype = site.device.capability, query.dtype
     if query.dim() != 4 or query.shape[-2] == 0 or key.shape[-2] == 0 or not query.dtype == key.dtype == value.dtype:
@@ -54,7 +54,7 @@ def _needs_grad(*tensors: Any) -> bool:
 
 
 def attention(site: Site) -> None:
-    """Attention: one fused kernel, chosen by dtype, head size, mask and compute capability.
+    """Run attention as one fused kernel, chosen by dtype, head size, mask and compute capability.
 
     The rule is that of ``select_sdp_backend`` (ATen/native/transformers/cuda/sdp_utils.cpp) with its order flash,
     memory efficient, math; cuDNN's kernel is taken where the first two are switched off
@@ -108,7 +108,7 @@ def takes_cudnn(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, traini
 
 
 def norms(site: Site) -> None:
-    """Batch norm by cuDNN where CUDA takes it, and the statistics of every norm in fp32.
+    """Run batch norm by cuDNN where CUDA takes it, and keep the statistics of every norm in fp32.
 
     The rule for cuDNN is that of ``_select_batch_norm_backend`` (ATen/native/Normalization.cpp).
     """

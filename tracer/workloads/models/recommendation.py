@@ -35,7 +35,7 @@ NEGATIVES = 4
 
 
 def mlp(features: list[int]) -> nn.Sequential:
-    """Linear layers with a ReLU after each but the last."""
+    """Return linear layers with a ReLU after each but the last."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(features):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -55,7 +55,7 @@ class Interaction(nn.Module):
         self.register_buffer("second", second, persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Vector 0 is the dense one."""
+        """Append the dot products of all pairs of vectors to vector 0, the dense one."""
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return torch.cat((vectors[:, 0], products[:, self.first, self.second]), dim=1)
 

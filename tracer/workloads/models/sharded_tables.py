@@ -106,7 +106,7 @@ class ShardedTables(nn.Module):
         self._announced = rows, starts
 
     def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
-        """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
+        """Return each table's vectors, ``[batch, columns]``; see ``Dlrm.forward``."""
         parts = rows.flatten().split(self.sizes)
         found = {int(number): table(parts[int(number)], starts[int(number)]) for number, table in self.copies.items()}
         if any(self.pieces):
@@ -164,7 +164,7 @@ class ShardedTables(nn.Module):
             async_op=not waits))
 
     def _received(self, batch: _Distribution) -> tuple[list[Tensor], Tensor]:
-        """Look-ups of every rank's samples in each own piece, rank after rank; bag lengths [pieces, ranks, batch]."""
+        """Wait; return each own piece's look-ups, rank after rank, and bag lengths ``[pieces, ranks, batch]``."""
         for work in batch.under_way:
             if work is not None:
                 work.wait()
@@ -175,7 +175,7 @@ class ShardedTables(nn.Module):
                 batch.lengths.view(self.ranks, mine, self.batch).transpose(0, 1).contiguous())
 
     def _asked(self, parts: Sequence[Tensor], lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Look-ups of own samples that fall into each piece's rows, and how many of each bag do, by rank and piece."""
+        """Return own samples' look-ups in each piece's rows, and how many each bag has there, by rank and piece."""
         by_block = {number: self._blocks(number, parts[number], lengths[number])
                     for number in sorted({piece.table for of in self.pieces for piece in of if self._is_cut(piece)})}
         return [by_block[piece.table][piece.first_row] if self._is_cut(piece)
@@ -199,7 +199,7 @@ class ShardedTables(nn.Module):
         return {first: (run, own) for ((first, _), _), run, own in zip(blocks, runs, bags, strict=True)}
 
     def _share(self, piece: TablePiece) -> int:
-        """Look-ups expected in a piece, its rows being as popular as others; those of all pieces add up."""
+        """Return the look-ups to expect in a piece, all rows being equally popular; the pieces' add up."""
         size, rows = self.sizes[piece.table], self.rows[piece.table]
         return round(size * (piece.first_row + piece.rows) / rows) - round(size * piece.first_row / rows)
 
@@ -248,7 +248,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, received: list[int], given: list[int], group: Any) -> Tensor:
-        """``received`` and ``given`` are elements from and for each rank."""
+        """Exchange the parts; ``received`` and ``given`` are elements from and for each rank."""
         ctx.received, ctx.given, ctx.group = received, given, group
         result = sent.new_empty(sum(received))
         dist.all_to_all_single(result, sent.contiguous(), received, given, group=group)

@@ -38,7 +38,7 @@ class Bottleneck(nn.Module):
         nn.init.zeros_(self.expand[1].weight)  # a block starts as the identity, so that deep ones train at once
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, inputs, height, width]`` → ``[batch, 4 * inner, height / stride, width / stride]``."""
+        """Map ``[batch, inputs, height, width]`` to ``[batch, 4 * inner, height / stride, width / stride]``."""
         inner = self.relu(self.spatial(self.relu(self.reduce(x))))
         return self.relu(self.expand(inner) + self.shortcut(x))
 
