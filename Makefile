@@ -65,10 +65,11 @@ fuzz: $(TESTABLE)  ## damaged inputs and odd options through every command: make
 check: $(INSTALLED)  ## predict the recorded traces again: fails where a model got worse than traces/baseline.json
 	$(BIN)/foretrace check traces
 
-lint: $(TESTABLE)  ## ruff, import rules, ceilings of size, mypy
+lint: $(TESTABLE)  ## ruff, import rules, ceilings of size and of long sentences, mypy
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python benchmarks/walks.py --check
+	$(BIN)/python ci/plain_words.py --check
 	$(BIN)/mypy
 
 costs: $(INSTALLED)  ## ratios of what commands cost to what bounds it; fails where one is over its limit

@@ -362,9 +362,9 @@ def page(data: Path, folder: Path) -> str:
     """Measure everything and lay it out as docs/speed.md."""
     lines = ["# What every command costs", "",
              "Written by `python benchmarks/costs.py --page docs/speed.md`; not to be edited. Times are processor "
-             "seconds (user and system)", f"of a process of its own on {os.cpu_count()} cores of a virtual machine "
-             f"that did other work too, Python {sys.version.split()[0]}, medians in turns: ratios", "travel, seconds "
-             "do not.", "", "## Ratios that are checked", "",
+             "seconds (user and system)", f"of one process, on {os.cpu_count()} shared cores of a virtual machine, "
+             f"with Python {sys.version.split()[0]}. Each time is a median of", "alternating runs. Compare ratios: "
+             "seconds depend on the machine.", "", "## Ratios that are checked", "",
              "`make costs` measures these, and fails where one is over its limit.", "", "```",
              *ratio_table(ratios(folder)), "```", ""]
     lines += ["## Commands", "", "TRACE is rank 0 of ResNet-50 on a V100 (4,796 operations a step, 24,000 in all), "
@@ -376,8 +376,8 @@ def page(data: Path, folder: Path) -> str:
         lines.append(f"{name:<38} {cost.cpu_s:>7.2f} {cost.cpu_s / empty.cpu_s:>11.1f}x {cost.peak / 1e6:>8.0f}")
     lines += ["```", "", "## Growth with events", "",
               "Generated traces of products, 100 steps each. Decoding is that of a typed decoder (msgspec) of the same "
-              "text; memory", "is the peak above that of reading a tiny trace, over the text: some 12 MB while the "
-              "text is scanned, and the columns.", "", "```",
+              "text.", "Memory is the peak above that of reading a tiny trace, divided by the size of the text.", "",
+              "```",
               f"{'events':>10} {'decode s':>9} {'read s':>7} {'us/event':>9} {'over decoder':>13} {'memory x':>9} "
               f"{'replay s':>9} {'breakdown s':>12}"]
     for events in (50_000, 200_000, 800_000):
@@ -389,7 +389,7 @@ def page(data: Path, folder: Path) -> str:
             f"{(memory['peak'] - memory['imports']) / reading['bytes']:>9.2f} {reports['replay']:>9.2f} "
             f"{reports['breakdown']:>12.2f}")
         path.unlink()
-    lines += ["```", "", "## Growth with steps", "", "200,000 events in so many steps.", "", "```",
+    lines += ["```", "", "## Growth with steps", "", "Traces of 200,000 events.", "", "```",
               f"{'steps':>6} {'replay s':>9} {'breakdown s':>12} {'over replay':>12}"]
     for steps in (5, 50, 500):
         reports = inside("reports", generated(folder, 200_000, steps))
@@ -415,10 +415,10 @@ def _others(data: Path) -> list[str]:
     lines: list[str] = []
     for title, text, command in (
         ("Reading, next to others",
-         "`python benchmarks/parse_speed.py`: the trace of rank 3 of 8 A100 repeated until it has 1.3 million events; "
-         "each reader in a\nprocess of its own on one core. foretrace's row includes nesting, linking, steps, gaps and "
-         "phases: the whole execution graph.\nWhere HolisticTraceAnalysis was installed it took 16.4 µs an event and "
-         "5.5 times the text, beside 2.3 µs of foretrace in the\nsame run. The TraceLens on PyPI is another project.",
+         "`python benchmarks/parse_speed.py`: the trace of rank 3 of 8 A100 repeated until it has 1.3 million events. "
+         "Each reader has\na process of its own on one core. foretrace builds the whole execution graph in that time.\n"
+         "In an earlier run with HolisticTraceAnalysis installed, it took 16.4 µs an event and 5.5 times the size of "
+         "the text; foretrace took\n2.3 µs in the same run. The TraceLens on PyPI is another project.",
          ["parse_speed.py"]),
         ("Loading the one-file form",
          "`python benchmarks/load_speed.py`. Smaller than the gzipped JSON everywhere; smaller traces load in 0.3 to "
@@ -439,16 +439,16 @@ def _real(data: Path, folder: Path) -> list[str]:
     import rank_reading
 
     traces = data / "traces"
-    lines = ["## Growth with ranks", "", "`foretrace breakdown` of so many ranks of nanoGPT on H100.", "", "```",
+    lines = ["## Growth with ranks", "", "`foretrace breakdown` of nanoGPT on H100, by number of ranks.", "", "```",
              f"{'ranks':>6} {'CPU s':>7} {'wall s':>7} {'peak MB':>8}"]
     files = sorted((traces / "nanogpt-8xH100").glob("*.json.gz"))
     for count in (1, 2, 4, 8):
         [cost] = in_turns([[FORETRACE, "breakdown", *map(str, files[:count])]], 1)
         lines.append(f"{count:>6} {cost.cpu_s:>7.2f} {cost.wall_s:>7.2f} {cost.peak / 1e6:>8.0f}")
     lines += ["```", "", "`python benchmarks/rank_reading.py`: wall seconds of reading eight ranks, the best of nine "
-              "in turns, and processor seconds", "of all processes: one process on one core, and copies of it on all. "
-              "`bound` is the ratio that the latter allow on idle cores.", "Copies are made of as many cores as are "
-              "idle when reading begins: beside other work they lose.", "", "```", rank_reading.HEAD,
+              "alternating runs, and processor", "seconds of all processes. One process reads on one core, or one on "
+              "each idle core. `bound` is the ratio that idle cores allow.", "On a busy machine several processes are "
+              "slower than one.", "", "```", rank_reading.HEAD,
               *rank_reading.rows(data, folder)]
     lines += ["```", "", "## What-ifs, by operations", "",
               "Milliseconds of one prediction with its interval and path, each with another factor. Events are items "

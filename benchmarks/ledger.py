@@ -1,4 +1,4 @@
-"""The ledger: every accuracy benchmark whose data is at hand, run, and its figures on one page, docs/accuracy.md.
+"""The ledger: runs every accuracy benchmark whose data is at hand, keeps the outputs and writes docs/accuracy.md.
 
     python benchmarks/ledger.py list                             # claims, and what each needs
     python benchmarks/ledger.py run [NAME …] [--most-minutes 5]  # runs them and keeps what they print in docs/ledger/
@@ -148,28 +148,38 @@ def write() -> None:
             continue
         head, _, text = kept.read_text(encoding="utf-8").partition("\n")
         facts = json.loads(head)
-        versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-        peer = f" Published beside it: {claim.peer}." if claim.peer else ""
-        parts.append(f"`{shown}`, {facts['date']}, commit {facts['commit']}, {facts['seconds']:,} s; Python "
-                     f"{facts['python']}, {versions}.{peer}\n")
-        parts.append(f"```text\n{text.rstrip()}\n```\n")
+        peer = f" Published by others: {claim.peer}." if claim.peer else ""
+        parts.append(f"[Every case](ledger/{kept.name}). Command: `{shown}`. Run on {facts['date']} at commit "
+                     f"{facts['commit']} in {facts['seconds']:,} s.{peer}\n")
+        parts.append(f"```text\n{_summary(text)}\n```\n")
     PAGE.write_text("\n".join(parts), encoding="utf-8")
 
 
-_HEAD = """# Accuracy
+def _summary(text: str) -> str:
+    """Return the first lines of an output that state a mean error; of one without, its last lines."""
+    lines = list(filter(str.strip, text.splitlines()))
+    return "\n".join([line for line in lines if _MEAN.search(line)][:SHOWN] or lines[-SHOWN:])
 
-Written by `make ledger`: what each benchmark printed when it was last run, all cases. Figures are of held-out cases, by
-splits made before looking, unless a table says otherwise; MAPE is the mean of absolute errors, bias the mean of signed
-ones. *Published beside it* is the best figure of others for comparable work, on their own data.
 
-The data: traces, kernel and collective tables and published step times of other projects, named in each script's
-docstring.
+SHOWN = 8
+"""Lines of an output that the page shows."""
+_MEAN = re.compile(r"MAPE +\d")
+_HEAD = """# How accurate are the predictions?
+
+Each section is one benchmark, with its command and the first lines of its last output that state a mean error. The link
+leads to the whole output: every case, and the versions of all packages. `make ledger` runs the benchmarks and writes
+this page.
+
+Figures are of held-out cases, split before looking, unless an output says otherwise. MAPE is the mean of absolute
+errors, bias the mean of signed errors. *Published by others* is the best figure for comparable work, on the data of its
+authors. The docstring of each script names its data: traces, tables of kernels and collectives, and step times that
+others published.
 """
 
 
 def unknown_figures() -> Iterator[tuple[Path, str]]:
     """Percentages of the checked pages that no benchmark of the ledger printed, and that no console block shows."""
-    known = set(map(_plain, _FIGURE.findall(PAGE.read_text(encoding="utf-8"))))
+    known = {_plain(figure) for kept in KEPT.glob("*.txt") for figure in _FIGURE.findall(kept.read_text("utf-8"))}
     for page in CHECKED:
         text = page.read_text(encoding="utf-8")
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)

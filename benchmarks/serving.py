@@ -31,7 +31,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.serving_parts.rows import ServedRow, read_rows
 from benchmarks.serving_parts.split import calibrates_before
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from planner.serving.calibrate import MeasuredRow, calibrate_serving
 from planner.serving.serve import ServedLoad, cluster_for, serve, served_load
 from planner.serving.setup import CacheAccount, Lengths, Requests, ServingSetup, cache_account, engine_of

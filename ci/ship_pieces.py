@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from planner.parallel import layer_costs  # noqa: E402
+from planner.parallel import kept_layers  # noqa: E402
 from planner.parallel.planning import plan  # noqa: E402
 from tracer.errors import ForetraceError  # noqa: E402
 from tracer.kept_files import read_kept  # noqa: E402
@@ -30,7 +30,7 @@ def traced() -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        layer_costs.SHIPPED.unlink(missing_ok=True)
+        kept_layers.SHIPPED.unlink(missing_ok=True)
         for source, gpus in SEARCHES:
             try:
                 plan(source, gpus, device=DEVICE)
@@ -46,8 +46,8 @@ def traced() -> dict[str, bytes]:
 def main() -> None:
     """Ship them."""
     pieces = traced()
-    layer_costs.ship(pieces)
-    sys.stdout.write(f"{len(pieces)} pieces, {layer_costs.SHIPPED.stat().st_size:,} bytes\n")
+    kept_layers.ship(pieces)
+    sys.stdout.write(f"{len(pieces)} pieces, {kept_layers.SHIPPED.stat().st_size:,} bytes\n")
 
 
 if __name__ == "__main__":

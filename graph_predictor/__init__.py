@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
     from graph_predictor.prediction.result import Prediction
     from graph_predictor.prediction.tuned_workload import TunedWorkload, tune_workload
+    from graph_predictor.request.predict import predict
     from graph_predictor.simulation.build import Built, build_program
     from graph_predictor.simulation.engine import Path, critical_path, simulate
     from graph_predictor.simulation.program import Bound, Program, Simulated
-    from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
+    from graph_predictor.synthesis.baseline import baseline_of, retraced
 
 _HOMES = {
     "Baseline": "graph_predictor.prediction.predictor",
@@ -33,7 +34,7 @@ _HOMES = {
     "build_program": "graph_predictor.simulation.build",
     "communication_report": "graph_predictor.comm.report",
     "critical_path": "graph_predictor.simulation.engine",
-    "predict": "graph_predictor.synthesis.baseline",
+    "predict": "graph_predictor.request.predict",
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
     "simulate": "graph_predictor.simulation.engine",

@@ -1,9 +1,9 @@
 """How quickly a processor multiplies narrow numbers where nothing was measured: by the instructions that it has.
 
-A unit's gain over fp32 lies between nothing (memory, casts and small sizes decide) and the ratio of peaks; the middle,
-as a factor, is taken, and the interval holds both. Without a unit PyTorch widens or emulates: what that costs is
-what products took that were measured so (``benchmarks/narrow_products.py``), by sizes and by which operand is
-transposed, and no single number says it.
+A unit's gain over fp32 lies between nothing (memory, casts and small sizes decide) and the ratio of peaks. The
+geometric middle is taken, and the interval holds both. Without a unit PyTorch widens or emulates. No single number says
+what that costs: it follows measured products without a unit (``benchmarks/narrow_products.py``), by sizes and by which
+operand is transposed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ fp16 instructions do two where fp32 does one, VNNI four. Arm Architecture Refere
 AROUND_UNITS = 0.25
 """Log half width beyond both ends of a unit's gain. Set, not measured."""
 EMULATED = math.log(6.0)
-"""Log half width of 80% of products without a unit: on an EPYC with AVX2 bf16 took 2.4 to 152 times as long as fp32 (16
-in the geometric mean, nine products), fp16 5 to 162 times (``benchmarks/narrow_products.py``)."""
+"""Log half width of 80% of products without a unit. On an EPYC with AVX2, bf16 took 2.4 to 152 times as long as fp32
+(16 in the geometric mean of nine products), and fp16 5 to 162 times (``benchmarks/narrow_products.py``)."""
 UNKNOWN = math.log(16.0)
-"""The same where nobody knows whether there is a unit: from emulation to the widest one. Set, not measured."""
+"""The same where it is unknown whether there is a unit: from emulation to the widest unit. Set, not measured."""
 OTHER_WORK = math.log(3.0)
 """The same of work that is no product, whose numbers are converted on their way. Set, not measured."""
 MEASURED = 0.3
@@ -65,10 +65,10 @@ def retyped(was: tuple[OpCall, ...], will: tuple[OpCall, ...], units: tuple[str,
     """Return how an operation that ran on a processor in one element type is priced in another.
 
     Args:
-        was: as it ran.
-        will: as it shall run.
-        units: of the processor (``tracer.cpu_units``); empty where nobody knows.
-        measured: the models were fitted to products of narrow types on this processor.
+        was: As it ran.
+        will: As it shall run.
+        units: Of the processor (``tracer.cpu_units``); empty where unknown.
+        measured: The models were fitted to products of narrow types on this processor.
     """
     old, new = _narrow(was), _narrow(will)
     if old == new or not was or not will:
@@ -105,7 +105,7 @@ def said_of(dtype: str, units: tuple[str, ...], *, measured: bool) -> str:
 
 
 def _narrow(calls: tuple[OpCall, ...]) -> str:
-    """The narrow type among calls; empty where there is none."""
+    """Return the narrow type among calls; empty where there is none."""
     return next((call.dtype for call in calls if call.dtype in NARROW), "")
 
 

@@ -1,7 +1,7 @@
 """Devices as data: one TOML file each under ``tracer/devices``, every figure with its source.
 
-``device("h200-sxm")`` gives a ``DeviceSpec``; ``resolve_device("NVIDIA H100 80GB HBM3")`` finds the one that a trace or
-a table of measurements reports. Rates are dense (without structured sparsity), bandwidths of links are one way.
+``device("h200-sxm")`` gives a ``DeviceSpec``; ``resolve_device("NVIDIA H100 80GB HBM3")`` finds the device by the name
+in a trace or a table of measurements. Rates are dense (without structured sparsity), bandwidths of links are one way.
 A device is added by adding a file.
 """
 
@@ -22,8 +22,10 @@ from kernel_models.device_figures import FIGURES, check_texts, figures_in
 from kernel_models.sourced_figures import number_of, shown
 from tracer.errors import ForetraceError, cut_text
 from tracer.input_file import DecodeError, from_toml, read_input, why_unopened
-from tracer.shape_only.devices import FOLDER, device_names
+from tracer.shape_only.devices import FOLDER, TracedDevice, device_names
 
+OWN = ".toml"
+"""A name with this ending is a file, in the format of ``tracer/devices``."""
 MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
 _PUNCTUATION = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
@@ -65,11 +67,11 @@ MIG_UNITS = {"ampere": {1: 14, 2: 28, 3: 42, 4: 56, 7: 98}, "hopper": {1: 16, 2:
 """Multiprocessors of an instance by architecture and slices, as ``nvidia-smi mig -lgip`` lists them; elsewhere the
 slices' share of a device's."""
 _FALLBACK_DTYPES = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
-"""The next wider dtype, whose rate stands for one that a device lists no rate for; fp32 for those not here."""
+"""The next wider dtype, whose rate replaces a rate that a device does not list; fp32 for dtypes not here."""
 
 
 class DeviceError(ForetraceError):
-    """No device goes by that name, or a device's file is broken."""
+    """No device has that name, or a device's file is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +79,27 @@ class DeviceSpec:
     """A device's published figures.
 
     Attributes:
-        name: by which commands know it.
+        name: By which commands know it.
         vendor: "nvidia", "amd" or "host".
-        architecture: such as "hopper"; constants no data sheet gives are kept by architecture.
-        compute_capability: as CUDA or HIP reports it.
-        reported_names: names that traces and tables report.
-        short_names: names that people write; several devices may share one.
-        default_for: short names that mean this device when nothing else tells them apart.
-        placeholder: whether the figures only stand in for a calibration (``cpu``).
-        sm_count: streaming multiprocessors, compute units or cores.
-        boost_clock_mhz: at which the peak rates are counted.
+        architecture: Such as "hopper"; constants no data sheet gives are kept by architecture.
+        compute_capability: As CUDA or HIP reports it.
+        reported_names: Names that traces and tables report.
+        short_names: Names that people write; several devices may share one.
+        default_for: Short names that mean this device when nothing else tells them apart.
+        placeholder: Whether the figures only stand in for a calibration (``cpu``).
+        sm_count: Streaming multiprocessors, compute units or cores.
+        boost_clock_mhz: At which the peak rates are counted.
         shared_memory_per_sm_kb, registers_per_sm_kb: KiB.
-        power_w: board power limit.
+        power_w: Board power limit.
         memory_kind, memory_gb, memory_bandwidth_gbps: "HBM3", 10⁹ bytes, 10⁹ bytes/s read and written together.
-        l2_mb: last cache shared by all units, MiB; ``l3_mb`` a cache behind it (AMD's Infinity Cache), 0 for none.
-        matrix_tflops: peak of the matrix (tensor) units, 10¹² operations/s by dtype; empty without such units.
-        vector_tflops: peak of the other units.
+        l2_mb: Last cache shared by all units, MiB; ``l3_mb`` a cache behind it (AMD's Infinity Cache), 0 for none.
+        matrix_tflops: Peak of the matrix (tensor) units, 10¹² operations/s by dtype; empty without such units.
+        vector_tflops: Peak of the other units.
         pcie_generation, pcie_width: 0 where the host is reached otherwise.
-        host_gbps, peer_gbps: to the host and to the other devices of its node together, one way, 10⁹ bytes/s.
-        kernel_floor_us: a kernel that does next to nothing; launch_latency_us: launch call to start on an idle device.
-        sources: the source of each figure, by "table.key" of the file.
-        note: a sentence for predictions on what the figures are, where they are no data sheet's.
+        host_gbps, peer_gbps: To the host and to the other devices of its node together, one way, 10⁹ bytes/s.
+        kernel_floor_us: A kernel that does next to nothing; launch_latency_us: launch call to start on an idle device.
+        sources: The source of each figure, by "table.key" of the file.
+        note: A sentence for predictions on what the figures are, where they are no data sheet's.
     """
 
     name: str
@@ -151,7 +153,7 @@ class DeviceSpec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> DeviceSpec:
-        """The device of ``to_json``.
+        """Return the device of ``to_json``.
 
         Raises:
             DeviceError: a figure is missing, of another type, or out of range.
@@ -179,7 +181,7 @@ class DeviceSpec:
         return cls(**found)
 
     def features(self) -> dict[str, float]:
-        """The figures as numbers for models that learn across devices; rates in 10¹²/s, sizes in the units above."""
+        """Return the figures as numbers for models that learn across devices; rates in 10¹²/s, sizes as above."""
         return {
             "sm_count": self.sm_count, "boost_clock_mhz": self.boost_clock_mhz,
             "shared_memory_per_sm_kb": self.shared_memory_per_sm_kb, "registers_per_sm_kb": self.registers_per_sm_kb,
@@ -193,7 +195,7 @@ class DeviceSpec:
 
 @cache
 def device(name: str) -> DeviceSpec:
-    """The device of a name (see ``device_names``; case does not matter).
+    """Return the device of a name (see ``device_names``; case does not matter).
 
     Raises:
         DeviceError: No device has that name; the error lists near ones.
@@ -204,12 +206,12 @@ def device(name: str) -> DeviceSpec:
 
 
 def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count: int | None = None) -> DeviceSpec:
-    """The device that a trace or table reports, such as "NVIDIA A100-SXM4-80GB".
+    """Return the device that a trace or table reports, such as "NVIDIA A100-SXM4-80GB".
 
-    Where a name fits several devices ("A100"), memory and unit count narrow them down, to those of the nearest memory;
-    of several left, a short name means the device whose file says so. An empty name is resolved where memory and unit
-    count fit one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device before,
-    and so is AMD's compute partition: by its mode ("… CPX"), or where it reports the units of some whole dies.
+    Where a name fits several devices ("A100"), the nearest memory and the unit count narrow them down. If several are
+    left, a short name means the device whose file says so. An empty name is resolved where memory and unit count fit
+    one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device named before it.
+    AMD's compute partition is a slice too: by its mode ("… CPX"), or where it reports the units of some whole dies.
 
     Args:
         reported_name: As the driver reports it, a name of ours, or a short one.
@@ -260,7 +262,7 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
 
 
 def _named(wanted: str) -> list[DeviceSpec]:
-    """Devices that go by a plain name; all but processors where it is empty."""
+    """Return the devices with a plain name; all but processors where it is empty."""
     # A file is decoded where the name is in its text: most of the time would go into the other ones.
     every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
              if wanted in _plain(path.read_text(encoding="utf-8"))]
@@ -271,8 +273,8 @@ def _named(wanted: str) -> list[DeviceSpec]:
 
 
 def reported_figure(hardware: Mapping[str, Any], key: str) -> float | None:
-    """A figure of a device as its driver reported it; ``None`` where it is missing. Raises ``DeviceError``: it is no
-    number."""
+    """Return a figure of a device as its driver reported it; ``None`` where it is missing. Raises ``DeviceError``: it
+    is no number."""
     value = hardware.get(key)
     try:
         number = None if value is None else number_of(value)
@@ -287,24 +289,24 @@ def reported_figure(hardware: Mapping[str, Any], key: str) -> float | None:
 def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int | None, compute_capability: str = "", *,
                    l2_mb: float | None = None, clock_mhz: float | None = None, bandwidth_gbps: float | None = None,
                    ) -> DeviceSpec:
-    """A GPU that no file describes, by what its driver reports: a placeholder, whose intervals are wide.
+    """Return a GPU that no file describes, by what its driver reports: a placeholder, whose intervals are wide.
 
     What the driver does not report is the median of the known devices of its compute capability, or of its generation,
-    or of its maker, for each unit and clock. Shipped devices guessed so without their own file: 80% of bandwidths are
-    within a factor of 1.35, of fp16 matrix rates within 2.0 (GeForce boards have half), of fp32 rates within 1.12; all
+    or of its maker, for each unit and clock. Each shipped device was guessed so without its own file: 80% of bandwidths
+    are within a factor of 1.35, fp16 matrix rates within 2.0 (GeForce boards have half), fp32 rates within 1.12. All
     with matrix units are within ``PLACEHOLDER_DEVICE``.
 
     Args:
-        reported_name: as the driver reports it; it says whose the GPU is.
-        memory_bytes: reported memory; ``None`` or negative where unknown, as the following.
-        sm_count: reported multiprocessors or compute units.
-        compute_capability: as the driver reports it, empty where unknown.
-        l2_mb: last cache, MiB.
-        clock_mhz: highest clock.
-        bandwidth_gbps: of its memory.
+        reported_name: As the driver reports it; it says whose the GPU is.
+        memory_bytes: Reported memory; ``None`` or negative where unknown, as the following.
+        sm_count: Reported multiprocessors or compute units.
+        compute_capability: As the driver reports it, empty where unknown.
+        l2_mb: Last cache, MiB.
+        clock_mhz: Highest clock.
+        bandwidth_gbps: Of its memory.
 
     Raises:
-        DeviceError: the number of units is not known, or the name is of no maker whose GPUs are.
+        DeviceError: The number of units is not known, or the name is of no maker whose GPUs are.
     """
     vendor = next((maker for maker, names in _MAKERS.items() if names.search(reported_name)), None)
     if vendor is None or (sm_count or 0) <= 0 or sm_count is None:
@@ -320,7 +322,7 @@ def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int |
         (all_, f"of {vendor.upper() if vendor == 'amd' else 'NVIDIA'}")) if found)
 
     def each(figure: Callable[[DeviceSpec], float]) -> float:
-        """The median over the units of known devices, times this one's units."""
+        """Return the median over the units of known devices, times this one's units."""
         return rounded(median(figure(spec) / spec.sm_count for spec in kin) * sm_count)
 
     clock = clock_mhz or median(spec.boost_clock_mhz for spec in kin)
@@ -356,8 +358,8 @@ def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int |
 
 def _mig_slice(name: str, compute: int, slices: int, gigabytes: int, memory_bytes: int | None, sm_count: int | None
                ) -> DeviceSpec:
-    """A MIG instance: its share of the units and of the memory, with its bandwidth and cache; with ``compute`` one of
-    those that share a larger instance's memory. Raises ``DeviceError``: there is none such of the device."""
+    """Return a MIG instance: its share of the units and of the memory, with its bandwidth and cache; with ``compute``
+    one of those that share a larger instance's memory. Raises ``DeviceError``: there is none such of the device."""
     part = f"MIG {f'{compute}c.' if compute else ''}{slices}g.{gigabytes}gb"
     whole = resolve_device(name)
     if _mig_eighths(whole, compute, slices, gigabytes) is None:
@@ -388,7 +390,7 @@ def _mig_memory(whole: DeviceSpec) -> dict[int, tuple[int, ...]]:
 
 
 def _mig_eighths(whole: DeviceSpec, compute: int, slices: int, gigabytes: int) -> int | None:
-    """The eighths of the memory that a profile has; ``None`` where the device has no such profile."""
+    """Return the eighths of the memory that a profile has; ``None`` where the device has no such profile."""
     if compute and compute not in MIG_COMPUTE.get(slices, ()):
         return None
     return next((eighths for eighths in _mig_memory(whole).get(slices, ())
@@ -396,21 +398,21 @@ def _mig_eighths(whole: DeviceSpec, compute: int, slices: int, gigabytes: int) -
 
 
 def _mig_profiles(whole: DeviceSpec, *, compute: bool) -> list[str]:
-    """Names of a device's profiles; of its compute instances if asked."""
+    """Return the names of a device's profiles; of its compute instances if asked."""
     return [f"{part}{slices}g.{math.floor(MIG_GB[whole.name] * eighths / 8 + 0.5)}gb"
             for slices, several in _mig_memory(whole).items() for eighths in several
             for part in ([f"{one}c." for one in MIG_COMPUTE.get(slices, ())] if compute else [""])]
 
 
 def _amd_partitions(whole: DeviceSpec) -> dict[str, int]:
-    """Units of a compute partition by each of the device's modes; empty of a device with one die."""
+    """Return the units of a compute partition by each of the device's modes; empty for a device with one die."""
     dies = whole.sm_count // UNITS_OF_A_DIE.get(whole.architecture, whole.sm_count)
     counts = {**PARTITIONS, "CPX": dies} if dies > 1 else {}
     return {mode: whole.sm_count // parts for mode, parts in counts.items() if dies % parts == 0}
 
 
 def _amd_partition(whole: DeviceSpec, mode: str, memory_bytes: int | None) -> DeviceSpec:
-    """A compute partition: some of the dies, with as much of memory, caches and links as is theirs while all work."""
+    """Return a compute partition: some dies, with their part of memory, caches and links while all dies work."""
     units = _amd_partitions(whole)[mode]
     share = units / whole.sm_count
     return _part(whole, mode, "compute partition", units, share, share, memory_bytes)
@@ -418,7 +420,7 @@ def _amd_partition(whole: DeviceSpec, mode: str, memory_bytes: int | None) -> De
 
 def _part(whole: DeviceSpec, part: str, kind: str, units: int, share: float, links: float, memory_bytes: int | None
           ) -> DeviceSpec:
-    """A part of a device: ``units`` of it, a share of its memory with bandwidth and caches, and one of its links."""
+    """Return a part of a device: ``units`` of it, a share of its memory, bandwidth and caches, and its links."""
     compute = units / whole.sm_count
     memory_gb = memory_bytes / 1e9 if memory_bytes and memory_bytes > 0 else whole.memory_gb * share
     name = f"{whole.name}-{re.sub(r'[ .]', '-', part.lower())}"
@@ -434,7 +436,7 @@ def _part(whole: DeviceSpec, part: str, kind: str, units: int, share: float, lin
 
 
 def scaled(spec: DeviceSpec, factors: Mapping[str, float]) -> DeviceSpec:
-    """The device with figures times factors, by "table.key" or, of rates, by table; each source says its factor."""
+    """Return the device with figures times factors, by "table.key" or "table"; each source notes its factor."""
     def source(key: str, text: str) -> str:
         factor = factors.get(key, factors.get(key.partition(".")[0], 1.0))
         return text if factor == 1.0 else f"{text}, × {factor:g}"
@@ -470,7 +472,7 @@ def read_device(path: Path) -> DeviceSpec:
 
 
 def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping[str, str]) -> DeviceSpec:
-    """The device of a checked file."""
+    """Return the device of a checked file."""
 
     def rates(table: str) -> Mapping[str, float]:
         return MappingProxyType({name.partition(".")[2]: value for name, value in values.items()
@@ -489,7 +491,7 @@ def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping
 
 
 def rounded(value: float) -> float:
-    """Return a figure's four digits that mean something."""
+    """Return a figure with four significant digits."""
     return float(f"{value:.4g}")
 
 
@@ -508,7 +510,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _plain(name: str) -> str:
-    """Lower case without vendors and punctuation: "Tesla V100-SXM2-16GB" → "v100sxm216gb"."""
+    """Return a name in lower case without vendors and punctuation: "Tesla V100-SXM2-16GB" → "v100sxm216gb"."""
     return _GENERIC.sub(" ", name.lower()).encode(errors="replace").translate(None, _PUNCTUATION).decode()
 
 
@@ -519,7 +521,7 @@ def _fits(spec: DeviceSpec, memory_bytes: int | None, sm_count: int | None) -> b
 
 
 def _nearest(specs: list[DeviceSpec], memory_bytes: int | None) -> list[DeviceSpec]:
-    """Those whose memory is nearest to what is reported, by its ratio; all where none is."""
+    """Return the devices whose memory is nearest to the reported one, by ratio; all where none is reported."""
     if not memory_bytes or memory_bytes <= 0:
         return specs
     away = [abs(math.log(memory_bytes / (spec.memory_gb * 1e9))) for spec in specs]
@@ -534,3 +536,43 @@ def _near(name: str) -> str:
     close = difflib.get_close_matches(_plain(name), list(spelled), n=8, cutoff=0.5)
     near = list(dict.fromkeys(spelled[c] for c in close))
     return f"did you mean {' or '.join(near[:3])}?" if near else f"known devices: {', '.join(names)}."
+
+
+def find_device(name: str) -> DeviceSpec:
+    """Return the device of a name.
+
+    Args:
+        name: ours, one that drivers report, or a TOML file of one's own.
+
+    Raises:
+        DeviceError: No device has the name, or the file is not complete; the error says what is missing.
+    """
+    if name.lower().endswith(OWN):
+        spec = read_device(Path(name))
+        if spec.name in device_names() and spec != device(spec.name):
+            raise DeviceError(f"{name} calls its device {spec.name}, which is the name of a known one with other "
+                              "figures; give it a name of its own.")
+        return spec
+    try:
+        return device(name)
+    except DeviceError:
+        return resolve_device(name)
+
+
+def shape_device(spec: DeviceSpec) -> TracedDevice:
+    """Return what decides which operations a step traced for the device runs."""
+    return TracedDevice.of(spec.name, spec.vendor, spec.compute_capability, spec.reported_names, spec.memory_gb,
+                           spec.sm_count)
+
+
+def scaled_device(spec: DeviceSpec, *, clock: float = 1.0, bandwidth: float = 1.0, memory: float = 1.0,
+                  power: float = 1.0) -> DeviceSpec:
+    """Return the device with figures times factors, each with the factor in its source; itself where all are 1.
+
+    All peak rates follow the clock; caches, launches and what the board's power feeds do not.
+    """
+    if clock == bandwidth == memory == power == 1.0:
+        return spec
+    return scaled(spec, {
+        "compute.boost_clock_mhz": clock, "matrix_tflops": clock, "vector_tflops": clock,
+        "memory.bandwidth_gbps": bandwidth, "memory.capacity_gb": memory, "compute.power_w": power})

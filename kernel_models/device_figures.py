@@ -55,8 +55,8 @@ def figures_in(data: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str
     """Return values and sources of all figures of a device's file, by "table.key".
 
     Raises:
-        ValueError: a table, a figure or a source is missing, unknown, of another type or not plausible; the text names
-            it, says what was found and what is expected, as a clause without its end.
+        ValueError: A table, a figure or a source is missing, unknown, of another type or not plausible. The text is a
+            clause without an end: it names the item, what was found and what is expected.
     """
     unknown = [key for key in data if key not in _KEYS]
     if unknown:
@@ -79,7 +79,7 @@ def figures_in(data: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str
 
 
 def check_architecture(name: str, known: Sequence[str]) -> None:
-    """Raise ``ValueError`` for an architecture that is not known: one spelled otherwise would silently lose what is."""
+    """Raise ``ValueError`` for an unknown architecture: a misspelled one would silently lose its constants."""
     if name not in known:
         raise ValueError(f"architecture is {shown(name)}, which is none that is known of this vendor; expected is one "
                          f"of {', '.join(known)}: name the one that is most like it")

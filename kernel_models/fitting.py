@@ -36,18 +36,18 @@ from tracer.arrays import Float64
 from tracer.versions import installed_version
 
 LEAST_ROWS = 60
-"""Fewer distinct calls are left to the formulas: trees of ten rows a leaf could not tell them apart."""
+"""Fewer distinct calls are left to the formulas: trees of ten rows a leaf could not distinguish them."""
 SELECTION_ROWS = 30_000
 """Calls that cross-validation looks at, whole shape groups of them."""
 FULL_ROWS = 60_000
-"""Beyond so many calls there are fewer trees, each adding more: a fit's time stays about the same. Only two of the
-folds are cross-validated then: they leave out thousands of calls."""
+"""Above this number of calls there are fewer trees, each adding more, so that a fit's time stays about the same. Only
+two of the folds are cross-validated then: they leave out thousands of calls."""
 TWO_FOLDS_ROWS = 10_000
-"""Beyond so many calls of more than ``FEW_GROUPS`` groups, too, two folds are enough: they leave out thousands."""
+"""Above this number of calls of more than ``FEW_GROUPS`` groups two folds are enough, too: they leave out thousands."""
 REFIT_ROWS = 100_000
-"""Beyond so many calls the held-out fifth is not fitted to in the end: it would add little and double the time."""
+"""Above this number of calls the held-out fifth is not fitted to in the end: it adds little and doubles the time."""
 FEW_GROUPS = 10
-"""Up to so many shape groups, such as models, each one is left out in turn."""
+"""Up to this number of shape groups, such as models, each one is left out once."""
 HEURISTIC_ROWS = 1_000
 """Calls that formulas are fitted to at most. These numbers of calls are chosen, for a fit to take a minute or two."""
 
@@ -56,21 +56,21 @@ BOOSTING: dict[Family, tuple[Boosting, ...]] = {
     Family.ATTENTION: (Boosting(500, 0.1, 31, 0.3, 10),),
 }
 """Candidates by family. Settings were chosen by cross-validation over the (n, k) sites of one set only, the fit split
-of the H200's matrix products, among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf, one to three
-seeds, squared and absolute error. That half of the trees see neighbouring weights was chosen on two folds each of four
-stacks' fit splits (H200, H100 and A100). Each fit finds for itself how many of the trees help, and which weights the
-two halves have. Attention has the same but for half the leaves and more of the features."""
+of the H200's matrix products. The choice was among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf,
+one to three seeds, squared and absolute error. That half of the trees see neighbouring weights was chosen on two folds
+each of four stacks' fit splits (H200, H100 and A100). Each fit finds for itself how many of the trees help, and which
+weights the two halves have. Attention has the same settings, except half the leaves and more of the features."""
 OTHERS = (Boosting(200, 0.15, 31, 0.5, 5), Boosting(120, 0.15, 8, 0.5, 5))
 SMALL, _FEW = Boosting(120, 0.15, 8, 0.5, 4), 3_000
 """Also tried where calls are fewer."""
 _CHOSEN, _JUDGED = 0.25, 0.6
 """Shares of a fit's time after which its choice is made, and its model judged, of 28,000 products."""
 Progress = Callable[[str, float], None]
-"""Is told a fit's name and how much of it is done, 0 at its begin and 1 at its end; by several threads at a time."""
+"""Called with a fit's name and the share of it that is done, 0 to 1; by several threads at a time."""
 
 
 def _unseen(name: str, done: float) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Options:
     """Options of a fit.
 
     Attributes:
-        refit: whether the stored models are fitted to the held-out rows too, once these have judged them.
-        process_up_to: calls up to which a Gaussian process is tried instead of trees: it learns more from few, as a
+        refit: Whether the stored models are fitted to the held-out rows too, once these have judged them.
+        process_up_to: Calls up to which a Gaussian process is tried instead of trees: it learns more from few, as a
             calibration has, in less time; 0 for never.
-        formulas: whether a family whose best model is learned has its fitted formulas too, for what it does not cover.
-        until: on the monotonic clock, after which a fit ends with what it has; its facts say "ended_early" then.
+        formulas: Whether a family whose best model is learned has its fitted formulas too, for what it does not cover.
+        until: On the monotonic clock, after which a fit ends with what it has; its facts say "ended_early" then.
     """
 
     refit: bool = True
@@ -92,7 +92,7 @@ class Options:
 
     @classmethod
     def of_one_machine(cls, *, refit: bool = False) -> Options:
-        """What suits one machine's own measurements, a few hundred calls a family: processes, and formulas beside."""
+        """Return options for one machine's own measurements, some hundred calls a family: processes and formulas."""
         return cls(refit=refit, process_up_to=MOST_CALLS, formulas=True)
 
 
@@ -103,14 +103,14 @@ def fit_profile(
     """Fit a profile to samples of one device.
 
     Args:
-        samples: measured calls.
-        spec: the device; samples of others are left out. Without it all samples must be of one device.
-        options: see ``Options``.
-        progress: is told how far each fit is; fits run in threads, one a core.
-        notes: sentences on what of the data was of no use, kept in the provenance.
+        samples: Measured calls.
+        spec: The device; samples of others are left out. Without it all samples must be of one device.
+        options: See ``Options``.
+        progress: Called with the share of each fit that is done; fits run in threads, one a core.
+        notes: Sentences on what of the data was of no use, kept in the provenance.
 
     Raises:
-        DataError: there is nothing to fit, or the samples are of several devices.
+        DataError: There is nothing to fit, or the samples are of several devices.
     """
     options = options or Options()
     names = sorted({one.device for one in samples if len(one)})
@@ -182,12 +182,12 @@ def _fitted_entry(
 
 
 def _ended(until: float) -> dict[str, Any]:
-    """Return what a fit's facts say of a time that is over."""
+    """Return the facts of a fit that ended early because its time was over."""
     return {"ended_early": True} if time.monotonic() > until else {}
 
 
 def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) -> ProfileEntry:
-    """The process, or the formulas where rows left out say that it is no better."""
+    """Return the process, or the formulas where rows left out say that it is no better."""
     model, out = fit_gaussian(fit, spec, until)
     heuristic, learned = _heuristic_errors(fit, spec), errors_of(out, fit.measured_us)
     best: KernelModel = model if learned.mape < heuristic.mape else model.formula
@@ -201,19 +201,19 @@ def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) ->
 
 
 def scaled_to(how: Boosting, rows: int) -> Boosting:
-    """Boosting for so many rows."""
+    """Return boosting for a number of rows: above ``FULL_ROWS`` fewer trees, each adding more."""
     return how if rows <= FULL_ROWS else how.scaled(max(FULL_ROWS / rows, 0.5))
 
 
 def candidates_of(family: Family, rows: int) -> tuple[Boosting, ...]:
-    """Return what is tried for a family."""
+    """Return the boosting settings that are tried for a family."""
     found = BOOSTING.get(family, OTHERS)
     return (*found, SMALL) if rows < _FEW and SMALL not in found else found
 
 
 def _choose(fit: Samples, spec: DeviceSpec, until: float) -> tuple[
         Boosting | None, dict[str, Any], Intervals | None]:
-    """The best candidate by cross-validated MAPE (``None``: the formulas), all errors, and intervals.
+    """Return the best candidate by cross-validated MAPE (``None``: the formulas), all errors, and intervals.
 
     After ``until`` no further one is tried.
     """
@@ -261,13 +261,13 @@ def _formulas(samples: Samples, spec: DeviceSpec) -> RooflineModel:
 
 
 def each_left_out(problem: Problem, labels: Sequence[str]) -> Problem:
-    """The same with a fold for each shape group where they are few."""
+    """Return the same with a fold for each shape group where they are few."""
     groups, fold = np.unique(np.array(labels), return_inverse=True)
     return replace(problem, fold=fold) if len(groups) <= FEW_GROUPS else problem
 
 
 def _heuristic_errors(fit: Samples, spec: DeviceSpec) -> Errors:
-    """Cross-validated over two halves of the groups: few parameters hardly notice what they are fitted to."""
+    """Return cross-validated errors over two halves of the groups: few parameters hardly depend on the half."""
     some = _thinned(fit, HEURISTIC_ROWS)
     half = np.array([share_of(f"half {label}") < 0.5 for label in some.labels()])
     if half.all() or not half.any():
@@ -284,7 +284,7 @@ def _heuristic_errors(fit: Samples, spec: DeviceSpec) -> Errors:
 
 
 def _judged(model: KernelModel, held: Samples) -> dict[str, Any]:
-    """Errors on held-out calls that the model covers, and how many it does not."""
+    """Return errors on held-out calls that the model covers, and how many calls it does not cover."""
     covered = np.asarray(model.covers(held.calls), bool)
     if not covered.any():
         return {"n": 0, "not_covered": len(held)}
@@ -295,7 +295,7 @@ def _judged(model: KernelModel, held: Samples) -> dict[str, Any]:
 
 
 def _thinned(samples: Samples, most: int) -> Samples:
-    """Whole shape groups, chosen by their hash, of about so many rows; single rows where groups are too few."""
+    """Return about ``most`` rows: whole shape groups, chosen by their hash; single rows where groups are too few."""
     if len(samples) <= most:
         return samples
     labels = samples.labels()
@@ -329,7 +329,7 @@ def _provenance(
 
 
 def stamp() -> dict[str, Any]:
-    """When and with which software something was fitted."""
+    """Return when and with which software something was fitted."""
     return {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
             "software": {name: installed_version(name) or "not installed" for name in ("foretrace", "numpy", "numba")}
             | {"python": platform.python_version()}}

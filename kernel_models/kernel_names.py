@@ -1,8 +1,8 @@
 """Facts read from a kernel's name alone: its family, whether it computes in TF32, the type of its elements.
 
 Used where no operation was recorded (traces without host events, kernels of a CUDA graph), and for what the operation's
-arguments leave out. Source: names seen in the traces of V100 to B200 and MI210 to MI300X, 2020 to 2026, and the naming
-schemes of cuBLAS, cuDNN, CUTLASS, Tensile ("Cijk"), MIOpen, ATen, FBGEMM, Triton and vLLM.
+arguments leave out. Sources: Names seen in the traces of V100 to B200 and MI210 to MI300X, 2020 to 2026; naming schemes
+of cuBLAS, cuDNN, CUTLASS, Tensile ("Cijk"), MIOpen, ATen, FBGEMM, Triton and vLLM.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _BY_SIZE = {1: "uint8", 2: "bf16", 4: "fp32", 8: "int64"}
 
 @cache
 def family_hint(name: str) -> Family:
-    """The family a kernel's name speaks of; ``Family.OTHER`` if it says nothing."""
+    """Return the family that a kernel's name indicates; ``Family.OTHER`` if it indicates none."""
     return next((family for family, expression in _compiled() if expression.search(name)), Family.OTHER)
 
 
@@ -77,7 +77,7 @@ def element_dtype(name: str) -> str:
 
 
 def short_kernel_name(name: str) -> str:
-    """Enough of a kernel's name to recognise it by: without return type, template arguments and parameters."""
+    """Return a kernel's name without return type, template arguments and parameters: enough to recognise it."""
     name = name.removeprefix("void ")
     name = re.sub(r"\(anonymous namespace\)::", "", name)
     plain = re.split(r"[<(]", name, maxsplit=1)[0].strip() or name

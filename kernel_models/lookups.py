@@ -1,5 +1,5 @@
-"""Look-ups of tables as op calls, batched or table by table, and their cost in terms that add up, for searches over who
-holds what."""
+"""Look-ups of tables as op calls, batched or table by table, and their cost in terms that add up, for searches over
+placements of tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kernel_models.pricing import Models, price
 from tracer.arrays import Float64
 
 STATES = {"adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "partial_rowwise_adam": 2}
-"""Tables of state beside a table's weights that an optimizer which is not fused writes with them."""
+"""Tables of state, in addition to the table's weights, that an optimizer which is not fused writes."""
 
 
 def forward_call(parts: Sequence[TablePart]) -> OpCall:
@@ -41,12 +41,12 @@ def forward_call(parts: Sequence[TablePart]) -> OpCall:
 
 
 def backward_call(parts: Sequence[TablePart], fused: bool = True) -> OpCall:
-    """Their gradients in one pass: with the optimizer (``fused``), or as gradients as large as the tables."""
+    """Return the gradients of parts in one pass: with the optimizer (``fused``), or as large as the tables."""
     return _call("bag_backward_fused" if fused else "bag_backward", parts)
 
 
 def unfused_calls(part: TablePart) -> tuple[OpCall, ...]:
-    """Return what a part's gradient and optimizer take where they are not fused, as of
+    """Return what a part's gradient and optimizer take where they are not fused, as with
     ``nn.EmbeddingBag(sparse=True)``.
 
     The gradient is a row for each look-up, and the optimizer adds those to the table and to each of its states.
@@ -83,7 +83,7 @@ def _call(kind: str, parts: Sequence[TablePart]) -> OpCall:
 
 
 def _dtype(parts: Sequence[TablePart]) -> str:
-    """The precision that most of the bytes read have, whatever the parts' order."""
+    """Return the precision of most of the bytes read, for parts in any order."""
     read: dict[str, float] = {}
     for part in parts:
         read[part.dtype] = read.get(part.dtype, 0.0) + part.lookups * part.row_bytes
@@ -121,7 +121,7 @@ class PartCosts:
         """Return the costs of parts whose times add up: each is looked up by itself, its optimizer ``fused`` into
         its gradient or not.
 
-        So ``nn.EmbeddingBag`` does it, and a thread of a CPU whatever the kernel.
+        So ``nn.EmbeddingBag`` does it, and a thread of a CPU with any kernel.
         """
         used = [i for i, part in enumerate(parts) if part.lookups]
         calls = [(forward_call([parts[i]]), *([backward_call([parts[i]])] if fused else unfused_calls(parts[i])))
@@ -139,14 +139,14 @@ class PartCosts:
 
 def batched_forward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, device: DeviceSpec,
                        ) -> Float64:
-    """Time of one look-up over many parts from the sums and the maximum of their terms, µs [n]; 0 for none."""
+    """Return the time of one look-up over many parts from sums and maximum of their terms, µs [n]; 0 for none."""
     done = KernelWork(np.maximum(wait_us, flight_us), stream_us, np.ones(len(stream_us)))
     return _time_us(done, device, "bag")
 
 
 def batched_backward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, lookups: Float64, rows: Float64,
                         device: DeviceSpec) -> Float64:
-    """Time of their gradient with the optimizer fused, likewise; ``lookups`` and ``rows`` are sums over the parts."""
+    """Return the time of the fused gradient likewise; ``lookups`` and ``rows`` are sums over the parts."""
     kernels = gradient_kernels(np.ones(len(lookups), np.bool_), *sorting(lookups, rows))
     done = KernelWork(np.maximum(wait_us, flight_us), stream_us, kernels)
     return _time_us(done, device, "bag_backward_fused")

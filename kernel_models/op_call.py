@@ -74,18 +74,18 @@ def short_dtype(name: str) -> str:
 
 
 def scalar_type(text: str) -> str:
-    """Short name of the element type a recorded ``ScalarType`` argument stands for ("15" → "bf16"), "" if none."""
+    """Return the short name of a recorded ``ScalarType`` argument's element type ("15" → "bf16"), "" if none."""
     return _SCALAR_TYPES.get(int(text), "") if text.isdecimal() and len(text) < 5 else short_dtype(text)
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of an element; 4 for an unknown type."""
+    """Return the bytes of an element; 4 for an unknown type."""
     return ITEMSIZE.get(dtype, 4)
 
 
 def stored_itemsize(kind: str) -> float:
-    """Bytes of a quantised weight's element with its scales: "fp4" is one value here (a scale for each 16 or 32), as
-    "int4" is (one for each 128); of other types, ``itemsize``."""
+    """Return the bytes of a quantised weight's element with its scales; of other types, ``itemsize``. An "fp4" is one
+    value here (with a scale for each 16 or 32), and so is "int4" (a scale for each 128)."""
     return {"fp4": 0.5 + 1 / 24, "int4": 0.5 + 2 / 128}.get(kind, float(itemsize(kind)))
 
 
@@ -95,7 +95,7 @@ def multiply_adds(dtype: str) -> int:
 
 
 def promoted(dtypes: list[str]) -> str:
-    """The type that operands of these types are computed in (PyTorch's promotion; bf16 with fp16 gives fp32)."""
+    """Return the type that operands of these types are computed in (PyTorch's promotion; bf16 with fp16 gives fp32)."""
     known = {dtype for dtype in dtypes if dtype in ITEMSIZE}
     if {"bf16", "fp16"} <= known:
         known.add("fp32")
@@ -104,7 +104,7 @@ def promoted(dtypes: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Sizes and strides in elements; ``stride`` is ``None`` where not recorded, and contiguous is assumed then."""
+    """A tensor: sizes and strides in elements; ``stride`` is ``None`` where not recorded (contiguous is assumed)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -124,7 +124,7 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the distinct elements."""
+        """Return the bytes of the distinct elements."""
         return self.stored * itemsize(self.dtype)
 
     @property
@@ -141,7 +141,7 @@ class TensorSpec:
 
     @property
     def run(self) -> int:
-        """Elements that lie side by side in one piece (= elements: all of them, in whatever order of dimensions)."""
+        """Elements that lie side by side in one piece (= elements: all of them, in any order of dimensions)."""
         expected = 1
         for step, size in sorted((s, n) for s, n in zip(self.strides, self.shape, strict=True) if n > 1):
             if step != expected:
@@ -162,7 +162,7 @@ class TensorSpec:
 
 
 def channels_last(tensor: TensorSpec) -> str:
-    """Layout of a call on images where only channels last has a name: "nhwc", else ""."""
+    """Return the layout of a call on images, for kinds that name only channels last: "nhwc", else ""."""
     return "nhwc" if tensor.is_channels_last else ""
 
 
@@ -176,7 +176,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape these broadcast to; where they do not fit, the larger size (recorded shapes may be of another era)."""
+    """Return the shape that these broadcast to; where they do not fit, the larger size (of another era's records)."""
     rank = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
@@ -187,16 +187,16 @@ class TablePart:
     """One table's share of a batched look-up.
 
     Attributes:
-        rows, columns: of the part.
-        dtype: of the weights.
-        lookups, bags: of the batch, in this part; ``bags`` are output rows (look-ups where nothing is pooled).
-        longest: look-ups of the longest bag; 0: not known.
-        reuse: histogram of the look-ups (``tracer.lookup_data.tables``); nothing: rows are drawn evenly.
-        weighted: whether each look-up has a weight.
-        optimizer: fused into the backward pass; "none": rows are only looked up.
-        output_bytes: of an element of a bag.
-        location: of the weights (``tracer.lookup_data.tables.LOCATIONS``).
-        missed: rows that cross the host's link for these look-ups (``EmbeddingTable.missed``).
+        rows, columns: Of the part.
+        dtype: Of the weights.
+        lookups, bags: Of the batch, in this part; ``bags`` are output rows (look-ups where nothing is pooled).
+        longest: Look-ups of the longest bag; 0: not known.
+        reuse: Histogram of the look-ups (``tracer.lookup_data.tables``); nothing: rows are drawn evenly.
+        weighted: Whether each look-up has a weight.
+        optimizer: Fused into the backward pass; "none": rows are only looked up.
+        output_bytes: Of an element of a bag.
+        location: Of the weights (``tracer.lookup_data.tables.LOCATIONS``).
+        missed: Rows that cross the host's link for these look-ups (``EmbeddingTable.missed``).
     """
 
     rows: int
@@ -214,7 +214,7 @@ class TablePart:
 
     @classmethod
     def of(cls, table: EmbeddingTable, samples: int) -> TablePart:
-        """A whole table, for so many samples."""
+        """Return the part that is a whole table, for a number of samples."""
         lookups = round(table.lookups(samples))
         pooled = table.pooling != "none"
         even = not table.reuse and not table.skew
@@ -223,7 +223,7 @@ class TablePart:
                    table.optimizer, table.output_bytes, table.location, table.missed(samples))
 
     def cut(self, share_of_rows: float = 1.0, columns: int = 0) -> TablePart:
-        """A share of the rows (and of the look-ups, which fall on all rows alike), or some columns.
+        """Return a share of the rows (and of the look-ups, which fall on all rows alike), or some columns.
 
         Every sample still has its bag in a row-wise part, if an emptier one.
         """
@@ -256,7 +256,7 @@ class TablePart:
 
 
 def with_host_rows(flags: Iterable[str], parts: Iterable[TablePart]) -> tuple[str, ...]:
-    """The flags of a look-up of these parts: with "host_rows" no model that was fitted to rows on the device has it."""
+    """Return flags of a look-up of parts: "host_rows" keeps it from models fitted to rows on the device."""
     far = any(part.location != "hbm" for part in parts)
     return tuple(sorted({*flags} | {"host_rows"})) if far else tuple(each for each in flags if each != "host_rows")
 
@@ -323,17 +323,17 @@ class OpCall:
     """One piece of device work.
 
     Attributes:
-        family: which models price it.
-        kind: the variant within the family, such as "mm", "dgrad", "flash_backward", "layer_norm_backward", "adamw".
-        dims: sizes, as ``DIMENSIONS[family]`` names them.
-        dtype: of the computation: "fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int64", "int32", "int8", "bool", ….
-        layout: how operands lie. GEMM: two letters, A then B, "n" row-major, "t" column-major ("nt" is a linear layer's
+        family: Which models price it.
+        kind: The variant within the family, such as "mm", "dgrad", "flash_backward", "layer_norm_backward", "adamw".
+        dims: Sizes, as ``DIMENSIONS[family]`` names them.
+        dtype: Of the computation: "fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int64", "int32", "int8", "bool", ….
+        layout: How operands lie. GEMM: two letters, A then B, "n" row-major, "t" column-major ("nt" is a linear layer's
             forward). Convolution: "nchw" or "nhwc". Norms, pooling, interpolation: "" or "nhwc".
             Elsewhere "" or "strided", "broadcast".
-        flags: further properties that change the time, sorted, such as ("bias",) or ("causal", "dropout").
-        accesses: of look-ups what is known of each table, where it is: sizes, bags, and how often rows are reused.
-        flops: floating-point operations (a multiply-add is two).
-        bytes_read, bytes_written: device memory the work must move at least, each stored element once.
+        flags: Further properties that change the time, sorted, such as ("bias",) or ("causal", "dropout").
+        accesses: Of look-ups what is known of each table, where it is: sizes, bags, and how often rows are reused.
+        flops: Floating-point operations (a multiply-add is two).
+        bytes_read, bytes_written: Device memory the work must move at least, each stored element once.
 
     ``flops`` and bytes follow from the rest, so they take no part in equality.
     """
@@ -351,7 +351,7 @@ class OpCall:
 
     @property
     def bytes_moved(self) -> float:
-        """Read and written, bytes."""
+        """Return the bytes read and written."""
         return self.bytes_read + self.bytes_written
 
 
@@ -395,7 +395,7 @@ class KernelModel(Protocol):
 
     @property
     def family(self) -> Family:
-        """The family it prices."""
+        """Return the family it prices."""
         ...
 
     @property
@@ -409,7 +409,7 @@ class KernelModel(Protocol):
         ...
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Times of calls of this family; vectorised, no work per call beyond collecting its numbers."""
+        """Return the times of calls of this family; vectorised, no work per call beyond collecting its numbers."""
         ...
 
     def state(self) -> tuple[dict[str, Any], Arrays]:

@@ -3,9 +3,9 @@
 An ``Operation`` is a name and its recorded arguments. Each family's file registers functions that turn operations into
 calls (see ``kernel_models.families.registry``). What no family knows is priced by its bytes, as ``Family.OTHER``.
 
-A recorded step shows by its kernels which operations worked on the device. One that never ran shows it by where its
-tensors lay (``tracer.graph.Place``): an optimizer's step counters and a batch that is put together live on the host,
-and a batch that moves to the device crosses the link.
+A recorded step shows by its kernels which operations worked on the device. In a step that never ran, the place of an
+operation's tensors shows it (``tracer.graph.Place``). An optimizer's step counters and a batch that is put together
+live on the host, and a batch that moves to the device crosses the link.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ TOLD: dict[str, str] = {
     "experts": "experts on this device", "visits": "experts that a token visits", "expert_width": "width of an expert",
     "weights": "type that experts' weights are stored in", "imbalance": "exponent of experts' popularity, 0 for even",
 }
-"""What operators of inference servers leave to their state, and ``Operation.told`` may say."""
+"""Values that inference servers' operators leave to the server's state, and ``Operation.told`` may give."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A framework operation: its name, such as "aten::addmm", and its arguments in the order of its schema.
 
+    ``told`` holds by name what no argument holds and the user states, such as ("context", "4096"): see ``TOLD``.
+
     Attributes:
-        name: as the profiler writes it.
-        arguments: what was recorded of each; may be empty.
-        list_dtype: short name of the element type of tensors in lists where it was not recorded; profilers write
-            "TensorList" only, and "TensorList[c10::Half]" is understood.
-        told: what no argument holds and somebody knows, such as ("context", "4096"), by name: see ``TOLD``.
+        name: As the profiler writes it.
+        arguments: What was recorded of each; may be empty.
+        list_dtype: Short dtype of tensors in lists that record none ("TensorList", unlike "TensorList[c10::Half]").
     """
 
     name: str
@@ -54,7 +54,7 @@ class Operation:
 
     @classmethod
     def from_graph(cls, graph: ExecutionGraph, op: int, list_dtype: str = "fp32") -> Operation:
-        """Row ``op`` of ``graph.ops``.
+        """Return row ``op`` of ``graph.ops`` as an operation.
 
         Raises:
             IndexError: there is no such operation.
@@ -69,15 +69,15 @@ def operation(
     strides: Sequence[Any] | None = None,
     values: Sequence[Any] | None = None,
 ) -> Operation:
-    """An operation put together by hand.
+    """Return an operation put together by hand.
 
     Args:
-        name: such as "aten::linear".
-        shapes: one entry an argument: a tuple of sizes for a tensor, a list of tuples for a list of tensors, ``None``
+        name: Such as "aten::linear".
+        shapes: One entry an argument: a tuple of sizes for a tensor, a list of tuples for a list of tensors, ``None``
             for anything else.
-        dtypes: element types by any of their names, one for all tensors or one an argument.
-        strides: in elements, in the form of ``shapes``; ``None`` means contiguous.
-        values: numbers, booleans or lists of numbers of the arguments that are no tensors, else ``None``.
+        dtypes: Element types by any of their names, one for all tensors or one an argument.
+        strides: In elements, in the form of ``shapes``; ``None`` means contiguous.
+        values: Numbers, booleans or lists of numbers of the arguments that are no tensors, else ``None``.
 
     >>> operation("aten::linear", shapes=[(32, 128), (256, 128), None], dtypes="bf16").arguments[1].shape
     (256, 128)
@@ -103,7 +103,7 @@ def operation(
 
 
 def calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
-    """The device work of an operation: no call if it is free or works on nothing, one or more otherwise.
+    """Return the device work of an operation: no call if it is free or works on nothing, one or more otherwise.
 
     Never an error: what no family knows, or cannot be read, becomes ``Family.OTHER`` by its bytes. Operations without
     any recorded size give a call flagged "unsized".
@@ -119,10 +119,10 @@ def calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
 
 
 def backward_calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
-    """The device work of an operation's gradient, all of its floating-point inputs wanting one.
+    """Return the device work of an operation's gradient, all of its floating-point inputs wanting one.
 
-    Operations whose family registers no gradient of their own are taken to read and write in backward what they
-    read and write in forward, once more: the same call, flagged "backward". Elementwise ones read the gradient too.
+    An operation whose family registers no gradient of its own is assumed to read and write in backward what it reads
+    and writes in forward: the same call, flagged "backward". Elementwise ones read the gradient too.
     """
     rule = registry.backward_rule(op.name)
     if rule is not None:
@@ -133,7 +133,7 @@ def backward_calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
 
 
 def family_of(name: str) -> Family:
-    """The family an operation of this name belongs to; ``Family.OTHER`` where none knows it or it is free."""
+    """Return the family an operation of this name belongs to; ``Family.OTHER`` where none knows it or it is free."""
     rule = registry.forward_rule(name)
     return rule.family if rule is not None else Family.OTHER
 
@@ -145,7 +145,7 @@ def is_free(name: str) -> bool:
 
 
 def by_bytes(op: Operation) -> OpCall:
-    """An unknown operation: it reads every tensor among its arguments once and writes as much as the largest."""
+    """Return an unknown operation's call: it reads every tensor argument once and writes as much as the largest."""
     inputs = Inputs(op.name, op.arguments, (), op.list_dtype)
     tensors = inputs.tensors()
     kind = re.sub(r"[0-9a-fx]{6,}|\d+(?=\W|$)", "", op.name.split("(")[0]).strip() or op.name
@@ -188,11 +188,11 @@ HOST_BYTES_PER_NS = 4.0
 """Read and written on the host, 10⁹ bytes/s: ``torch.stack`` of 32 and 256 images reaches 4.6 and 2.1 there."""
 _PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 _NON_BLOCKING = {"aten::_to_copy": 5, "aten::copy_": 2}
-"""Position of that argument. Who copies without blocking has pinned the host's side, or gains nothing by it."""
+"""Position of the ``non_blocking`` argument. A copy without blocking has pinned the host's side, or gains nothing."""
 
 
 def placed_calls(graph: ExecutionGraph, op: int) -> tuple[OpCall, ...]:
-    """The device work of row ``op`` of ``graph.ops``: none on the host, a transfer between memories.
+    """Return the device work of row ``op`` of ``graph.ops``: none on the host, a transfer between memories.
 
     Where no place is known, as in recorded windows, every operation counts as one of the device.
 
@@ -203,7 +203,7 @@ def placed_calls(graph: ExecutionGraph, op: int) -> tuple[OpCall, ...]:
 
 
 def calls_at(operation: Operation, place: int, tf32: bool = False) -> tuple[OpCall, ...]:
-    """The device work of an operation that works at a ``Place`` (``NONE``: unknown, taken for the device)."""
+    """Return the device work of an operation that works at a ``Place`` (``NONE``: unknown, taken for the device)."""
     if place == Place.HOST:
         return ()
     if place in (Place.TO_DEVICE, Place.TO_HOST):
@@ -215,7 +215,7 @@ def calls_at(operation: Operation, place: int, tf32: bool = False) -> tuple[OpCa
 
 
 def host_work_ns(graph: ExecutionGraph, op: int) -> float:
-    """Time of an operation's own work on the host, ns; 0 for views and for operations of the device.
+    """Return the time of an operation's own work on the host, ns; 0 for views and for operations of the device.
 
     Each tensor costs ``HOST_TENSOR_NS``, each byte its share of ``HOST_BYTES_PER_NS``. Products take at least what the
     data sheet of a usual CPU says.
@@ -226,7 +226,7 @@ def host_work_ns(graph: ExecutionGraph, op: int) -> float:
 
 
 def work_on_host_ns(operation: Operation) -> float:
-    """The same of an operation that is known to work on the host."""
+    """Return the time of an operation that is known to work on the host, ns."""
     if is_free(operation.name):
         return 0.0
     inputs = Inputs(operation.name, operation.arguments, (), operation.list_dtype)
@@ -238,7 +238,7 @@ def work_on_host_ns(operation: Operation) -> float:
 
 
 def _moved_bytes(operation: Operation) -> int | None:
-    """Bytes that cross the link: a copy that also casts casts where its source is, so those of the target's type."""
+    """Return the bytes that cross the link: a copy that also casts does so at its source, so of the target's type."""
     tensors = Inputs(operation.name, operation.arguments, (), operation.list_dtype).tensors()
     if not tensors:
         return None

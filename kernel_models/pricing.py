@@ -1,8 +1,8 @@
 """Pricing: every call gets a time, an interval and a source. Nothing is free, and nothing unknown is an error.
 
-Calls are grouped by family and each distinct one is priced once. The best model that covers a call prices it: learned,
-then heuristic with efficiencies fitted to the device, then another form of the same work that is covered
-(``times_by_variant``), then the data sheet.
+Calls are grouped by family and each distinct one is priced once. The best model that covers a call prices it. The order
+is: learned; heuristic with efficiencies fitted to the device; another form of the same work that is covered
+(``times_by_variant``); the data sheet.
 
 A call by its variant: a profile of linear layers' forward products knows nothing of their gradients', which differ in
 how operands lie. The data sheet's formula knows what the difference costs, the profile how far this device is from that
@@ -17,8 +17,8 @@ milliseconds, a board whose matrix units would draw more than it may lowers thei
 
     t = max(t of the burst, operations · joules per operation / watts)
 
-Energy per operation is taken to be the same at every clock: of 240 products of a B200 that bursts would run at 0.6 to
-0.8 of the peak, all ended near 0.49 of it, whatever rate they would have had (``benchmarks/sustained_products.py``).
+Energy per operation is assumed to be the same at every clock. Bursts would run 240 products of a B200 at 0.6 to 0.8 of
+the peak; sustained, all ended near 0.49 of it, from any of those rates (``benchmarks/sustained_products.py``).
 Memory traffic and other work are not slowed. All steps are priced so, traced, anchored or planned; an isolated call
 (``foretrace price``) is not.
 """
@@ -54,11 +54,11 @@ class Models(Protocol):
 
     @property
     def device(self) -> DeviceSpec:
-        """The device its models were fitted to."""
+        """Return the device its models were fitted to."""
         ...
 
     def models_of(self, family: Family) -> Sequence[KernelModel]:
-        """The models of a family, in any order."""
+        """Return the models of a family, in any order."""
         ...
 
 
@@ -67,12 +67,12 @@ class PricedCalls:
     """Times of n calls, in their order.
 
     Attributes:
-        calls: the m distinct calls, in order of first appearance.
-        index: of each call into the distinct ones [n].
-        time_us, low_us, high_us: expected time and 80% interval of each distinct call, µs [m].
-        source: a ``Source`` of each distinct call [m].
-        by_variant: which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
-        common: share of an interval's width that the calls of a family have in common [m] (see ``op_call.Times``).
+        calls: The m distinct calls, in order of first appearance.
+        index: Of each call into the distinct ones [n].
+        time_us, low_us, high_us: Expected time and 80% interval of each distinct call, µs [m].
+        source: A ``Source`` of each distinct call [m].
+        by_variant: Which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
+        common: Share of an interval's width that the calls of a family have in common [m] (see ``op_call.Times``).
     """
 
     calls: list[OpCall]
@@ -89,7 +89,7 @@ class PricedCalls:
 
     @property
     def times_us(self) -> Float64:
-        """Time of every call, repeated ones too, µs [n]."""
+        """Return the time of every call, repeated ones too, µs [n]."""
         return self.time_us[self.index]
 
     def part(self, rows: Sequence[int]) -> PricedCalls:
@@ -102,11 +102,11 @@ class PricedCalls:
 
     @property
     def total_us(self) -> float:
-        """Sum over all calls, µs."""
+        """Return the sum over all calls, µs."""
         return float(self.times_us.sum())
 
     def total_interval_us(self) -> tuple[float, float]:
-        """80% interval of the sum, µs: errors of one family share their cause, those of different families do not.
+        """Return the 80% interval of the sum, µs. Errors share their cause within a family, not between families.
 
         Within a family the distances to the interval's ends add up as far as they are common; the rest of each call's,
         and the families', add up in quadrature.
@@ -117,7 +117,7 @@ class PricedCalls:
         return max(total - low, 0.0), total + high
 
     def _distance(self, distance_us: Float64) -> float:
-        """From the sum to an end of its interval, µs, from those of the distinct calls."""
+        """Return the distance from the sum to an end of its interval, µs, from those of the distinct calls."""
         common = self.common if len(self.common) else np.ones(len(self.calls))
         together: dict[Family, float] = {}
         for call, distance in zip(self.calls, (common * distance_us).tolist(), strict=True):
@@ -126,7 +126,7 @@ class PricedCalls:
         return float(np.sqrt(np.sum(np.square(list(together.values()))) + own.sum()))
 
     def share_by_source(self) -> dict[str, float]:
-        """Share of the total time from each source, best first; sources without any are left out."""
+        """Return the share of the total time from each source, best first; sources without any are left out."""
         times, sources = self.times_us, self.source[self.index]
         total = times.sum()
         shares = {source.label: float(times[sources == source].sum() / total) if total else 0.0 for source in Source}
@@ -149,13 +149,13 @@ class CallBatch:
 
     @cached_property
     def families(self) -> Mapping[Family, tuple[Int64, FamilyCalls]]:
-        """Places of the distinct calls of each family, and these calls."""
+        """Return the places of the distinct calls of each family, and these calls."""
         return {family: (rows, FamilyCalls(self.distinct[i] for i in rows.tolist()))
                 for family, rows in _by_family(self.distinct).items()}
 
 
 def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Models | None = None) -> PricedCalls:
-    """Price calls on a device.
+    """Return the time of every call on a device, with its interval and source.
 
     Args:
         calls: Any, repeated ones too.
@@ -179,7 +179,7 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
         left = rows
 
         def take(covered: Bool, times: Times, by: Source) -> Int64:
-            """Take the sound ones of the times of what is left and covered; return which calls got theirs."""
+            """Take the sound times of calls that are left and covered; return which calls got theirs."""
             nonlocal left
             sound = np.isfinite(times.time_us) & (times.time_us > 0)
             taken: Int64 = left[covered][sound]
@@ -219,7 +219,7 @@ def _distinct(calls: Iterable[OpCall]) -> tuple[list[OpCall], Int64]:
 
 
 def _by_family(calls: Sequence[OpCall]) -> Mapping[Family, Int64]:
-    """Indices of the calls of each family."""
+    """Return the indices of the calls of each family."""
     families = [call.family for call in calls]
     if len(set(families)) == 1:
         return {families[0]: np.arange(len(families))}
@@ -272,13 +272,13 @@ def times_by_variant(
 
 
 def _variants(call: OpCall) -> Iterator[OpCall]:
-    """The same work in other forms, nearest first."""
+    """Yield the same work in other forms, nearest first."""
     if "unsized" not in call.flags:
         yield from _VARIANTS.get(call.family, lambda call: iter(()))(call)
 
 
 def _products(call: OpCall) -> Iterator[OpCall]:
-    """Other layouts, then without what is added to the product."""
+    """Yield other layouts, then the product without what is added to it."""
     plain = tuple(flag for flag in call.flags if flag not in ("bias", "accumulate"))
     for flags in dict.fromkeys((call.flags, plain)):
         for layout in dict.fromkeys((call.layout, *_LAYOUTS)):
@@ -287,7 +287,7 @@ def _products(call: OpCall) -> Iterator[OpCall]:
 
 
 def _convolutions(call: OpCall) -> Iterator[OpCall]:
-    """The other directions, whose operations are as many, then the other layout."""
+    """Yield the other directions, whose operations are as many, then the other layout."""
     plain = tuple(flag for flag in call.flags if flag != "bias")
     for layout in dict.fromkeys((call.layout, "nchw", "nhwc")):
         for flags in dict.fromkeys((call.flags, plain)):
@@ -297,7 +297,7 @@ def _convolutions(call: OpCall) -> Iterator[OpCall]:
 
 
 def _attentions(call: OpCall) -> Iterator[OpCall]:
-    """The other direction of the same kernel."""
+    """Yield the other direction of the same kernel."""
     name, _, direction = call.kind.rpartition("_")
     batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, window = call.dims
     yield from attention(
@@ -307,7 +307,7 @@ def _attentions(call: OpCall) -> Iterator[OpCall]:
 
 
 def _images(call: OpCall) -> Iterator[OpCall]:
-    """The same on images of the usual layout."""
+    """Yield the same on images of the usual layout."""
     if call.layout == "nhwc":
         yield replace(call, layout="")
 
@@ -322,22 +322,22 @@ WATTS_PER_TFLOPS = {"ampere": 1.34, "hopper": 0.97, "blackwell": 0.91}
 
 Ampere: 0.718 of 312 TFLOP/s at the 300 W of an A100 PCIe 80 GB; Blackwell: 0.486 of 2,250 at the 1,000 W of a B200 (the
 fitted half of SimuMax's tables, ``benchmarks/sustained_products.py``). Hopper: 720 TFLOP/s at the 700 W of an H100 and
-an H200 SXM, as published by SemiAnalysis ("MI300X vs H100 vs H200 Benchmark", December 2024: products of training, not
-of zeros), which also gives 1,280 in fp8. Newer processes take less, as they should; boards without a figure are left as
+an H200 SXM, as published by SemiAnalysis ("MI300X vs H100 vs H200 Benchmark", December 2024). These are products of
+training, not of zeros; the source also gives 1,280 in fp8. Newer processes take less, as they should. Boards without a
 they are (GeForce and T4 to L40S boards: ``heuristics.work``)."""
 COST_OF_TYPE = {"fp16": 1.0, "bf16": 1.0, "fp8": 0.56, "int8": 0.56, "fp4": 0.31, "tf32": 2.0}
 """Energy of an operation of each type, 16-bit ones 1: fp8 by the two Hopper figures above; fp4 half as much again less,
 tf32 twice, by their peaks: assumed."""
 COST_ON = {"blackwell": {"fp8": 0.46, "int8": 0.46, "fp4": 0.26}}
-"""The same by architecture, where steps say so. Blackwell's 16-bit figure is one machine's (SimuMax's B200), narrower
-ones are of NVIDIA's recipes: fp8 makes Llama 3.1 405B in MXFP8 on 256 GB200 take what Megatron-Bridge's summary
-publishes (26.06), fp4 the same in NVFP4 and Llama 3 70B's, between which it lies (``benchmarks/weak_scaling.py
---rows recipes`` judges the other rows). Boards of other power (B300, GB300) are extrapolated."""
+"""The same by architecture, where steps say so. Blackwell's 16-bit figure is one machine's (SimuMax's B200); its
+narrower ones follow NVIDIA's recipes. The figure of fp8 gives Llama 3.1 405B in MXFP8 on 256 GB200 the step time of
+Megatron-Bridge's summary (26.06). That of fp4 lies between those that do so for NVFP4 and for Llama 3 70B's. Other rows
+judge them (``benchmarks/weak_scaling.py --rows recipes``). Boards of other power (B300, GB300) are extrapolated."""
 LIMITED = frozenset((Family.GEMM, Family.ATTENTION, Family.CONV))
 
 
 def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
-    """The rate of products that the board's power feeds, 10¹² operations/s; infinite where nothing is known of it."""
+    """Return the rate of products that the board's power feeds, 10¹² operations/s; infinite where unknown."""
     watts = WATTS_PER_TFLOPS.get(device.architecture)
     computed = computed_as(device, dtype)
     cost = COST_ON.get(device.architecture, {}).get(computed, COST_OF_TYPE.get(computed))
@@ -347,7 +347,7 @@ def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
 
 
 def sustained(priced: PricedCalls, device: DeviceSpec) -> PricedCalls:
-    """The same calls in a step that keeps the device busy; intervals keep their relative width."""
+    """Return the calls as priced in a step that keeps the device busy; intervals keep their relative width."""
     rates: dict[str, float] = {}
     least: Float64 = np.zeros(len(priced.calls))
     for i, call in enumerate(priced.calls):

@@ -68,14 +68,14 @@ def array_from(data: bytes) -> npt.NDArray[Any]:
 VERSION = 2
 """Version of the file format. Raise it when an older reader would misread a new file."""
 ENDING = ".profile"
-"""Folder of the profiles that come with foretrace."""
+"""File ending of the profiles that come with foretrace."""
 MANIFEST = "profile.json"
 _COMMENT = re.compile(rb"foretrace-profile (\d+) crc32 ([0-9a-f]{8})\Z")
 _CHECKSUM_BYTES = 8  # 32 bits in hexadecimal
 _COMMENT_BYTES = 64  # more than the longest comment
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same models give the same bytes
 _FREE_BYTES, _MOST_EXPANSION = 64 << 20, 50
-"""Most bytes that all members together may unpack to: so many in any case, or so many times the file's size."""
+"""Most bytes that all members together may unpack to: this number in any case, or this multiple of the file's size."""
 
 LOADERS: dict[str, tuple[str, str]] = {
     "boosted": ("kernel_models.learned.boosted", "BoostedModel"),
@@ -96,11 +96,11 @@ class ProfileEntry:
     """One model of a profile.
 
     Attributes:
-        kind: its kind in ``LOADERS``.
-        model: the model.
-        software: library and version whose kernels it prices.
-        rows: distinct calls it was fitted to.
-        facts: how it was chosen and judged: "data", "split", "candidates", "held_out" and "cross_validation" errors, ….
+        kind: Its kind in ``LOADERS``.
+        model: The model.
+        software: Library and version whose kernels it prices.
+        rows: Distinct calls it was fitted to.
+        facts: How it was chosen and judged: "data", "split", "candidates", "held_out" and "cross_validation" errors, ….
     """
 
     kind: str
@@ -115,10 +115,10 @@ class DeviceProfile:
     """All fitted models of a device.
 
     Attributes:
-        device: what they were fitted to.
-        entries: models, of a family the preferred one first.
-        provenance: date, versions of the software that fitted, data, "clock_mhz" of the GPU while it was measured.
-        host: overheads of the host beside the device, if they were measured.
+        device: What they were fitted to.
+        entries: Models, of a family the preferred one first.
+        provenance: Date, versions of the software that fitted, data, "clock_mhz" of the GPU while it was measured.
+        host: Overheads of the device's host, if they were measured.
     """
 
     device: DeviceSpec
@@ -127,20 +127,20 @@ class DeviceProfile:
     host: HostOverheads | None = None
 
     def models_of(self, family: Family) -> Sequence[KernelModel]:
-        """The models of a family, the preferred one first."""
+        """Return the models of a family, the preferred one first."""
         return [entry.model for entry in self.entries if entry.model.family is family]
 
     def entries_of(self, family: Family) -> Sequence[ProfileEntry]:
-        """The same with their provenance."""
+        """Return the models of a family with their provenance."""
         return [entry for entry in self.entries if entry.model.family is family]
 
     @property
     def families(self) -> list[Family]:
-        """Families that have a model, in order of their names."""
+        """Return the families that have a model, in order of their names."""
         return sorted({entry.model.family for entry in self.entries}, key=lambda family: family.value)
 
     def with_software(self, *wanted: str) -> DeviceProfile:
-        """The same, preferring models of software whose name begins so (in that order)."""
+        """Return the profile, preferring models of software with a name that begins so (in that order)."""
         def rank(entry: ProfileEntry) -> int:
             return next((i for i, name in enumerate(wanted) if entry.software.startswith(name)), len(wanted))
 
@@ -148,7 +148,7 @@ class DeviceProfile:
 
 
 def unused_error(profiles: Iterable[DeviceProfile], devices: Iterable[str]) -> ProfileError:
-    """Make the error of profiles that price nothing, since they are of other devices than those that are asked for."""
+    """Return the error of profiles that price nothing, since they are of other devices than the requested ones."""
     of = " and ".join(dict.fromkeys(profile.device.name for profile in profiles))
     asked = ", ".join(dict.fromkeys(devices)) or "a device that nothing names"
     return ProfileError(f"--profile is of {of}, but what is priced is {asked}: nothing would use it; name the "
@@ -184,7 +184,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile:
 
 
 def to_bytes(profile: DeviceProfile) -> bytes:
-    """The file's bytes."""
+    """Return the file's bytes."""
     members: dict[str, Arrays] = {}
     manifest = {
         "device": profile.device.name, "provenance": profile.provenance,
@@ -226,7 +226,7 @@ def _state(model: KernelModel, folder: str, members: dict[str, Arrays]) -> dict[
 
 
 def from_bytes(data: bytes, label: str) -> DeviceProfile:
-    """The profile of a file's bytes; ``label`` names it in errors.
+    """Return the profile of a file's bytes; ``label`` names it in errors.
 
     Raises:
         ProfileError: as ``load_profile``.

@@ -44,7 +44,7 @@ class Errors:
 def errors_of(
     predicted_us: Float64, measured_us: Float64, low_us: Float64 | None = None, high_us: Float64 | None = None
 ) -> Errors:
-    """The errors of predictions, and with the intervals' ends their coverage. All [n], n ≥ 1."""
+    """Return the errors of predictions, and with the intervals' ends their coverage. All [n], n ≥ 1."""
     signed = predicted_us / measured_us - 1
     error = np.abs(signed)
     coverage = None
@@ -59,11 +59,11 @@ class Evaluation:
     """The result of ``evaluate_profile``.
 
     Attributes:
-        device: the profile's.
-        families: errors by family; each with the interval's coverage.
-        by_software: errors by family and software.
-        sources: share of the calls from each source, by family.
-        notes: sentences about what was left out.
+        device: The profile's.
+        families: Errors by family; each with the interval's coverage.
+        by_software: Errors by family and software.
+        sources: Share of the calls from each source, by family.
+        notes: Sentences about what was left out.
     """
 
     device: str

@@ -6,8 +6,8 @@
     paper = "NVIDIA H100 whitepaper"
 
 A wrong figure prices every step wrongly and no result shows it. So a count must be whole, a rate a number, and each
-within what hardware can plausibly have: bounds are some ten times wider on either side than those of shipped files, so
-that they catch other units and slips of the pen, and no future hardware.
+within what hardware can plausibly have. Bounds are some ten times wider on either side than the shipped files' figures.
+They catch other units and slips of the pen, but no future hardware.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def figure_in(name: str, entry: Any, figure: Figure, sources: Mapping[str, str])
         sources: texts by key.
 
     Raises:
-        ValueError: it is of another type, out of range or without a known source; the text names it, says what was
-            found and what is expected, as a clause without its end.
+        ValueError: It is of another type, out of range or without a known source. The text is a clause without an end:
+            it names the figure, what was found and what is expected.
     """
     if not isinstance(entry, dict):
         raise ValueError(f"{name}={shown(entry)} has no source; expected is a value with its source, as {_ENTRY}")

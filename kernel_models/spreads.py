@@ -12,13 +12,13 @@ END = 1.2815515655446004
 # --- kernels -------------------------------------------------------------------------------------------------------
 
 MEASURED_KERNELS = 0.01
-"""Measured kernel time. From step to step of one run sums differ by 0.002 (V100) to 0.005 (A100), and by 0.05 where
-batches differ (recommendation on 8×A100); another run of the same machine adds clocks."""
+"""Measured kernel time. From step to step of one run sums differ by 0.002 (V100) to 0.005 (A100). They differ by 0.05
+where batches differ (recommendation on 8×A100); another run of the same machine adds clocks."""
 FIXED_COST = 0.5
-"""A kernel's fixed cost, which long calls, of which tables are made, do not show.
+"""A kernel's fixed cost: tables hold long calls, which do not show it.
 
-From calls of less than three kernel floors in traces: 80% of measured over predicted lie between e^-0.42 and e^0.19
-(V100 DLRM), e^-0.29 and e^0.40, e^-0.51 and e^0.69 (A100), e^-0.60 and e^0.45 (B200); benchmarks/datasheet_traces.py.
+Ends of the middle 80% of measured over predicted, for calls below three kernel floors in traces. V100 DLRM: e^-0.42 and
+e^0.19. A100: e^-0.29 and e^0.40, e^-0.51 and e^0.69. B200: e^-0.60 and e^0.45. Source: benchmarks/datasheet_traces.py.
 """
 LACKING_TYPE = 0.7
 """Products of types that a device lacks, or that no measurement has (fp4), added: a factor of two either way, that
@@ -30,10 +30,10 @@ UNMEASURED_CACHE = 0.2
 """Attention over a cache, by default efficiencies, added for the share of its keys that are older than the step: no
 table of it is at hand. Flash-Decoding's published times (benchmarks/inference_kernels.py) err by up to 20%."""
 PLACEHOLDER_DEVICE = 1.5
-"""A device whose figures only stand in for a calibration, added. Set, not measured."""
+"""A device whose figures only replace a calibration, added. Set, not measured."""
 PUBLISHED_CPU = 0.7
-"""A CPU by its data sheet, added: its clock depends on instructions and cooling, and the default efficiencies are one
-thread's of one other processor (a factor of two either way). Set, not measured."""
+"""A CPU by its data sheet, added: a factor of two either way. Its clock depends on instructions and cooling, and the
+default efficiencies are one thread's of one other processor. Set, not measured."""
 OTHER_DEVICE = 1.5
 """Times the width of what a family's time in a step is off, on a device whose steps taught no corrections. A GPU left
 out wholly of the fit (RTX 3090 and 4090 in turn) errs by 1.4 and 1.6 times as much as one that was fitted
@@ -44,8 +44,8 @@ OTHER_LAYOUT = 0.25
 From how far layouts of one product lie apart: NVIDIA's "Matrix Multiplication Background User's Guide" shows nn, nt, tn
 and tt of large products within about a fifth of each other."""
 TYPICAL_WORK = 0.5
-"""Work of unknown sizes scaled as typical work of its family, added: the ladders of 3×3 and of 1×1 convolutions differ
-by up to 0.43 between V100 and A100 (1 ms kernels, fp32 against TF32), and layers stray further than two examples."""
+"""Work of unknown sizes scaled as typical work of its family, added. The ladders of 3×3 and of 1×1 convolutions differ
+by up to 0.43 between V100 and A100 (1 ms kernels, fp32 against TF32). Layers stray further than two examples."""
 REPLACED_ON_CPU = 0.3
 """A CPU's replaced work, whose caches and threads the formulas know little of. Set, not measured."""
 RESIZED_ON_CPU = 0.15
@@ -56,8 +56,8 @@ RESIZED_WITH_DATA = 0.2
 """Kernels taken to scale with their data: from a fixed cost to a cache's edge. Set, not measured."""
 COMPILED_KERNELS = 0.1
 """Every kernel of compiled code, least: the compiler chooses other kernels for products, and which values it fuses is
-taken from sizes. Beside the intervals of what is replaced it makes those of the ratio of compiled to eager steps hold
-83% of 231 steps of image models, of families nobody looked at (RTX 4090, inference; benchmarks/compiled.py)."""
+assumed from sizes. With the intervals of replaced work, intervals of compiled over eager steps cover 83% of 231 steps
+of image models, from held-out families (RTX 4090, inference; benchmarks/compiled.py)."""
 
 STATE_SPACE_KERNELS = 0.5
 """Kernels of a state-space mixer's recurrence, all together, added: they are written in Triton and priced as the
@@ -69,23 +69,23 @@ measured; TorchRec's planner takes both kernels to be ten times slower than the 
 # --- host ----------------------------------------------------------------------------------------------------------
 
 UNKNOWN_HOST = 1.1
-"""Host time of a host nobody measured (a factor of 3), beside what programs of known hosts differ by. Set before it was
-measured: of ten hosts, each told by the shipped law without it, nine lie within; they take 0.8 to 3.7 times as long as
-told (``benchmarks/host_prior.py``)."""
+"""Host time of a host that was not measured (a factor of 3), on top of what programs of known hosts differ by. Set
+before a check on ten hosts, each predicted by the shipped law without it. Nine lie within; they take 0.8 to 3.7 times
+the predicted time (``benchmarks/host_prior.py``)."""
 OTHER_HOST = 0.3
-"""Host time that no operation of another host's recording stands for. Quartiles of two hosts' ratios by operation lie
-0.2 from their middle (V100 and 8×A100, H100 and MI300X), 0.8 where one host is seven times slower (2×A100); sums over
+"""Host time without a matching operation in another host's recording. Quartiles of two hosts' ratios by operation lie
+0.2 from their middle (V100 and 8×A100, H100 and MI300X), 0.8 where one host is seven times slower (2×A100). Sums over
 many operations stray less."""
 OTHER_PROGRAM = 0.65
-"""Host time of a program by one other of the same host, by n of them over the square root of n; more than three tell
+"""Host time of a program by one other of the same host, by n of them over the square root of n. More than three show
 themselves how far others lie from them. From programs of ``traces/host``: 80% of others lie within 0.67 by one, within
 0.35 by three."""
 OTHER_HOSTS_PROGRAM = 0.11
-"""Host time of a program by other hosts' programs and one factor of its host, the standard deviation of logarithms. Of
-109 programs on a Xeon, told by an EPYC's (``benchmarks/host_few.py``)."""
+"""Host time of a program by other hosts' programs and one factor of its host, the standard deviation of logarithms.
+From 109 programs on a Xeon, predicted by an EPYC's (``benchmarks/host_few.py``)."""
 SMALL_PROGRAMS = 0.35
 """Host time of a program by the small ones of ``foretrace calibrate --host``, which are more alike than it is, added.
-Set before 27 other programs were looked at, of which 93% then lie in the interval (``benchmarks/host_model.py
+Set before a check on 27 other programs; 93% of them then lie in the interval (``benchmarks/host_model.py
 --host``)."""
 COMPILED_HOST = 0.7
 """Host time of forward and backward that compiled code still takes. Set, not measured."""
@@ -95,15 +95,15 @@ Pairs of steps of the recordings in ``benchmarks/interval_coverage.py`` after th
 that follow in 79% of the cases (mean of runs)."""
 HOST_AT_CAPTURED = 0.07
 """The mean host time of one capture, at its own size, for another run of it. Processes that run the same steps on a CPU
-differ by a standard deviation of 0.04 to 0.09, with the quickest of three rounds by half of that; a capture and the
-step it is asked for are two."""
+differ by a standard deviation of 0.04 to 0.09; with the quickest of three rounds by half of that. A capture and the
+predicted step are two processes."""
 TWO_PHASES = 0.1
 """Standard deviation of what two phases of one process differ by, as a share of the step. Set, not measured."""
 SHARED_CORES = 0.15
 """Host time of ranks that share a CPU's cores, caches and memory, by one process alone, added. Copies of one program
-that know nothing of each other take 1.03 times as long beside one other, and 1.05 times what their share of the cores
-makes of them beside three; the rest is of collectives and hooks. Set, not measured: 13 of 17 real steps are then in the
-interval (``benchmarks/gloo_steps.py``)."""
+that know nothing of each other take 1.03 times as long next to one other. Next to three they take 1.05 times what their
+share of the cores makes of them. The rest is of collectives and hooks. Set, not measured: 13 of 17 real steps are then
+in the interval (``benchmarks/gloo_steps.py``)."""
 PROFILER_EVENT = 0.3
 """Profiler's cost of an operation, by the recording's own operations that only call others: 80% of 27 programs
 lie within 0.25 on one CPU (``benchmarks/profiler_cost.py``)."""
@@ -113,14 +113,14 @@ PROFILER_CALL = 0.7
 # --- collectives ---------------------------------------------------------------------------------------------------
 
 TRANSFER_ALONE = 0.2
-"""The transfer of a collective, told from the recording of one rank of several. Over what all eight ranks of a job of
-H100 tell, 80% of 288 lie between 1.00 and 1.32 (benchmarks/jobs.py)."""
+"""The transfer of a collective, from the recording of one rank of several. Relative to what all eight ranks of a job of
+H100 show, 80% of 288 lie between 1.00 and 1.32 (benchmarks/jobs.py)."""
 CONTENTION = 0.6
-"""Of a kernel's time that moves beside a collective or away from one: part of the change (log) that is not known. What
-other ranks' instances of a kernel say is off by 5.5% in the median and 11% in the mean, where kernels change by 20%
+"""Unknown part of the change (log) of a kernel's time when it starts or stops overlapping a collective. What other
+ranks' instances of a kernel say is off by 5.5% in the median and 11% in the mean, where kernels change by 20%
 (benchmarks/contention.py, eight H100)."""
 COLLECTIVES_SHARED = 0.5
-"""Share of the variance of a model's error that two clusters, or two formulas of one, have in common: as of kernels on
+"""Share of the variance of a model's error that two clusters, or two formulas of one, have in common, like kernels on
 two devices. Set, not measured."""
 BUS_BANDWIDTH = 0.2
 """Collectives by formulas whose bandwidth one measured busbw corrected. Figures of as many nodes of Hugging Face's

@@ -1,4 +1,4 @@
-"""Fitting corrections of the formulas to whole steps, and to measured kernels beside them.
+"""Fitting corrections of the formulas to whole steps, and to measured kernels as well.
 
 A step's time is the sum of its calls'; what each took is not known, only the sum. So all corrections are fitted at
 once, each held near zero by how narrow its class is, to the logarithm of the sums' errors:
@@ -47,20 +47,20 @@ HUBER = 0.15
 STRENGTH = (0.6, 2.0, 6.0, 12.0, 6.0, 100.0, 200.0)
 """Pull to zero of a class, by how narrow it is; then of a kind of memory or arithmetic, an architecture, a device.
 
-Chosen among eight sets on the first 170 architectures of the zoo that were traced, by leaving families of models out
-and by leaving a GPU out: what devices differ by must be shared wherever it can be, or another device has none of it.
+Chosen among eight sets on the first 170 architectures of the zoo that were traced, by leaving out families of models
+and by leaving out a GPU. Devices must share their differences as far as possible, or another device has none of them.
 """
 CURVE_STRENGTH, SMOOTHNESS = (2.0, 6.0), 4.0
 """Pull to zero of a curve's knots, and of a knot to the next one: chosen with ``STRENGTH``."""
 FIXED_OF_DEVICE = 0.05
-"""Times the pull on what one device's fixed costs differ by: an empty kernel takes as long as it takes there, and short
+"""Factor on the pull on what one device's fixed costs differ by: an empty kernel's time is a device's own, and short
 kernels of one must not shorten another's. Architectures and memories keep the whole pull: theirs are carried over."""
 TRAFFIC_OF_PRODUCTS = 8.0
-"""Times the pull on the traffic of products: whether arithmetic or traffic takes long is shown by no step, but another
-device has other rates of either, and of the two the traffic is the better known. Chosen between 1 and 8 on the rows of
-PyTorch 2.4, three of the five folds, by what is predicted for the other GPU."""
+"""Factor on the pull on the traffic of products. No step shows whether arithmetic or traffic takes long, but another
+device has other rates of either, and the traffic is the better known. Chosen between 1 and 8 on the rows of PyTorch
+2.4, three of the five folds, by what is predicted for the other GPU."""
 ITERATIONS = 300
-"""Chosen: of L-BFGS, after which the cost falls no more to speak of."""
+"""Iterations of L-BFGS. Chosen: the cost hardly falls afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ class MeasuredStep:
     """A step that was timed, or a kernel.
 
     Attributes:
-        calls: how often each call runs.
-        device: where it ran.
-        measured_us: without the profiler.
-        weight: how much it counts beside a usual step.
-        is_kernel: whether it is one measured kernel.
+        calls: How often each call runs.
+        device: Where it ran.
+        measured_us: Without the profiler.
+        weight: How much it counts, relative to a usual step.
+        is_kernel: Whether it is one measured kernel.
     """
 
     calls: Mapping[OpCall, float]
@@ -153,7 +153,7 @@ class StepProblem:
                         self._start[part][mine] = sums
 
     def _design(self) -> dict[str, scipy.sparse.csr_matrix]:
-        """By part: how much of each number every call has, [calls, numbers]."""
+        """Return for each part how much of each number every call has, [calls, numbers]."""
         numbers: dict[tuple[str, str], int] = {}
         entries: dict[str, list[tuple[Int64, Int64, Float64]]] = {part: [] for part in PARTS}
 
@@ -206,18 +206,18 @@ class StepProblem:
         return np.array(pairs, np.int64).reshape(-1, 2)
 
     def times_us(self, values: Float64) -> Float64:
-        """Time of every step, µs [steps]."""
+        """Return the time of every step, µs [steps]."""
         found: Float64 = self.count @ self._times(values)[0]
         return found
 
     def family_times_us(self, values: Float64) -> tuple[list[str], Float64]:
-        """Families, and time of each in every step, µs [steps, families]."""
+        """Return families, and the time of each in every step, µs [steps, families]."""
         whole = self._times(values)[0]
         names = sorted(set(self.family.tolist()))
         return names, np.stack([self.count @ np.where(self.family == name, whole, 0.0) for name in names], axis=1)
 
     def _times(self, values: Float64) -> tuple[Float64, dict[str, Float64]]:
-        """Time of every call, and how much more it takes for one e-fold more of each part."""
+        """Return the time of every call, and how much more it takes for one e-fold more of each part."""
         sums = {part: np.clip(self._start[part] + self.matrix[part] @ values, -LARGEST, LARGEST) for part in PARTS}
         free_compute = self.parts.compute_us * np.exp(sums["compute"])
         factor, slope = traffic_factor(sums["memory"], self._excess)
@@ -232,7 +232,7 @@ class StepProblem:
         return fixed + together, {"compute": by_compute, "memory": by_memory, "fixed": fixed}
 
     def fit(self, rows: Int64 | None = None, iterations: int = ITERATIONS) -> Float64:
-        """The numbers that price some of the steps best, in the order of ``weights``."""
+        """Return the numbers that price some of the steps best, in the order of ``weights``."""
         rows = np.arange(len(self.steps)) if rows is None else rows
         count, transposed = self.count[rows], self.count[rows].T.tocsr()
         target, weight = np.log(self.measured_us[rows]), self.weight[rows]
@@ -263,7 +263,7 @@ class StepProblem:
 
     def corrections(self, values: Float64, *, widths: Mapping[str, float] | None = None, source: str = "",
                     ) -> Corrections:
-        """Corrections of these numbers, on top of those the fit started from."""
+        """Return the corrections of these numbers, on top of those the fit started from."""
         start = self.start
         points = dict(start.points) if start else {}
         curves = {name: curve.copy() for name, curve in start.curves.items()} if start else {}

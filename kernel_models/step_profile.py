@@ -1,7 +1,7 @@
 """A device's profile from whole steps: corrections of the formulas, kept only where they help steps that were left out.
 
-    steps ──each graph left out in turn──▶ errors, before and after ──better?──▶ corrections of all steps, widths
-          (families that measured kernels already price are taken as known, and their time off the step's)
+    steps ──each graph left out once──▶ errors, before and after ──better?──▶ corrections of all steps, widths.
+          (Families that measured kernels already price are taken as known, and their time off the step's.)
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ UNLIKELY = 3.0
 LEAST_ERRORS = 8
 """Fewer errors of left-out steps give no widths; those of the corrections that the fit starts from stay."""
 BELIEF = (1.0, 0.1, 0.01)
-"""How much the steps may count against what is known without them: the one of these is taken with which left-out graphs
-are priced best, so that a few steps do not bend what many have taught."""
+"""How much the steps may count against what is known without them. The value with which left-out graphs are priced best
+is taken, so that a few steps do not bend what many have taught."""
 LEAST_LEFT = 0.2
 """Share of a step that known families leave, below which the step says nothing of the others. Set."""
 
 
 class _LeftOut(NamedTuple):
-    """Steps by what others teach: how much these count, times µs [n], shares of families [n, families], families."""
+    """Steps by what others teach: this evidence's weight, times µs [n], shares of families [n, families], families."""
 
     belief: float
     times_us: Float64
@@ -61,15 +61,15 @@ def fit_steps(steps: Sequence[NamedStep], spec: DeviceSpec, source: str, known: 
     """Fit a profile to whole steps.
 
     Args:
-        steps: measured on the device.
-        spec: the device.
-        source: of the steps, such as a table's name.
-        known: a profile fitted to measured kernels of the device: its families stay as they are.
-        notes: sentences on what of the data was of no use.
-        shipped: whether what is fitted is held near the corrections that foretrace ships for such a device.
+        steps: Measured on the device.
+        spec: The device.
+        source: Of the steps, such as a table's name.
+        known: A profile fitted to measured kernels of the device: its families stay as they are.
+        notes: Sentences on what of the data was of no use.
+        shipped: Whether what is fitted is held near the corrections that foretrace ships for such a device.
 
     Raises:
-        DataError: there is no step, steps are of fewer than ``LEAST_GRAPHS`` graphs, or what they teach makes others no
+        DataError: There is no step, steps are of fewer than ``LEAST_GRAPHS`` graphs, or what they teach makes others no
             better.
     """
     rest, fixed_us = _without_known(steps, known)
@@ -112,7 +112,7 @@ def fit_steps(steps: Sequence[NamedStep], spec: DeviceSpec, source: str, known: 
 
 
 def _without_known(steps: Sequence[NamedStep], known: DeviceProfile | None) -> tuple[list[NamedStep], Float64]:
-    """The steps without the families that a profile knows, and the time of these, µs."""
+    """Return the steps without the families that a profile knows, and the time of these, µs."""
     if known is None:
         return list(steps), np.zeros(len(steps))
     families, kept, fixed = set(known.families), [], []
@@ -129,7 +129,7 @@ def _without_known(steps: Sequence[NamedStep], known: DeviceProfile | None) -> t
 
 
 def _left_out(problem: StepProblem, fold: Int64) -> list[_LeftOut]:
-    """Return what steps of other graphs teach of each step, with each of ``BELIEF``; ``fold`` is of ``folds_of``."""
+    """Return the prediction of each step from other graphs' steps, for each ``BELIEF``; ``fold``: see ``folds_of``."""
     weight, found = problem.weight, []
     for belief in BELIEF:
         problem.weight = weight * belief
@@ -150,7 +150,7 @@ def _left_out(problem: StepProblem, fold: Int64) -> list[_LeftOut]:
 
 
 def folds_of(graphs: Sequence[str]) -> Int64 | None:
-    """The fold of each step, those of a graph in one; ``None`` where graphs are too few."""
+    """Return the fold of each step, those of a graph in one; ``None`` where graphs are too few."""
     names, fold = np.unique(np.array(graphs), return_inverse=True)
     if len(names) < LEAST_GRAPHS:
         return None
@@ -163,7 +163,7 @@ def folds_of(graphs: Sequence[str]) -> Int64 | None:
 
 
 def _factor(predicted_us: Float64, measured_us: Float64) -> float:
-    """Mean factor that times are off, either way (too long by a half as bad as too short by a third)."""
+    """Return the mean factor of errors, either way (too long by a half counts as too short by a third)."""
     return float(np.exp(np.mean(np.abs(np.log(predicted_us / measured_us)))))
 
 

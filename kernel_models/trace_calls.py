@@ -15,8 +15,8 @@ nodes are numbered in the order of the forward operations:
     forward   lookup A ─ lookup B                  (time →)
     backward              node 451 (of B) ─ node 450 (of A)
 
-so within a step the i-th lookup belongs to the node with the i-th smallest sequence number, provided that there are as
-many of both and that the bags of each are its samples times its tables.
+So within a step the i-th lookup belongs to the node with the i-th smallest sequence number. There must be as many of
+both, and the bags of each must be its samples times its tables.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KINDS = {  # part of the forward operation's name → of its node's
 
 
 def pair_lookups(graph: ExecutionGraph) -> dict[int, tuple[int, int]]:
-    """Rows of ``graph.ops`` that are such lookups or their nodes → row of the lookup, and columns of all its tables."""
+    """Return rows of ``graph.ops`` that are such lookups or their nodes → row of the lookup, columns of its tables."""
     pairs: dict[int, tuple[int, int]] = {}
     for lookup, node in _KINDS.items():
         forwards, nodes = _rows(graph, lookup), _rows(graph, node, "_Dense" not in node)
@@ -63,7 +63,7 @@ def pair_lookups(graph: ExecutionGraph) -> dict[int, tuple[int, int]]:
 
 
 def lookup_calls(graph: ExecutionGraph, op: int, pair: tuple[int, int]) -> tuple[OpCall, ...]:
-    """Calls of a lookup or its node, from what both recorded."""
+    """Return the calls of a lookup or its node, from what both recorded."""
     lookup = Operation.from_graph(graph, pair[0])
     rule = forward_rule(lookup.name)
     if rule is not None and "total_D" in rule.names:
@@ -80,7 +80,7 @@ def _rows(graph: ExecutionGraph, start: str, without_dense: bool = False) -> Int
 
 
 def _width(graph: ExecutionGraph, lookup: int, node: int) -> int:
-    """Columns of the gradient if it fits the lookup's bags, else 0."""
+    """Return the columns of the gradient if it fits the lookup's bags, else 0."""
     grad = graph.arguments(node)[:1]
     rule = forward_rule(graph.string(int(graph.ops.name[lookup])))
     if not grad or not grad[0].shape or len(grad[0].shape) != 2 or rule is None:
@@ -94,7 +94,7 @@ def _width(graph: ExecutionGraph, lookup: int, node: int) -> int:
 
 
 def pairs_of(ops: Int32, pairs: dict[int, tuple[int, int]]) -> tuple[Int64, Int64]:
-    """For each of some rows the lookup it belongs to and its width, ``NONE`` for rows that are none."""
+    """Return for some rows the lookup that each belongs to and its width, ``NONE`` for rows of none."""
     found = [pairs.get(op, (NONE, NONE)) for op in ops.tolist()] if pairs else []
     both = np.array(found, np.int64) if found else np.full((len(ops), 2), NONE, np.int64)
     return both[:, 0], both[:, 1]
@@ -131,12 +131,12 @@ class TraceCalls:
     ``kernel[kernel_offset[i]:kernel_offset[i + 1]]``, rows of ``graph.kernels``.
 
     Attributes:
-        calls: distinct calls.
-        op: the row of ``graph.ops`` the piece is attributed to, ``NONE`` for none.
-        basis: a ``Basis``.
-        family: position in ``FAMILIES`` of the piece's first call.
-        time_ns: duration of its kernels in all.
-        collective_ns: what was left out.
+        calls: Distinct calls.
+        op: The row of ``graph.ops`` the piece is attributed to, ``NONE`` for none.
+        basis: A ``Basis``.
+        family: Position in ``FAMILIES`` of the piece's first call.
+        time_ns: Duration of its kernels in all.
+        collective_ns: What was left out.
     """
 
     calls: list[OpCall]
@@ -154,22 +154,22 @@ class TraceCalls:
         return len(self.op)
 
     def calls_of_row(self, row: int) -> tuple[OpCall, ...]:
-        """The calls of one piece."""
+        """Return the calls of one piece."""
         return tuple(self.calls[i] for i in self.call_index[self.call_offset[row]:self.call_offset[row + 1]].tolist())
 
     def time_by_family(self, rows: Bool | None = None) -> dict[Family, int]:
-        """Nanoseconds of each family, most first."""
+        """Return the nanoseconds of each family, most first."""
         chosen = np.ones(len(self), bool) if rows is None else rows
         time = np.bincount(self.family[chosen], weights=self.time_ns[chosen], minlength=len(FAMILIES))
         return {FAMILIES[i]: int(time[i]) for i in np.argsort(-time, kind="stable").tolist() if time[i]}
 
 
 def graph_calls(graph: ExecutionGraph, tf32: bool | None = None) -> TraceCalls:
-    """The calls of every operation that ran kernels, and of every kernel without one.
+    """Return the calls of every operation that ran kernels, and of every kernel without one.
 
     Args:
         graph: a recorded rank.
-        tf32: whether fp32 products are TF32; ``None`` goes by the names of the kernels that ran.
+        tf32: Whether fp32 products are TF32; ``None`` decides by the names of the kernels that ran.
     """
     kernels = graph.kernels
     collective = kernels.kind == KernelKind.COLLECTIVE
@@ -215,7 +215,7 @@ class _Book:
         self._seen: dict[int, tuple[tuple[OpCall, ...], tuple[int, ...]]] = {}
 
     def numbers(self, calls: tuple[OpCall, ...]) -> tuple[int, ...]:
-        """Numbers of these calls; quick for a tuple that was asked for before."""
+        """Return the numbers of these calls; quick for a tuple that was asked for before."""
         known = self._seen.get(id(calls))
         if known is None:
             for call in calls:
@@ -261,7 +261,7 @@ def _assemble(
 
 
 def _operation_with_sizes(graph: ExecutionGraph, op: Int32) -> Int32:
-    """For each operation itself, or the nearest around it with recorded sizes; itself where there is none."""
+    """Return for each operation itself, or the nearest around it with recorded sizes; itself where there is none."""
     ops = graph.ops
     if not len(ops):
         return np.full_like(op, NONE)
@@ -280,7 +280,7 @@ def _operation_with_sizes(graph: ExecutionGraph, op: Int32) -> Int32:
 def _calls_of_operations(
     graph: ExecutionGraph, ops: Int32, kernel_rows: Int64, piece: Int64, tf32: bool | None
 ) -> list[tuple[OpCall, ...] | None]:
-    """Calls of each operation; ``None`` where only its kernels' names tell anything."""
+    """Return the calls of each operation; ``None`` where its kernels' names alone show anything."""
     if not len(ops):
         return []
     names, table = graph.kernels.name[kernel_rows], graph.ops
@@ -317,7 +317,7 @@ def _calls_of_operations(
 def _told_by_kernel(
     graph: ExecutionGraph, op: int, kernel_name: int, calls: tuple[OpCall, ...]
 ) -> tuple[OpCall, ...] | None:
-    """An unknown operation whose main kernel is elementwise is that, over its arguments; others keep their bytes."""
+    """Return elementwise calls for unknown operations whose main kernel is such; others keep their bytes."""
     operation = Operation.from_graph(graph, op)
     tensors = Inputs(operation.name, operation.arguments, (), operation.list_dtype).tensors()
     if not tensors:
@@ -331,7 +331,7 @@ def _told_by_kernel(
 
 
 def _moved_bytes(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ...]]:
-    """Copies and memsets by the bytes and direction recorded with them."""
+    """Return copies and memsets by the bytes and direction recorded with them."""
     kernels = graph.kernels
     _, example, same = _distinct([kernels.name[rows], kernels.kind[rows], kernels.bytes[rows]])
     calls = []
@@ -347,7 +347,7 @@ def _moved_bytes(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ...]]
 
 
 def _direction(name: str) -> tuple[str, tuple[str, ...]]:
-    """ "Memcpy HtoD (Pinned -> Device)" → ("h2d", ("pinned",))."""
+    """Return kind and flags of a copy: "Memcpy HtoD (Pinned -> Device)" → ("h2d", ("pinned",))."""
     lower = name.lower().replace(" ", "")
     kind = next((short for short, words in (
         ("h2d", ("htod", "hosttodevice")), ("d2h", ("dtoh", "devicetohost")), ("p2p", ("ptop", "peertopeer")),
@@ -358,7 +358,7 @@ def _direction(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _by_kernel_name(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ...]]:
-    """Kernels of which nothing but the name is known."""
+    """Return the calls of kernels that are known by name only."""
     _, example, same = _distinct([graph.kernels.name[rows]])
     calls = []
     for at in rows[example].tolist():
@@ -368,14 +368,14 @@ def _by_kernel_name(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ..
 
 
 def _longest_kernel(graph: ExecutionGraph, kernel_rows: Int64, piece: Int64, pieces: int) -> Int32:
-    """Name of the longest kernel of each piece."""
+    """Return the name of the longest kernel of each piece."""
     order = np.lexsort((graph.kernels.duration_ns[kernel_rows], piece))
     last = np.searchsorted(piece[order], np.arange(pieces), side="right") - 1
     return graph.kernels.name[kernel_rows[order[last]]]
 
 
 def _per_name(graph: ExecutionGraph, names: Int32, question: Callable[[str], bool]) -> Bool:
-    """The answer for each of many names, asked once a distinct one."""
+    """Return the answer for each of many names, asked once a distinct one."""
     codes, place = np.unique(names, return_inverse=True)
     return np.array([question(graph.string(code)) for code in codes.tolist()], dtype=bool)[place]
 

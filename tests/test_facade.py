@@ -80,11 +80,34 @@ def test_a_plan_is_asked_for_by_names() -> None:
         plans.to_pandas("steps")
 
 
+def test_a_prediction_is_asked_for_as_the_command_is(tmp_path: Path) -> None:
+    import foretrace
+
+    assert foretrace.__version__ and foretrace.device("h200-sxm").name in foretrace.device_names()
+    job = foretrace.read(TRACE)
+    slower = foretrace.predict(job, [foretrace.edits.ScaleHost(2.0)])
+    for found in (foretrace.predict(TRACE, host=2.0), foretrace.predict(job, host=2.0)):
+        assert found.step_time_us == slower.step_time_us and found.edits == slower.edits
+    swept = foretrace.sweep(TRACE, host=[1.0, 2.0], jobs=1)
+    assert swept.table.step_time_us.tolist() == [foretrace.predict(job).step_time_us, slower.step_time_us]
+    foretrace.report(TRACE, tmp_path / "page.html")
+    assert "bert" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    for match, wrong in (("There is no edit 'no-such'", {"no_such": 1.0}), ("No known device", {"device": "h2000"})):
+        with pytest.raises(foretrace.ForetraceError, match=match):
+            foretrace.predict(job, **wrong)
+    with pytest.raises(foretrace.ForetraceError, match="Nothing varies"):
+        foretrace.sweep(TRACE)
+    with pytest.raises(foretrace.ForetraceError, match="one rank only"):
+        foretrace.ranks(TRACE)
+
+
 def test_wrong_arguments_are_told_in_a_sentence(tmp_path: Path) -> None:
     import foretrace
 
     with pytest.raises(foretrace.ForetraceError, match=r"A job is expected, and str was given: .*foretrace.read"):
-        foretrace.predict("runs/a")  # type: ignore[arg-type]
+        foretrace.replay("runs/a")  # type: ignore[arg-type]
+    with pytest.raises(foretrace.ForetraceError, match="runs/a does not exist"):
+        foretrace.predict("runs/a")
     job = foretrace.read(TRACE)
     for wrong in (foretrace.edits.ScaleHost(0.5), ["cuda-graphs"]):
         with pytest.raises(foretrace.ForetraceError, match="Edits are given as a list of them"):

@@ -1,17 +1,17 @@
 """The directory of a captured job, and its ``context.json`` read into ``Meta``. Needs no torch.
 
-    OUT/rank0/context.json        hardware, versions, step times; its "complete" marks a whole capture
-    OUT/rank0/kineto.json.gz      the profiler's trace; a second window is kineto-1.json.gz, and so on
-    OUT/rank0/et.json.gz          the execution trace of all windows
-    OUT/rank0/collectives.json    what the profiler does not record about collectives (absent where it does)
-    OUT/rank0/lookups.json        how rows of embedding tables are looked up (absent unless asked for)
-    OUT/rank0/python-calls.json   calls of Python between operations (absent unless asked for)
-    OUT/rank0/graph.foretrace     instead of the five others, in the one-file form (graph-1.foretrace, …)
-    OUT/rank1/…
+- OUT/rank0/context.json: Hardware, versions, step times; its "complete" marks a whole capture.
+- OUT/rank0/kineto.json.gz: The profiler's trace; a second window is kineto-1.json.gz, and so on.
+- OUT/rank0/et.json.gz: The execution trace of all windows.
+- OUT/rank0/collectives.json: What the profiler does not record about collectives (absent where it does).
+- OUT/rank0/lookups.json: How rows of embedding tables are looked up (absent unless asked for).
+- OUT/rank0/python-calls.json: Calls of Python between operations (absent unless asked for).
+- OUT/rank0/graph.foretrace: Instead of the five others, in the one-file form (graph-1.foretrace, …).
+- OUT/rank1/…: The same of the next rank.
 
-A directory with these files itself, without ``rank<r>``, is a part too. Pipes, devices, directories and links to them
-under these names are not read, nor links to files that are none of a capture's: a note says so, as far as the capture
-is of use without them.
+A directory with these files itself, without ``rank<r>``, is a part too. Under these names, pipes, devices, directories,
+links to them and links to files of no capture are not read. A note says so, as far as the capture is of use without
+them.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ SIDE_FILES = frozenset({CONTEXT, COLLECTIVES, LOOKUPS, PYTHON_CALLS})
 _MOST_STEP_NS = 1 << 50
 """Some 12 days: longer steps are damage."""
 RUN_AHEAD = 0.01
-"""Share of a step by which one in a loop that does not wait for the device must differ to be worth a note."""
+"""Share of a step by which steps without waits must differ to be worth a note."""
 UNLIKE_CLOCKS = 0.05
 """Share of a clock by which two must differ to be worth a note: chosen, a power limit's few percent are usual."""
 BORDER_NS = 1_000_000
-"""Time at a step's borders that is worth a note: the profiler itself takes a tenth of that."""
+"""Time at a step's borders that is worth a note; the profiler itself takes a tenth of that."""
 WAITED = 0.03
-"""Share of its time that a step waits for a processor, from which on the machine was busy (chosen: what shows in a step
-beyond what steps differ by on a quiet machine)."""
+"""Share of its time that a step waits for a processor, from which on the machine was busy. Chosen: what shows in a step
+beyond what steps differ by on a quiet machine."""
 MOST_NOISE = 3.0
 """Half width beyond which a machine that was busy says nothing more: a factor of twenty."""
 _PART = re.compile(r"rank(\d{1,8})$")
@@ -74,12 +74,12 @@ class CapturePart:
 
 
 def part_name(rank: int) -> str:
-    """Directory of a rank's part in the job's directory."""
+    """Return the directory of a rank's part in the job's directory."""
     return f"rank{rank}"
 
 
 def window_name(index: int, form: str) -> str:
-    """File name of a window's trace, ``form`` "json" or "foretrace"."""
+    """Return the file name of a window's trace, ``form`` "json" or "foretrace"."""
     number = f"-{index}" if index else ""
     return f"graph{number}.foretrace" if form == "foretrace" else f"kineto{number}.json.gz"
 
@@ -90,7 +90,7 @@ def is_part_file(name: str) -> bool:
 
 
 def find_parts(directory: PathLike) -> list[CapturePart]:
-    """The parts of a captured job, by rank; empty if the directory is no capture (or on another file system)."""
+    """Return the parts of a captured job, by rank; empty if the directory is no capture (or on another file system)."""
     root = Path(directory)
     if "://" in os.fspath(directory) or not root.is_dir():
         return []
@@ -132,7 +132,7 @@ def _part(path: Path, rank: int) -> CapturePart:
 
 
 def _damaged_link(path: Path) -> str:
-    """Say that a link leads to what is no JSON object, as the end of a sentence; empty for all else."""
+    """Return the end of a sentence on a link that leads to no JSON object; empty for all else."""
     try:
         sound = not path.is_symlink() or isinstance(from_json(read_input(path)), dict)
     except (OSError, DecodeError):
@@ -158,8 +158,8 @@ def read_context(directory: PathLike) -> dict[str, Any]:
 
 
 def others_files(part: PathLike) -> list[str]:
-    """Names of files in a rank's part that a capture would write to, and that no capture wrote: links, and what lies
-    beside a context that is none of a capture's."""
+    """Return names of files in a rank's part that a capture would write to, but none wrote: links, and files next to a
+    context that is no capture's."""
     path = Path(part)
     found = [name for name in sorted(os.listdir(path)) if is_part_file(name)] if path.is_dir() else []
     try:
@@ -191,13 +191,13 @@ def what_it_holds(part: PathLike) -> str:
 
 
 def recorded_text(timed: int, windows: int) -> str:
-    """ "3 timed steps and 1 trace", as a part of a sentence."""
+    """Return "3 timed steps and 1 trace", as part of a sentence."""
     traces = "no trace" if not windows else "1 trace" if windows == 1 else f"{windows} traces"
     return f"{timed} timed step{'' if timed == 1 else 's'} and {traces}"
 
 
 def _step_times(context: dict[str, Any], directory: PathLike) -> list[int]:
-    """Times of the steps without the profiler, ns. Raises ``TraceError`` for what no step takes."""
+    """Return the times of the steps without the profiler, ns. Raises ``TraceError`` for what no step takes."""
     times = context.get("unprofiled_step_ns") or []
     if not isinstance(times, list) or not all(type(t) is int and LEAST_STEP_NS <= t < _MOST_STEP_NS for t in times):
         raise TraceError(f"The capture {os.fspath(directory)} is damaged: its {CONTEXT} holds times of steps that "
@@ -227,7 +227,7 @@ def _without_waits(times: list[int], context: dict[str, Any]) -> list[int]:
 
 
 def _waited_ns(context: dict[str, Any]) -> list[int]:
-    """Return what each timed step waited for a processor, ns; empty where the machine was not busy."""
+    """Return how long each timed step waited for a processor, ns; empty where the machine was not busy."""
     waited, ns = _waits(context, "timed")
     return waited if sum(waited) > WAITED * ns else []
 
@@ -246,7 +246,7 @@ def _waits(context: dict[str, Any], phase: str) -> tuple[list[int], int]:
 
 
 def _of_machine(context: dict[str, Any]) -> str:
-    """Say what a busy machine did to a capture, and what becomes of it; empty where it did nothing."""
+    """Return a sentence on what a busy machine did to a capture and its steps; empty where it did nothing."""
     said = _mapping(_mapping(context, "machine"), "verdict").get("sentence")
     left = ""
     if (waited := _waited_ns(context)) and _mapping(context, "hardware").get("device") == "CPU":
@@ -324,9 +324,9 @@ class CapturedRanks(NamedTuple):
     """The ranks of a capture before they are checked to be of one job.
 
     Attributes:
-        graphs: one a rank that could be read.
-        notes: what reports say of the job.
-        classes: of a fake world whose plan is known, the ranks that do the same work.
+        graphs: One a rank that could be read.
+        notes: What reports say of the job.
+        classes: Of a fake world whose plan is known, the ranks that do the same work.
     """
 
     graphs: list[ExecutionGraph]
@@ -339,14 +339,14 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
     """Read the ranks of a captured job: every one's graph with its execution trace, context and collectives.
 
     Args:
-        directory: what ``tracer.capture`` wrote, or one rank's part of it.
-        window: which cycle's window, from 0.
-        progress: called with (bytes done, bytes in all) of the traces.
-        step_region: the steps are the regions of this name; by default those that the capture marked.
+        directory: What ``tracer.capture`` wrote, or one rank's part of it.
+        window: Which cycle's window, from 0.
+        progress: Called with (bytes done, bytes in all) of the traces.
+        step_region: The steps are the regions of this name; by default those that the capture marked.
 
     Raises:
-        TraceError: the directory is no capture, no rank recorded that window, or a file is damaged.
-        StepRegionError: a rank has no region named ``step_region``.
+        TraceError: The directory is no capture, no rank recorded that window, or a file is damaged.
+        StepRegionError: A rank has no region named ``step_region``.
     """
     parts = find_parts(directory)
     if not parts:
@@ -380,7 +380,7 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
 
 
 def _same_work(parts: list[CapturePart]) -> list[tuple[Span, ...]]:
-    """The classes of ranks that do the same work, where the parts are of a fake world and agree; else empty."""
+    """Return the classes of ranks that do the same work, where the parts are of a fake world and agree; else empty."""
     told = []
     for part in parts:
         context = read_context(part.path)
@@ -390,12 +390,12 @@ def _same_work(parts: list[CapturePart]) -> list[tuple[Span, ...]]:
 
 
 def read_window(part: PathLike, window: int = 0) -> ExecutionGraph:
-    """One window of one rank's part, complete with execution trace, context and collectives. Raises ``TraceError``."""
+    """Return one window of a rank's part, with execution trace, context, collectives. Raises ``TraceError``."""
     return _read_part(_part(Path(part), NONE), window, [], None)
 
 
 def shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
-    """Return what reports of one file's progress as that of several, of which ``done`` bytes are read."""
+    """Return what reports one file's progress as that of several, ``done`` bytes having been read before."""
     return None if progress is None else lambda now, _: progress(done + now, total)
 
 
@@ -494,7 +494,7 @@ def _ran_ahead(context: dict[str, Any], unprofiled_ns: list[int]) -> str:
 
 
 def _at_borders(context: dict[str, Any], recorded_ns: np.ndarray, window: int) -> str:
-    """Say by how much all recorded steps are longer than the clock around them said; empty where they are not."""
+    """Return a sentence on how much longer recorded steps are than the clock around them; empty if they are not."""
     given = context.get("profiled_step_ns")
     clocked = given[window * len(recorded_ns):][:len(recorded_ns)] if isinstance(given, list) else []
     if not len(recorded_ns) or len(clocked) != len(recorded_ns) or not all(

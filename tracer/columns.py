@@ -1,6 +1,6 @@
-"""A ``Table``: equally long NumPy columns, of which an ``ExecutionGraph`` has several.
+"""A ``Table``: equally long NumPy columns. An ``ExecutionGraph`` has several.
 
-What is asked of columns: equal keys together, how much time intervals cover, and the ways up in trees.
+Functions over columns: bring equal keys together, measure the time that intervals cover, and walk trees upwards.
 
 Keys are brought together without sorting where they are codes of a table. Ends of intervals are exclusive; times are
 ns. Trees are columns of parents (-1: a root).
@@ -27,12 +27,12 @@ MOST_RANKS = 1_000_000
 
 
 def is_constant(column: np.ndarray) -> bool:
-    """Whether a column is one value, kept once: ``np.broadcast_to``, which cannot be written to."""
+    """Return whether a column is one value, kept once: ``np.broadcast_to``, which cannot be written to."""
     return len(column) > 0 and column.strides == (0,)
 
 
 def is_time(column: str) -> bool:
-    """Whether a column of this name holds times or durations, which are always there to be edited in place."""
+    """Return whether a column holds times or durations by its name; these are always stored in full, to be edited."""
     return column.endswith("_ns")
 
 
@@ -57,25 +57,25 @@ class Table:
     @classmethod
     @cache  # opening a small file would spend most of its time asking for them
     def layout(cls) -> dict[str, np.dtype]:
-        """Names of the columns, in order, and their NumPy types."""
+        """Return the names of the columns, in order, and their NumPy types."""
         return {column.name: np.dtype(str(column.type).lower()) for column in fields(cls)}
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Name → array, without copying."""
+        """Return name → array, without copying."""
         return {name: getattr(self, name) for name in self.layout()}
 
     @classmethod
     def empty(cls, rows: int = 0) -> Any:
-        """A table of ``rows`` rows, every value ``NONE``."""
+        """Return a table of ``rows`` rows, every value ``NONE``."""
         return cls(**{name: np.full(rows, NONE, dtype) for name, dtype in cls.layout().items()})
 
     @classmethod
     def blank(cls, rows: int) -> Any:
-        """As ``empty``, but in columns that take no memory and cannot be written to: they are there to be replaced."""
+        """Return a table as ``empty`` does, with read-only columns that take no memory and are to be replaced."""
         return cls(**{name: np.broadcast_to(column, rows) for name, column in cls.empty(1).columns().items()})
 
     def writable(self, name: str) -> np.ndarray:
-        """A column to write to: one that is a single value, kept once, is written out first."""
+        """Return a column to write to: one that is a single value, kept once, is written out first."""
         column: np.ndarray = getattr(self, name)
         if not column.flags.writeable:  # also one without a row
             column = column.copy()
@@ -83,12 +83,12 @@ class Table:
         return column
 
     def take(self, rows: np.ndarray) -> Any:
-        """A new table of the given rows (indices or mask), in that order."""
+        """Return a new table of the given rows (indices or mask), in that order."""
         return type(self)(**{name: column[rows] for name, column in self.columns().items()})
 
 
 SMALL = 1 << 16
-"""Keys may always span so much: a table of it costs less than sorting a thousand of them."""
+"""Span that keys may always have: a table of it costs less than sorting a thousand keys."""
 
 
 def grouped(keys: Int64) -> tuple[Int64, Int64]:
@@ -110,7 +110,7 @@ def grouped(keys: Int64) -> tuple[Int64, Int64]:
 
 
 def named(codes: Int32, strings: Sequence[str], matches: Callable[[str], object]) -> Bool:
-    """Return which codes of texts stand for a text that matches; few texts stand in many rows."""
+    """Return which codes of texts mean a text that matches; few texts occur in many rows."""
     matching = np.zeros(len(strings) + 1, np.bool_)  # the last one is of no text
     for code in np.flatnonzero(np.bincount(codes + 1)[1:]).tolist():
         matching[code] = bool(matches(strings[code]))
@@ -137,7 +137,7 @@ def kinds_of(*columns: Int64) -> tuple[Int64, Int64]:
 
 
 def spans(low: Int64, high: Int64) -> Int64:
-    """Return the numbers from ``low`` to before ``high`` of each of some spans, behind one another."""
+    """Return the numbers from ``low`` to before ``high`` of each span, one span after the other."""
     count = high - low
     return np.repeat(low - np.cumsum(count) + count, count) + np.arange(int(count.sum()))
 
@@ -158,7 +158,7 @@ class RowsByNumber:
         self.order = order[:place_rows(np.ascontiguousarray(number, np.int32), chosen, self._first, order)]
 
     def bounds(self, numbers: Int64) -> tuple[Int64, Int64]:
-        """Return where in ``order`` the rows of each of some numbers begin and end; of -1 all rows."""
+        """Return where in ``order`` the rows of each number begin and end; for -1 those of all rows."""
         every = numbers < 0
         return (np.where(every, 0, self._first[numbers + 1]),
                 np.where(every, len(self.order), self._first[numbers + 2]))
@@ -190,7 +190,7 @@ def tallied(first: Int64, order: Int64, slot: Int64, amount: Int64, slots: int) 
 
 
 def empty_room(slots: int, sums: int) -> tuple[Int64, Int64]:
-    """Return zeros to add up in by slot, and the bits of the slots that something was added to."""
+    """Return zeros to add up in by slot, and bits that mark the slots in use."""
     return np.zeros((slots, sums), np.int64), np.zeros(slots // 64 + 1, np.int64)
 
 
@@ -209,7 +209,7 @@ def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
 
 
 def union_ns(start: Int64, end: Int64) -> int:
-    """Return how long at least one of some intervals lasts."""
+    """Return the time during which at least one interval lasts."""
     return _covered(start, end, _NONE, _NONE, _NONE)
 
 

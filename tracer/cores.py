@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 _NOT_FROM_HERE = ("import sys; sys.path[:] = filter(None, sys.path); import runpy; name = sys.argv.pop(1); "
                   "runpy.run_module(name, run_name='__main__', alter_sys=True)")
-"""As -P of Python 3.11 for a module: the current directory, an empty entry, is gone before anything is imported."""
+"""As -P of Python 3.11 does for a module: removes the current directory, an empty entry, before any import."""
 RUN_MODULE = (sys.executable, "-P", "-m") if sys.version_info >= (3, 11) else (sys.executable, "-c", _NOT_FROM_HERE)
-"""Words before a module's name that run it, where no module of the current directory can take another one's place."""
+"""Words before a module's name that run it, so that no module of the current directory replaces another."""
 
 
 @contextmanager
@@ -40,5 +40,5 @@ def safe_paths() -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """Cores this process may use."""
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -47,7 +47,7 @@ class Holds(str, Enum):
     OTHER = "other"
     """There when the step began and none of the above: batches kept on the device, and the like."""
     RESERVED = "reserved"
-    """Bytes beside the program's: contexts, libraries' workspaces and buffers, fragmentation. No trace sees them."""
+    """Bytes outside the program's: contexts, libraries' workspaces and buffers, fragmentation. No trace sees them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +72,21 @@ class MemoryAccount:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Return the bytes of all kinds."""
         return sum(getattr(self, part.name) for part in fields(self))
 
     @property
     def allocated(self) -> float:
-        """Return what the framework's allocator has handed out: all but what is reserved beside it."""
+        """Return what the framework's allocator has handed out: all except what is reserved outside it."""
         return self.total - self.reserved
 
     @property
     def parts(self) -> dict[str, float]:
-        """Bytes by name of what is there at all."""
+        """Return the bytes of each kind that is there, by name."""
         return {part.name: size for part in fields(self) if (size := getattr(self, part.name))}
 
     def lacking(self, limit_bytes: float, name: str) -> str | None:
-        """Return why it does not fit a device, as a sentence; ``None`` if it does, or its memory is unknown (0)."""
+        """Return a sentence on why it does not fit a device; ``None`` if it fits, or the memory is unknown (0)."""
         if not 0 < limit_bytes < self.total:
             return None
         return (f"It does not fit: it needs more than the {limit_bytes / 1e9:,.4g} GB of {name}; choose a larger "
@@ -145,17 +145,17 @@ class MemoryTimeline(Shown):
     """Memory of one device over time.
 
     Attributes:
-        source: where it comes from, in words.
-        time_ns: of each change; of a step traced by shapes the number of its operation, as it has no times.
-        held_bytes: bytes of each ``Holds`` after each change, [kinds, changes].
-        places: who allocated what was there at the peak: module, operation or line of the program; and bytes.
-        inferred: whether what memory holds was inferred from when it was handed out and given back.
-        timed: whether ``time_ns`` is a time.
-        steps: begin and end of each step, as ``time_ns``.
-        notes: what is to be known of it.
-        on_device: whether it is a device's memory, not the host's.
-        lacks_earlier: whether bytes that were handed out before the window are in none of it.
-        earlier_bytes: an estimate of these by ``Holds``, as far as the recording tells them.
+        source: Where it comes from, in words.
+        time_ns: Of each change; of a step traced by shapes the number of its operation, as it has no times.
+        held_bytes: Bytes of each ``Holds`` after each change, [kinds, changes].
+        places: Who allocated what was there at the peak: module, operation or line of the program; and bytes.
+        inferred: Whether what memory holds was inferred from when it was handed out and given back.
+        timed: Whether ``time_ns`` is a time.
+        steps: Begin and end of each step, as ``time_ns``.
+        notes: What is to be known of it.
+        on_device: Whether it is a device's memory, not the host's.
+        lacks_earlier: Whether bytes that were handed out before the window are in none of it.
+        earlier_bytes: An estimate of these by ``Holds``, as far as the recording tells them.
     """
 
     source: str
@@ -177,12 +177,12 @@ class MemoryTimeline(Shown):
 
     @property
     def peak_at(self) -> int:
-        """Return which change the peak is at."""
+        """Return the change at which memory peaks."""
         return int(np.argmax(self.total_bytes)) if len(self.time_ns) else 0
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was handed out at once."""
+        """Return the most that was handed out at once."""
         return int(self.total_bytes.max(initial=0))
 
     @property
@@ -196,7 +196,7 @@ class MemoryTimeline(Shown):
         return f"{self.source}: peak {self.at_peak}, {len(self.time_ns):,} changes"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``peak`` (bytes by kind), ``places`` (who allocated them) and ``timeline`` (every change)."""
+        """Return ``peak`` (bytes by kind), ``places`` (who allocated them) and ``timeline`` (every change)."""
         peak = self.at_peak.parts
         clock = "time_ns" if self.timed else "operation"
         return {
@@ -290,7 +290,7 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
 
 
 def _of_host(found: MemoryTimeline, graph: ExecutionGraph) -> MemoryTimeline:
-    """Say what is missing: PyTorch counts a host's memory from when it was first profiled (c10's CPUAllocator.cpp)."""
+    """Note what is missing: PyTorch counts a host's memory from its first profiling on (c10's CPUAllocator.cpp)."""
     parts = dict(zip((Holds.PARAMETERS.value, Holds.OPTIMIZER_STATE.value), kept_by_optimizer(graph), strict=True))
     earlier = {name: size for name, size in parts.items() if size}
     listed = ", ".join(f"{name.replace('_', ' ')} {binary_size(size)}" for name, size in earlier.items())
@@ -316,7 +316,7 @@ def timeline_of(source: str, time: Int64, size: Int64, holds: Int64, places: Map
 
 
 def matched_changes(address: Int64, size: Int64) -> tuple[Int64, Int64]:
-    """Return, for each change that hands out, the one that gives back (-1: none in the window); and the reverse."""
+    """Return for each change that hands out memory the change that gives it back (-1: none), and the reverse."""
     open_at: dict[int, int] = {}
     born, freed = np.full(len(size), -1, np.int64), np.full(len(size), -1, np.int64)
     for row, (place, change) in enumerate(zip(address.tolist(), size.tolist(), strict=True)):
@@ -331,9 +331,9 @@ def inferred_holds(born: Int64, size: Int64, rules: Sequence[tuple[Bool, Holds]]
     """Return what each change's memory holds, as a place in ``Holds``.
 
     Args:
-        born: of a change that gives back, the one that handed out (-1: before the window).
-        size: bytes of each change.
-        rules: changes that hand out, and what they hold; later rules win, and what none names is temporary.
+        born: For a change that gives back, the change that handed out (-1: before the window).
+        size: Bytes of each change.
+        rules: Changes that hand out, and what they hold; later rules win, and what none names is temporary.
     """
     found = np.full(len(size), KINDS.index(Holds.TEMPORARIES), np.int64)
     for rows, what in rules:
@@ -344,7 +344,7 @@ def inferred_holds(born: Int64, size: Int64, rules: Sequence[tuple[Bool, Holds]]
 
 
 def _inferred(graph: ExecutionGraph, rows: Int64) -> Int64:
-    """Return what recorded memory holds, by the phases it was handed out and given back in."""
+    """Return what recorded memory holds, by the phases in which it was handed out and given back."""
     changes = graph.allocations
     size, op = changes.bytes[rows], changes.op[rows]
     freed, born = matched_changes(changes.address[rows], size)
@@ -361,8 +361,8 @@ def _inferred(graph: ExecutionGraph, rows: Int64) -> Int64:
 
 
 def _at_peak(graph: ExecutionGraph, rows: Int64, *, reused: bool) -> dict[str, int]:
-    """Bytes there at the peak by the module that allocated them, or the operation, the largest first; ``reused`` says
-    whether an address may be handed out again."""
+    """Return the bytes there at the peak by the module that allocated them, or the operation, the largest first;
+    ``reused`` says whether an address may be handed out again."""
     changes = graph.allocations
     alive = np.cumsum(changes.bytes[rows])
     peak = int(np.argmax(alive)) if len(alive) else 0

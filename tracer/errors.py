@@ -10,7 +10,7 @@ class ForetraceError(Exception):
 
 
 class TraceError(ForetraceError):
-    """A trace file cannot be read, or does not hold what was asked of it."""
+    """A trace file cannot be read, or lacks what was asked for."""
 
 
 class StepRegionError(ForetraceError):
@@ -36,7 +36,7 @@ class CaptureError(ForetraceError):
     """A capture cannot start, or cannot write what it recorded."""
 
     reason = "its files could not be written."
-    """The reason a capture is not complete, for its ``context.json``: without the paths that the message may have."""
+    """Why a capture is not complete, for its ``context.json``: without the paths that the message may have."""
 
 
 class DiskFullError(CaptureError):

@@ -1,4 +1,4 @@
-"""Finding a job's files and telling what each one is from its first bytes."""
+"""Find a job's files, and recognise the kind of each by its first bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file to read. ``named`` files were asked for by name; the others were found in a directory or by a glob."""
+    """A file to read. ``named``: asked for by name; otherwise found in a directory or by a glob."""
 
     path: str
     kind: FileKind
@@ -65,7 +65,7 @@ def find_files(paths: list[str], notes: list[str]) -> list[FoundFile]:
 
 
 def _expand(path: str) -> tuple[list[str], bool]:
-    """The files a path stands for, and whether it named a file itself."""
+    """Return the files that a path names, and whether it named a file itself."""
     remote = "://" in path
     system: Any = _Local() if not remote else None
     local = path

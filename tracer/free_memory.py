@@ -22,7 +22,7 @@ def machine_memory() -> dict[str, float]:
 
 
 def _cached(used: Path) -> float:
-    """Bytes of files that a control group counts as used and gives up when memory is short."""
+    """Return the bytes of files that a control group counts as used and gives up when memory is short."""
     with suppress(OSError, ValueError):
         found = re.search(r"^(?:total_)?inactive_file (\d+)$", used.with_name("memory.stat").read_text(), re.MULTILINE)
         return float(found.group(1)) if found else 0.0

@@ -24,12 +24,12 @@ _SMI = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "p
         "temperature.gpu", "clocks_throttle_reasons.active", "memory.total", "memory.used", "utilization.gpu", "uuid",
         "pci.bus_id")
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables that choose among the devices, and may leave none."""
+"""Variables that choose among the devices, and may hide all."""
 _SMI_SECONDS = 10  # chosen: a driver that hangs does not answer at all
 _AMD_SLOWED = {"active_ppt_pwr": "its power limit", "active_socket_thrm": "its temperature (socket)",
                "active_vr_thrm": "its temperature (voltage regulator)", "active_hbm_thrm": "its temperature (memory)",
                "active_prochot_thrm": "a hardware slow-down"}
-"""Violations that ``amdsmi`` tells of on MI300 and later."""
+"""Violations that ``amdsmi`` reports on MI300 and later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class GpuState:
     """A device at one moment; 0 or 0.0 where a figure is not known.
 
     Attributes:
-        name, driver: as the driver reports them.
-        sm_mhz, memory_mhz, max_sm_mhz: clocks now, and the highest.
-        power_w, power_limit_w, temperature_c: now, and the limit.
-        slowed_by: what lowers its clock now.
-        memory_bytes, used_bytes: its memory; -1 where not known.
-        busy: share of time in which something runs on it; -1 where not known.
-        processes: that compute on it, this one included if it does; -1 where not known.
-        uuid: as the driver reports it.
-        bus: its place on the PCI bus, "0000:3b:00": domain, bus and device; empty where not known.
+        name, driver: As the driver reports them.
+        sm_mhz, memory_mhz, max_sm_mhz: Clocks now, and the highest.
+        power_w, power_limit_w, temperature_c: Now, and the limit.
+        slowed_by: What lowers its clock now.
+        memory_bytes, used_bytes: Its memory; -1 where not known.
+        busy: Share of time in which something runs on it; -1 where not known.
+        processes: That compute on it, this one included if it does; -1 where not known.
+        uuid: As the driver reports it.
+        bus: Its place on the PCI bus, "0000:3b:00": domain, bus and device; empty where not known.
     """
 
     name: str
@@ -71,10 +71,10 @@ class GpuDevices(Protocol):
     def __len__(self) -> int: ...
 
     def state(self, index: int) -> GpuState:
-        """Return a device's state; what it does not tell stays unknown."""
+        """Return a device's state; what it does not report stays unknown."""
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with an identifier, or of the one that a part with it belongs to (MIG)."""
+        """Return the index of the device with an identifier, or of the device that has a part with it (MIG)."""
 
 
 class NvmlDevices:
@@ -90,7 +90,7 @@ class NvmlDevices:
         return len(self._handles)
 
     def state(self, index: int) -> GpuState:
-        """Return a device's state; what it does not tell stays unknown."""
+        """Return a device's state; what it does not report stays unknown."""
         nvml, handle = self._nvml, self._handles[index]
         found: dict[str, Any] = {"name": _text(nvml.nvmlDeviceGetName(handle)), "driver": self._driver}
         for name, ask in {
@@ -113,7 +113,7 @@ class NvmlDevices:
         return GpuState(**found)
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with an identifier, or of the one that a part with it belongs to (MIG)."""
+        """Return the index of the device with an identifier, or of the device that has a part with it (MIG)."""
         nvml = self._nvml
         if uuid.startswith("MIG-GPU-"):  # before driver 470: MIG-GPU-<the device's>/<instance>/<instance>
             uuid = uuid.removeprefix("MIG-").partition("/")[0]
@@ -148,7 +148,7 @@ class AmdDevices:
         return len(self._handles)
 
     def state(self, index: int) -> GpuState:
-        """Return a device's state; what it does not tell stays unknown."""
+        """Return a device's state; what it does not report stays unknown."""
         smi, handle = self._smi, self._handles[index]
         found: dict[str, Any] = {"name": "AMD GPU"}
         asks: tuple[Callable[[], dict[str, Any]], ...] = (
@@ -189,7 +189,7 @@ class SmiDevices:
         return len(self._rows)
 
     def state(self, index: int) -> GpuState:
-        """Return a device's state; what it does not tell stays unknown."""
+        """Return a device's state; what it does not report stays unknown."""
         rows, self._first = self._first or _smi("gpu", _SMI), None
         told = {name: value for name, value in zip(_SMI, rows[index], strict=True) if not value.startswith("[")}
         number = partial(_number, told)
@@ -286,7 +286,7 @@ def place_in_use(devices: GpuDevices) -> int | None:
 
 
 def _visible(devices: GpuDevices) -> tuple[str, ...]:
-    """Return the variables that choose devices, each out of what the one before it leaves."""
+    """Return the variables that choose devices; each chooses from what the one before it leaves."""
     return ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES" if os.environ.get("HIP_VISIBLE_DEVICES") else
             "CUDA_VISIBLE_DEVICES") if isinstance(devices, AmdDevices) else ("CUDA_VISIBLE_DEVICES",)
 
@@ -317,12 +317,12 @@ def own_device() -> int:
 
 
 def _device_number(text: str) -> int | None:
-    """Return a device's number; ``None`` for what is none, "²" and thousands of digits among it."""
+    """Return a device's number; ``None`` for other texts, also "²" and thousands of digits."""
     return int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else None
 
 
 def _index_of(uuid: str, uuids: list[str]) -> int | None:
-    """Return the place of a device among identifiers; a beginning of one names it too, as CUDA takes it."""
+    """Return the place of a device among identifiers; the beginning of an identifier will do, as for CUDA."""
     return next((index for index, each in enumerate(uuids) if uuid and _plain(each).startswith(_plain(uuid))), None)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 LEAST_STEP_NS = 1_000
-"""Shortest time of a training step: what takes less than a microsecond is none."""
+"""Shortest time of a training step: anything below a microsecond is no step."""
 
 SHAPE_ONLY = "shape-only"
 """``meta.era`` of a step that never ran: its operations have an order, 1 ns apart, and no times."""
@@ -98,7 +98,7 @@ class GapKind(IntEnum):
 
 
 class Place(IntEnum):
-    """The place of an operation's work in a step traced by shapes alone; recorded windows show it by their kernels.
+    """Where an operation of a step traced by shapes works; recorded windows show it by their kernels.
 
     An operation reads and writes the host's memory or the device's, or copies from one to the other.
     """
@@ -138,7 +138,7 @@ class OpTable(Table):
     profiler's number of the thread that ran the forward op. ``shapes``, ``dtypes``, ``strides`` and ``scalars``
     are the codes of the JSON texts the profiler wrote (decode with ``graph.arguments``). ``place`` is a ``Place`` in
     steps traced by shapes alone, else ``NONE``. ``python_calls`` are calls of Python functions on its thread since the
-    row before it, or since the step began; ``NONE`` where nobody counted.
+    row before it, or since the step began; ``NONE`` where not counted.
     """
 
     name: Int32
@@ -229,7 +229,7 @@ class CollectiveTable(Table):
     "reduce", "send", "recv", "send_recv", "barrier" or "unknown". ``ranks`` are those of the group; where our own
     recorder noted a send or a receive, the sender and the receiver.
 
-    ``wait_op`` is the first later operation that touches the result (``NONE``: none does, or nobody looked);
+    ``wait_op`` is the first later operation that touches the result (``NONE``: none does, or this is not known);
     ``wait_source`` says how that is known, a ``WaitSource``.
     """
 
@@ -287,8 +287,8 @@ class GapTable(Table):
 
 @dataclass(slots=True)
 class StepTable(Table):
-    """One training step a row, in time order; ``thread`` is the one that ran it, and ``python_calls`` are all calls of
-    Python functions on it; ``NONE`` where nobody counted."""
+    """One training step a row, in time order. ``thread`` is the thread that ran it, and ``python_calls`` are all calls
+    of Python functions on it; ``NONE`` where not counted."""
 
     name: Int32
     start_ns: Int64
@@ -316,10 +316,10 @@ class OverheadTable(Table):
 class AllocationTable(Table):
     """One change of memory a row, in time order: bytes that were handed out, or (negative) given back.
 
-    Of recorded windows what the profiler saw (``profile_memory``); of steps traced by shapes alone all storages, each
-    change at the operation that made it, and what was there before at -1 (``op`` and ``start_ns``). ``total_bytes`` is
-    what the allocator had handed out after it, ``holds`` the place of a ``tracer.device_memory.Holds``; ``NONE`` where
-    the trace does not say. ``device`` is ``NONE`` for the host's memory, ``address`` tells allocations apart.
+    Of recorded windows it has what the profiler saw (``profile_memory``). Of steps traced by shapes it has all
+    storages, each change at the operation that made it, and earlier memory at -1 (``op`` and ``start_ns``).
+    ``total_bytes`` is what the allocator had handed out after it, ``holds`` a ``tracer.device_memory.Holds`` (place);
+    ``NONE``: unknown. ``device`` is ``NONE`` for the host's memory; ``address`` identifies an allocation.
     """
 
     op: Int32
@@ -382,11 +382,11 @@ class LossReport:
     truncated_bytes: int = 0
     """Bytes of an unfinished tail that had to be thrown away."""
     notes: list[str] = field(default_factory=list)
-    """One sentence for each thing worth telling."""
+    """One sentence for each loss or repair that a user should know."""
 
     @property
     def mistimed_kernels(self) -> int:
-        """Device work whose recorded times were changed, or are known to be wrong."""
+        """Return the number of kernels whose recorded times were changed, or are known to be wrong."""
         return self.shifted_kernels + self.early_kernels + self.placed_kernels + self.cut_kernels
 
 
@@ -419,12 +419,12 @@ class Meta:
     versions: dict[str, str] = field(default_factory=dict)
     host_cores: int = NONE
     host_threads: int = NONE
-    """Cores that the process might use, and threads that one of its operations computed with."""
+    """The first: cores that the process might use. The second: threads that one of its operations computed with."""
     host_units: list[str] = field(default_factory=list)
-    """Instructions of its processor that multiply narrow numbers (``tracer.cpu_units``); empty where nobody knows."""
+    """Instructions of its processor that multiply narrow numbers (``tracer.cpu_units``); empty where unknown."""
     process_groups: list[dict[str, Any]] = field(default_factory=list)
     unprofiled_step_ns: list[int] = field(default_factory=list)
-    """Steps timed without the profiler; of a host that computes without what they waited for a processor."""
+    """Steps timed without the profiler, ns; where the host computes, without their waits for a processor."""
     noise: float = 0.0
     """Log half width that a busy machine adds to every prediction (``tracer.capture.machine``)."""
     waited_share: float = 0.0
@@ -453,7 +453,7 @@ class Meta:
     loss: LossReport = field(default_factory=LossReport)
 
     def leave_out_unbelievable(self) -> None:
-        """Take out a rank and a world size that cannot be, and say so in the loss report."""
+        """Remove an impossible rank and world size, and note it in the loss report."""
         for name, what, least in (("rank", "rank", 0), ("world_size", "world size", 1)):
             value = getattr(self, name)
             if value != NONE and not least <= value < MOST_RANKS + least:
@@ -499,11 +499,11 @@ class ExecutionGraph(Shown):
         return not named and not bool((self.kernels.kind != KernelKind.COLLECTIVE).any())
 
     def string(self, code: int) -> str:
-        """The text of a string code; empty for ``NONE``."""
+        """Return the text of a string code; empty for ``NONE``."""
         return "" if code < 0 else self.strings[code]
 
     def row(self, table: str, index: int) -> Row:
-        """One row of a table with its strings decoded, for people and for debugging.
+        """Return one row of a table with its strings decoded, for people and for debugging.
 
         Raises:
             KeyError: There is no such table.
@@ -514,7 +514,7 @@ class ExecutionGraph(Shown):
         return row(self, table, index)
 
     def arguments(self, op: int) -> list[Argument]:
-        """Shapes, dtypes, strides and scalar values of the inputs of a row of ``ops``."""
+        """Return shapes, dtypes, strides and scalar values of the inputs of a row of ``ops``."""
         from tracer.views import arguments  # imports this module
 
         return arguments(self, op)
@@ -565,7 +565,7 @@ class ExecutionGraph(Shown):
 
 
 def string_coder(graph: ExecutionGraph) -> CodeOf:
-    """A function from a text to its code in ``graph.strings``, appended where new; ``NONE`` for the empty text."""
+    """Return a function from a text to its code in ``graph.strings``, added if new; ``NONE`` for the empty text."""
     codes = {text: code for code, text in reversed(list(enumerate(graph.strings)))}
 
     def code_of(text: str) -> int:

@@ -1,7 +1,7 @@
 """Limits on files of other programs: each reader of such a file asks here how much it may hold.
 
-Such files come from colleagues and bug reports. A small one may claim, share or nest so much that memory or time ends:
-a name that stands in a million rows, a list that is in itself a thousand times, tuples in tuples without end. What one
+Such files come from colleagues and bug reports. A small one may claim, share or nest so much that memory or time ends.
+A name may be used by a million rows, a list may contain itself a thousand times, tuples may nest without end. What one
 byte of a file may become is bounded here, once for all formats::
 
     JSON, TOML ─ ``MOST_DEPTH``             names of all formats ─ ``NameBudget``
@@ -27,7 +27,7 @@ MOST_DEPTH = 64
 """Deepest nesting of untyped values, of XML and of modules: what goes through them may call itself for each level. The
 deepest modules of the recordings here nest 7 levels."""
 MOST_BITS = 1000
-"""Most bits of a whole number; a longer one is no floating-point number, and whatever computes with it fails."""
+"""Most bits of a whole number; a longer one is no floating-point number, and any computation with it fails."""
 MOST_NAME = 1 << 13
 """Characters of a name that are kept. The longest name of a recorded kernel has 5,123. What is written row by row (a
 timeline) has a name again for each."""
@@ -47,11 +47,11 @@ CELLS_A_BYTE, FREE_CELLS = 16, 100_000
 """Cells of a table for each stored byte, and those that every table may have. Published tables of measurements hold up
 to 7.4 (by encoding of equal values), most less than one."""
 MOST_COLUMNS = 2000
-"""Of a table of text: published ones have at most 43, and naming those of one name takes the square of them."""
+"""Most columns of a table of text: published ones have at most 43; finding equal names takes quadratic time."""
 GROWTH = 200
 """Bytes of text or values for each stored byte of a compressed file; those of real traces reach 30."""
 MOST_XML_BYTES, MOST_XML_ELEMENTS = 4 << 20, 20_000
-"""Of a map of a node. One of eight GPUs has 4 KB and 60 elements (``tests/kernel_models/test_node_maps.py``)."""
+"""Most of a map of a node. One of eight GPUs has 4 KB, 60 elements (``tests/kernel_models/test_node_maps.py``)."""
 
 
 class DecodeError(ForetraceError):
@@ -81,7 +81,7 @@ def check_objects(objects: int, stored_bytes: int) -> None:
 
 
 def well_formed(text: str, most: int = MOST_NAME) -> str:
-    """Return a text without halves of characters, which no file or terminal takes, and cut to its first ``most``."""
+    """Return a text without halves of characters, which no file or terminal takes, cut to ``most`` characters."""
     kept = text if len(text) <= most else f"{text[:most - 1]}…"
     return kept if kept.isascii() else kept.encode("utf-8", "replace").decode()
 
@@ -110,14 +110,14 @@ class NameBudget:
         return well_formed(text)
 
     def notes(self) -> list[str]:
-        """Say what was cut, if anything."""
+        """Return sentences on what was cut, if anything."""
         if not self.cut:
             return []
         return [f"{self.cut} names are longer than {MOST_NAME:,} characters; their ends were left out."]
 
 
 class RowBudget:
-    """Counts the rows that are read of a file. A page of SQLite that stands in many places gives rows without end."""
+    """Counts the rows that are read of a file. A page of SQLite that is used in many places gives endless rows."""
 
     def __init__(self, stored_bytes: int) -> None:
         self._left = max(stored_bytes // LEAST_ROW_BYTES, FREE_ROWS)

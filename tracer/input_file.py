@@ -20,7 +20,7 @@ PathLike = str | os.PathLike[str]
 
 
 class NotAFile(OSError):
-    """The path is there and is no regular file: a pipe would block for ever, a device never end."""
+    """The path is no regular file: a pipe would block for ever, a device never end."""
 
     def __init__(self, path: PathLike) -> None:
         super().__init__(errno.EINVAL, "it is a pipe or a device, not a file", os.fspath(path))
@@ -47,7 +47,7 @@ def open_input(path: PathLike) -> BinaryIO:
 
 
 def read_input(path: PathLike) -> bytes:
-    """All bytes of a regular file. Raises as ``open_input``."""
+    """Return all bytes of a regular file. Raises as ``open_input``."""
     with open_input(path) as stream:
         return stream.read()
 
@@ -69,7 +69,7 @@ def open_anywhere(path: PathLike) -> tuple[BinaryIO, int]:
 
 
 def why_not_read(path: PathLike) -> str:
-    """Say what lies at a path in place of a file, as the end of a sentence; empty for a file, or nothing at all."""
+    """Return what lies at a path instead of a file, as the end of a sentence; empty for a file or nothing."""
     link = os.path.islink(path)
     try:
         mode = os.stat(path).st_mode
@@ -82,7 +82,7 @@ def why_not_read(path: PathLike) -> str:
 
 
 def why_unopened(path: PathLike, error: Exception) -> str:
-    """The sentence of a file or URL that cannot be opened: what lies there, and what to do."""
+    """Return the sentence of a file or URL that cannot be opened: what lies there, and what to do."""
     name = os.fspath(path)
     remote = "://" in name
     if not remote and (why := why_not_read(name)):

@@ -1,7 +1,7 @@
 """``Job``: the recorded ranks of one run; read from their files, saved as one and loaded again.
 
 Takes a file, several files, a directory, a glob or fsspec URLs; profiler traces, saved graphs and execution traces
-may lie side by side. What belongs to another job is refused, what is merely missing is told in ``Job.notes``.
+may lie side by side. Files of another job are refused; ``Job.notes`` reports what is merely missing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs
 
 LEAST_BYTES, UNPACKED = 16 << 20, 10
-"""Bytes of text from which on copies of the process read traces, if cores are idle: 0.1 s, of which copies take a
-tenth. Compressed traces are of ten times their bytes, at least."""
+"""Bytes of text from which on copies of the process read traces, if cores are idle. They take 0.1 s to read; starting
+copies takes a tenth of that. Compressed traces hold at least ten times their bytes."""
 
 ASSUMED = "Assumed"
-"""The first word of the note on a job whose ranks are folded without their plan being known."""
+"""First word of the note on a job whose ranks are folded by an assumed plan."""
 
 APART_NS = 10_000_000_000
 APART_WINDOWS = 10
@@ -52,12 +52,12 @@ class Job(Shown):
     """The recorded ranks of one run.
 
     Attributes:
-        graphs: one per rank, sorted by rank; of a folded job one per class. ``graph.meta.base_time_ns`` puts each on
+        graphs: One per rank, sorted by rank; of a folded job one per class. ``graph.meta.base_time_ns`` puts each on
             the job's common clock.
-        world_size: ranks of the job, recorded here or not.
-        notes: one sentence for each thing that was left out or assumed.
-        missing_ranks: ranks of the job that no graph stands for.
-        classes: which ranks do the same work, where one graph stands for all of a class; empty if the job is not
+        world_size: Ranks of the job, recorded here or not.
+        notes: One sentence for each thing that was left out or assumed.
+        missing_ranks: Ranks of the job that no graph represents.
+        classes: Which ranks do the same work, where one graph represents all of a class; empty if the job is not
             folded (see ``tracer.ranks``).
     """
 
@@ -76,7 +76,7 @@ class Job(Shown):
         return f"{ranks}; {self.graphs[0].headline()}" if self.graphs else ranks
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """The tables of all ranks, each row with its rank."""
+        """Return the tables of all ranks, each row with its rank."""
         return {name: partial(self._together, name) for name in ExecutionGraph.TABLES}
 
     def chart(self) -> Chart:
@@ -92,11 +92,11 @@ class Job(Shown):
 
     @property
     def known_ranks(self) -> int:
-        """Ranks that a graph stands for."""
+        """Return the number of ranks that a graph represents."""
         return sum(len(each) for each in self.classes if each.graph != NONE) if self.classes else len(self.graphs)
 
     def rank(self, number: int) -> ExecutionGraph:
-        """The graph of a rank; of a folded job its class's, with its own numbers. Raises ``JobError`` without one."""
+        """Return a rank's graph; of a folded job its class's, with its own numbers. Raises ``JobError`` without one."""
         for graph in self.graphs:
             if graph.meta.rank == number:
                 return graph
@@ -114,7 +114,7 @@ AnyJob = Job | ExecutionGraph | Sequence[ExecutionGraph]
 
 
 def graphs_of(job: AnyJob) -> list[ExecutionGraph]:
-    """Return the graphs of a job, whatever stands for it. Raises ``JobError`` where nothing does."""
+    """Return the graphs of a ``Job``, a graph or a list of graphs. Raises ``JobError`` for anything else."""
     found = [job] if isinstance(job, ExecutionGraph) else job.graphs if isinstance(job, Job) else job
     if not isinstance(found, list | tuple) or not all(isinstance(graph, ExecutionGraph) for graph in found):
         raise JobError(f"A job is expected, and {type(job).__name__} was given: read it first, with "
@@ -128,26 +128,26 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
     """Read all ranks of one run.
 
     Args:
-        paths: a directory ``tracer.capture`` wrote; or a trace or saved graph, several, a directory of them (not
+        paths: A directory ``tracer.capture`` wrote; or a trace or saved graph, several, a directory of them (not
             searched deeper), a glob, or fsspec URLs of these. Execution traces found or given are joined to the
             profiler trace of their rank.
-        window: which cycle's window of a capture, from 0; other traces have only one.
-        progress: called with (bytes done, bytes in all) of the stored files.
-        workers: read the profiler's traces, one each at a time; by default copies of this process on all cores, if the
+        window: Which cycle's window of a capture, from 0; other traces have only one.
+        progress: Called with (bytes done, bytes in all) of the stored files.
+        workers: Read the profiler's traces, one each at a time; by default copies of this process on all cores, if the
             traces are worth it.
-        step_region: the steps are the regions of this name, which the program marked with ``record_function``; each
+        step_region: The steps are the regions of this name, which the program marked with ``record_function``; each
             runs to the next one's start. By default the best evidence decides (see ``tracer.kineto.steps``).
-        cycle: how many of these make one step of the job, where the loop alternates (a rollout at every fourth
+        cycle: How many of these make one step of the job, where the loop alternates (a rollout at every fourth
             update). By default as many as the work repeats after, if that was recorded twice; 1 for each by itself.
 
     Returns:
         The job; missing ranks and skipped files are named in its notes.
 
     Raises:
-        TraceError: a file that was asked for cannot be read, or nothing readable was found.
-        JobError: the files are not ranks of one run (a rank twice, different world sizes, windows far apart).
-        StepRegionError: a rank has no region named ``step_region``, or was saved with other steps.
-        CycleError: a rank has fewer steps than ``cycle``, or was saved with other cycles.
+        TraceError: A file that was asked for cannot be read, or nothing readable was found.
+        JobError: The files are not ranks of one run (a rank twice, different world sizes, windows far apart).
+        StepRegionError: A rank has no region named ``step_region``, or was saved with other steps.
+        CycleError: A rank has fewer steps than ``cycle``, or was saved with other cycles.
     """
     check_cycle(cycle)
     job = _read_job(paths, window, progress, workers, step_region)
@@ -199,7 +199,7 @@ def _read_job(paths: PathLike | Sequence[PathLike], window: int, progress: Calla
 
 
 def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job:
-    """A ``Job`` of graphs already read: sorted by rank, with world size and missing ranks worked out."""
+    """Return a ``Job`` of graphs already read: sorted by rank, with world size and missing ranks worked out."""
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     ranks = {graph.meta.rank for graph in graphs}
     size = max([len(graphs), *(graph.meta.world_size for graph in graphs), *(rank + 1 for rank in ranks)])
@@ -222,7 +222,7 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
                       classes: Sequence[tuple[Span, ...]] = ()) -> Job:
     """``assemble_job`` of the ranks of a capture, checked to be of one job. Raises ``JobError`` if they are not.
 
-    ``classes`` are those of a fake world whose plan is known: a graph then stands for all ranks of its class.
+    ``classes`` are those of a fake world whose plan is known: a graph then represents all ranks of its class.
     """
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     _check_one_job(graphs)
@@ -253,7 +253,7 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
 
 
 def fold(job: Job) -> Job:
-    """The job with one graph for each class of ranks that do the same work; the first rank's, in order of rank.
+    """Return the job with one graph for each class of ranks that do the same work; the first rank's, in order of rank.
 
     Raises:
         JobError: a graph does not know its rank.
@@ -276,7 +276,7 @@ def fold(job: Job) -> Job:
 
 def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, ...]], world_size: int,
                notes: Iterable[str] = ()) -> Job:
-    """A job of classes, of which each may have a graph: that of any one of its ranks.
+    """Return a job of classes; each may have a graph, that of any one of its ranks.
 
     Raises:
         JobError: a graph's rank is in no class, or two graphs are of one class.
@@ -297,7 +297,7 @@ def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, .
 
 
 def _stands_alone(graph: ExecutionGraph) -> bool:
-    """Return whether a graph's rank never met the others, so that nothing of them is in it."""
+    """Return whether a graph's rank never met the others, so that it holds nothing of them."""
     return graph.meta.era == SHAPE_ONLY or graph.meta.backend == FAKE
 
 
@@ -354,7 +354,7 @@ def _check_classes(job: Job, label: str) -> None:
 
 
 def _saved_member(file: FoundFile, notes: list[str], step_region: str | None) -> list[ExecutionGraph]:
-    """A saved file's graphs; one found in a directory that cannot be read is noted."""
+    """Return a saved file's graphs; one found in a directory that cannot be read is noted."""
     try:
         return load_job(file.path, step_region=step_region).graphs
     except GraphFileError as error:
@@ -377,7 +377,7 @@ def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callab
 
 @contextmanager
 def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> Iterator[TaskWorkers | None]:
-    """The workers given, or copies of this process; none where this process is to read the traces itself."""
+    """Yield the given workers, or copies of this process; none if this process reads the traces itself."""
     many = idle_cores()
     if workers is not None and workers.elsewhere:
         yield workers
@@ -415,8 +415,8 @@ def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[
 
 def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None,
                  step_region: str | None) -> list[ExecutionGraph]:
-    """A member's graph, or those of its processes; one found in a directory that is no trace is noted, one asked for by
-    name is an error."""
+    """Return a member's graph, or those of its processes; one found in a directory that is no trace is noted, one asked
+    for by name is an error."""
     try:
         return kineto.read_processes(file.path, progress=progress, step_region=step_region)
     except TraceError as error:

@@ -9,9 +9,9 @@ The two files may cover different windows. *Candidates* are the rows of ``ops`` 
 annotations that the execution trace has nowhere (``ProfilerStep#N`` above all, whose numbers differ anyway):
 
 * by record id: rows whose id, offset included, lies in the range of the execution trace's ids;
-* by sequence: per thread, rows from the first to the last joined one, and as many rows before (after) them as the
-  execution trace also has nodes before (after) its first (last) joined node; of threads that have no counterpart,
-  the rows that start between the first and the last joined one.
+* by sequence: Per thread, rows from the first to the last joined one. Before (after) them also as many rows as the
+  execution trace has nodes before (after) its first (last) joined node. Of threads that have no counterpart, the rows
+  that start between the first and the last joined one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SWAP_REACH = 8
 
 @dataclass(slots=True)
 class Match:
-    """A way's result. ``candidate`` marks the rows of ``ops`` that should have a node."""
+    """Result of one way of joining. ``candidate`` marks the rows of ``ops`` that should have a node."""
 
     method: str
     node: Int64
@@ -72,7 +72,7 @@ class Names:
 
 
 def joinable_names(graph: ExecutionGraph, trace: ExecutionTrace) -> Names:
-    """Names of both sides in one numbering, without steps and annotations the execution trace has nowhere."""
+    """Return names of both sides in one numbering, without steps and annotations that the trace has nowhere."""
     codes: dict[str, int] = {}
 
     def recode(column: Int32, strings: list[str]) -> Int64:
@@ -116,7 +116,7 @@ def by_record_id(graph: ExecutionGraph, trace: ExecutionTrace, names: Names) -> 
 
 
 def _likely_offsets(ids: Int64, names: Int64, known: Int64, known_names: Int64) -> list[int]:
-    """0, and the commonest differences between the ids of rare names, commonest first."""
+    """Return 0, and the commonest differences between the ids of rare names, commonest first."""
     counts = np.bincount(names, minlength=int(max(names.max(), known_names.max())) + 1)
     pairs = counts * np.bincount(known_names, minlength=len(counts))
     differences: list[Int64] = []
@@ -185,7 +185,7 @@ def by_sequence(graph: ExecutionGraph, trace: ExecutionTrace, names: Names) -> M
 
 
 def _shift(sequence: Int64, node_sequence: Int64) -> int | None:
-    """The commonest difference of sequence numbers, ``None`` where nothing joined has any."""
+    """Return the commonest difference of sequence numbers, ``None`` where nothing joined has any."""
     both = (sequence >= 0) & (node_sequence >= 0)
     if not both.any():
         return None
@@ -194,12 +194,12 @@ def _shift(sequence: Int64, node_sequence: Int64) -> int | None:
 
 
 def present_values(threads: npt.NDArray[np.integer]) -> list[int]:
-    """The different values of a column, in order."""
+    """Return the different values of a column, in order."""
     return np.unique(threads).tolist()
 
 
 def _program_order(graph: ExecutionGraph, rows: Int64) -> Int64:
-    """Rows of one thread by start; ids break ties, since older traces have only microseconds."""
+    """Return the rows of one thread by start; ids break ties, since older traces have only microseconds."""
     ops = graph.ops
     external = ops.external_id[rows]
     ids = external if len(np.unique(external)) == len(rows) else np.arange(len(rows))
@@ -311,7 +311,7 @@ def _fill_collectives(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64,
 
 
 def _first_inside(graph: ExecutionGraph, comm_of_op: dict[int, CommNode]) -> dict[int, CommNode]:
-    """The first collective inside each of the few ranges around it."""
+    """Return the first collective inside each of the few ranges around it."""
     inside: dict[int, CommNode] = {}
     for op, comm in sorted(comm_of_op.items()):
         parent = int(graph.ops.parent[op])
@@ -326,7 +326,7 @@ def _first_inside(graph: ExecutionGraph, comm_of_op: dict[int, CommNode]) -> dic
 def _comm_of(
     graph: ExecutionGraph, op: int, comm_of_op: dict[int, CommNode], inner: dict[int, CommNode]
 ) -> CommNode | None:
-    """The collective an operation is, lies in, or contains."""
+    """Return the collective an operation is, lies in, or contains."""
     ancestor = op
     for _ in range(_LEVELS):
         if ancestor < 0:
@@ -409,7 +409,7 @@ def join_execution_trace(graph: ExecutionGraph, source: str | os.PathLike[str] |
 
 
 def _drop_wrong_threads(graph: ExecutionGraph, trace: ExecutionTrace, names: Names, match: Match) -> float:
-    """Undo the join of threads whose parents mostly disagree; the share of agreeing parents of the rest."""
+    """Undo the join of threads whose parents mostly disagree; return the share of agreeing parents of the rest."""
     ops = graph.ops
     # Rows that are never joined (steps, synthetic nodes) are passed over.
     parent = nearest(ops.parent, names.op_usable, ops.parent.astype(np.int64))

@@ -1,10 +1,10 @@
 """Files kept for the next process, in places where no other user can put one: what was worked out once and stays true.
 
-A place is a folder of this user alone, made 0700, below folders that are root's or this user's and that only they can
-write to; a sticky one, such as ``/tmp``, may be open to all. Each use walks there anew from the root, by descriptors
-and through no link, and checks owner and mode on the way. A file is then opened by its name in that descriptor: what
-another user puts in the way afterwards is never seen. A place or file that fails a check is neither used nor mended;
-nothing is kept then, and the work is done again.
+A place is a folder of this user alone, made 0700. The folders above it are root's or this user's, and only these can
+write to them; a sticky one, such as ``/tmp``, may be open to all. Each use walks there again from the root, by
+descriptors and through no link, and checks owner and mode on the way. A file is then opened by its name in that
+descriptor: what another user puts in the way afterwards is never seen. A place or file that fails a check is neither
+used nor mended; nothing is kept then, and the work is done again.
 
 Each file is the HMAC-SHA-256 of its name and contents, then the contents. The key is this user's secret, in the place:
 a file that was damaged, half written, or made by somebody else is as good as none. Where there are no users to tell
@@ -27,18 +27,18 @@ from typing import NamedTuple
 from tracer.errors import ForetraceError
 
 KEY = "key"
-"""File of the secret."""
+"""File of the secret key."""
 _KEY_BYTES = _DIGEST = 32
 """Bytes of an HMAC-SHA-256; its key has as many."""
 MOST_FILES = 2000
-"""Kept at a time, of some kilobytes each: a search for a plan keeps tens."""
+"""Most files kept at a time, of some kilobytes each: a search for a plan keeps tens."""
 OTHERS_WRITE, OTHERS_READ = 0o022, 0o077
 """Modes that let another user change a file; or change or read it."""
 _USERS = hasattr(os, "geteuid")
 OWN_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""Neither through a link nor waiting for the writer of a pipe."""
+"""Flags to open a file neither through a link nor waiting for the writer of a pipe."""
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", 0)
-"""Folders on the way may be entered and not listed (``O_PATH``)."""
+"""Flags to enter folders on the way without listing them (``O_PATH``)."""
 
 
 class Unsafe(OSError):
@@ -98,7 +98,7 @@ def write_kept(name: str, content: bytes) -> bool:
 
 
 def why_unkept() -> dict[str, str]:
-    """Return each place with why nothing is kept there; empty of one that is in use."""
+    """Return each place with the reason why nothing is kept there; empty for a place in use."""
     found = {}
     for path in places():
         try:
@@ -119,7 +119,7 @@ def scratch_folder(prefix: str = "foretrace-") -> tempfile.TemporaryDirectory[st
 
 
 def read_shipped(path: Path, module: Path) -> bytes:
-    """Return a file that came with a module. Raises ``OSError``: it is easier to change than the module, which runs."""
+    """Return a file that came with a module. Raises ``OSError``: it is easier to change than the running module."""
     for file, runs in ((path.stat(), module.stat()), (path.parent.stat(), module.parent.stat())):
         if _USERS and (file.st_uid not in (0, os.geteuid(), runs.st_uid)
                        or file.st_mode & ~runs.st_mode & OTHERS_WRITE):

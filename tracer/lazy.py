@@ -38,7 +38,7 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
 
 def late(name: str) -> ModuleType:
-    """Return a stand-in of a module of others that is slow to import, and imported when something of it is first used.
+    """Return a stand-in of a slow package, which is imported when something of it is first used.
 
     From then on its names are looked up without a call in Python.
     """
@@ -83,7 +83,7 @@ _HOMES = {
     **{f"rich_{name}": f"rich.{name}" for name in ("box", "console", "markup", "progress", "table", "text")},
     **{name: f"scipy.{name}" for name in ("optimize", "sparse", "special")}, "csgraph": "scipy.sparse.csgraph",
     "ensemble": "sklearn.ensemble"}
-"""Where packages are whose names here are other ones."""
+"""Real names of packages that have another name here."""
 
 __all__ = [
     "arrow_csv", "compute", "csgraph", "ensemble", "fsspec", "late", "lazily", "llvm", "llvmlite", "msgspec",

@@ -3,13 +3,13 @@
 Importing numba and making it ready takes half a second, and compiling a loop up to five, which is more than most
 commands have to do. A loop is given as a function over arrays and numbers, with the type of each. It goes three ways::
 
-    source --numba, at each release--> LLVM's bitcode, shipped in SHIPPED beside the module
-    bitcode --llvmlite, once after installation, 0.1 s a loop--> machine code, kept
-    machine code --llvmlite, in each process, 0.01 s--> called
+    source --numba, at each release--> LLVM's bitcode, in SHIPPED next to the module.
+    Bitcode --llvmlite, once after installation, 0.1 s a loop--> machine code, kept.
+    Machine code --llvmlite, in each process, 0.01 s--> called.
 
-Machine code is kept where no other user can put any (``tracer.kept_files``); without such a place each process makes it
-anew. Where the bitcode shipped is of another source, of another system (it is of 64-bit x86 and Linux), of a newer LLVM
-or easier to change than its module, numba compiles the source, once.
+Machine code is kept where no other user can put any (``tracer.kept_files``). Without such a place each process makes it
+again. If the shipped bitcode is of no use, numba compiles the source, once. Bitcode is of no use for another source or
+another system than 64-bit x86 Linux, from a newer LLVM, or if it is easier to change than its module.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tracer.kept_files import read_kept, read_shipped, write_kept
 from tracer.lazy import llvm, llvmlite, numba
 
 VERSION = 1
-"""Of the form in which machine code is kept."""
+"""Version of the form in which machine code is kept."""
 ENTRY = "foretrace_loop"
-"""What the entry of kept machine code is called."""
+"""Name of the entry point in kept machine code."""
 SHIPPED = "shipped"
-"""Folder beside a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
+"""Folder next to a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
 _LOADING = threading.RLock()
-"""Held while machine code is loaded: what keeps a loop's in memory is to be that of the entry point in use."""
+"""Held while machine code is loaded, so that the entry point in use belongs to the code that is kept in memory."""
 _NOTHING = ctypes.c_char * 0
 
 
@@ -59,14 +59,14 @@ class KeptLoop:
     """A function over arrays and numbers, as machine code; called as the function would be.
 
     Args:
-        function: takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
+        function: Takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
             what it needs to work in is handed to it.
-        types: of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``. A
-            class stands for a record: arrays of one dimension by the names and types of its annotations. One is given
+        types: Of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``. A
+            class means a record: arrays of one dimension by the names and types of its annotations. A record is given
             as an object that has them, or as ``columns`` of it.
-        inner: functions it calls, those first that others of them call.
-        apart: what one of ``inner`` writes it reads through no other of its arguments (an array may be handed to it
-            twice for rows that differ), so that it may work on several numbers of a row at once.
+        inner: Functions it calls; a function that others call comes before them.
+        apart: Arrays that one of ``inner`` writes do not overlap its other arguments (an array may be handed to it
+            twice for rows that differ). It may then work on several numbers of a row at once.
     """
 
     def __init__(self, function: Callable[..., Any], types: Sequence[str | type],
@@ -83,7 +83,7 @@ class KeptLoop:
         """Run the loop. Arrays that are one value, kept once (``np.broadcast_to``), are handed over as copies.
 
         Raises:
-            TypeError: an argument is of another type than was said.
+            TypeError: an argument is of another type than ``types`` have.
         """
         if len(arguments) != len(self._records):
             raise TypeError(f"{self.__name__} takes {len(self._records)} arguments, not {len(arguments)}.")
@@ -105,12 +105,12 @@ class KeptLoop:
         return int(self._entry(_address(sizes), *passed))
 
     def load(self) -> None:
-        """Have the machine code at hand, so that processes forked from this one need not load it."""
+        """Load the machine code, so that processes forked from this one need not load it."""
         _ = self._entry
 
     @cached_property
     def _entry(self) -> Callable[..., int]:
-        """The loop's entry point, loaded or compiled, once even where several threads ask for it."""
+        """Return the loop's entry point, loaded or compiled, once even where several threads ask for it."""
         with _LOADING:
             if "_entry" not in self.__dict__:
                 self.__dict__["_entry"] = self._made()
@@ -136,7 +136,7 @@ class KeptLoop:
         return Path(sys.modules[self.function.__module__].__file__ or ".")
 
     def _key_of(self, *surroundings: str) -> str:
-        """Return what code is good for: this source and that of what it calls, and what surrounds it."""
+        """Return the key of machine code: a digest of its source, of what that calls, and of its surroundings."""
         modules = dict.fromkeys(each.__module__ for each in (self.function, *self.inner))
         source = b"".join(Path(sys.modules[name].__file__ or "").read_bytes() for name in modules)
         names = [name for record in self._records for name in record]
@@ -145,7 +145,7 @@ class KeptLoop:
 
     @property
     def shipped(self) -> Path:
-        """Where the bitcode of this very source is shipped, for this kind of system."""
+        """Return the path of the bitcode shipped for exactly this source and this kind of system."""
         return self._module.parent / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
 
     def ship(self) -> Path:
@@ -168,7 +168,7 @@ class KeptLoop:
         return bytes(machine.emit_object(module))
 
     def _assembly(self) -> str:
-        """Compile the loop with numba: LLVM's text of it, whose entry is called ``ENTRY``."""
+        """Compile the loop with numba, and return LLVM's text of it, whose entry is called ``ENTRY``."""
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"Compiling {self.__name__} ...\n")
         scope = {name: value for one in (*self.inner, self.function) for name, value in one.__globals__.items()}
@@ -218,8 +218,8 @@ def _address(array: np.ndarray) -> int:
 
 
 def _apart(dispatcher: Any) -> Any:
-    """Let a function of numba's take its arrays to be apart, so that it may work on several numbers of a row at once.
-    numba knows the flag and has no option for it; without it the function does the same, only slower."""
+    """Let a function of numba's assume that its arrays do not overlap, so that it may work on several numbers at once.
+    The flag exists in numba, but no option for it; without it the function does the same, only slower."""
     def customized(flags: Any) -> Any:
         flags.noalias = True
         return flags

@@ -35,7 +35,7 @@ from tracer.input_file import PathLike, open_input
 from tracer.kineto.events import MAX_US
 
 MOST_BYTES = 4 << 30
-"""Of a file. Snapshots with stacks take some 100 bytes an event."""
+"""Largest file. Snapshots with stacks take some 100 bytes an event."""
 UNKNOWN_PLACE = "not recorded"
 """The place of an allocation without a stack."""
 MOST_SIZE = 1 << 50
@@ -50,7 +50,7 @@ _OPERATIONS = frozenset({
     "FRAME", "STOP"})
 """Operations that build plain values of plain values; no other is done."""
 _KEYS = {"DICT": slice(None, None, 2), "SETITEM": slice(-2, -1), "SETITEMS": slice(None, None, 2)}
-"""Where the keys of those that fill dictionaries lie on the stack."""
+"""Where the keys lie on the stack, for operations that fill dictionaries."""
 
 
 class SnapshotError(TraceError):
@@ -101,7 +101,7 @@ def plain_pickle(stream: BinaryIO, name: str) -> Any:
 
 
 def _checked(do: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """Return what fills a dictionary so that it looks at the keys on its stack first, before they are hashed."""
+    """Wrap an operation that fills a dictionary, so that it checks the keys on its stack before they are hashed."""
     def checked(unpickler: Any) -> None:
         for key in unpickler.stack[keys]:
             check_key(key)
@@ -111,14 +111,14 @@ def _checked(do: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """Python's own unpickler, without the operations that are not of plain values: it does not know them."""
+    """Python's own unpickler with only the operations that build plain values."""
 
     dispatch: ClassVar = {code: _checked(do, _KEYS[_NAMES[code]]) if _NAMES[code] in _KEYS else do
                           for code, do in pickle._Unpickler.dispatch.items() if _NAMES[code] in _OPERATIONS}
 
 
 def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeline:
-    """Return the memory that a snapshot of ``torch.cuda.memory._dump_snapshot`` tells of; nothing in it is run.
+    """Return the memory in a snapshot of ``torch.cuda.memory._dump_snapshot``; nothing in it is run.
 
     Args:
         path: of the file.
@@ -179,12 +179,12 @@ def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeli
 
 
 def _whole(value: object) -> int:
-    """An address or a time; 0 for what is none."""
+    """Return an address or a time; 0 for what is none."""
     return value if type(value) is int and 0 <= value < 1 << 63 else 0
 
 
 def _size(value: object) -> int:
-    """A number of bytes; 0 for what is none."""
+    """Return a number of bytes; 0 for what is none."""
     return value if type(value) is int and 0 <= value < MOST_SIZE else 0
 
 
@@ -197,11 +197,11 @@ class _Stacks:
         self._texts: dict[str, tuple[bool, bool, str]] = {}
 
     def phase(self, event: Mapping[str, Any]) -> int:
-        """The phase that an allocation's stack shows: autograd's thread has no Python frames but those of hooks."""
+        """Return the phase that an allocation's stack shows: autograd's thread has only hooks as Python frames."""
         return self._stack(event)[0]
 
     def place(self, event: Mapping[str, Any]) -> str:
-        """The innermost line of the program itself: not of an installed package, nor of C++."""
+        """Return the innermost line of the program itself: not of an installed package, nor of C++."""
         return self._stack(event)[1]
 
     def _stack(self, event: Mapping[str, Any]) -> tuple[int, str]:
@@ -222,7 +222,7 @@ class _Stacks:
         return int(phase), mine[0] if mine else UNKNOWN_PLACE
 
     def _frame(self, frame: dict[str, Any]) -> tuple[Phase | None, str, bool]:
-        """What one frame says of the phase, its place if it is Python's, and whether that is an installed package."""
+        """Return the phase a frame shows, its place if it is Python's, and whether that is an installed package."""
         found = self._frames.get(id(frame))
         if found is not None:
             return found
@@ -235,7 +235,7 @@ class _Stacks:
         return self._frames[id(frame)]
 
     def _text(self, text: str) -> tuple[bool, bool, str]:
-        """Of a file's or function's name: whether it is the optimizer's or autograd's, and its last part."""
+        """Return whether a file's or function's name is the optimizer's, or autograd's, and its last part."""
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = (

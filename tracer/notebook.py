@@ -23,7 +23,7 @@ _WRAPPING = ("time", "timeit", "capture", "prun", "memit", "mprun", "lprun")
 """Magics whose argument, or whose cell, is Python."""
 _CELL, _LINE, _SHELL, _HELP = "%%", "%", "!", "?"
 _TOO_DEEP = (RecursionError, MemoryError)
-"""What Python's parser raises for text that nests too deep; to run it says so."""
+"""Errors of Python's parser for text that nests too deep; running it reports them."""
 
 
 class NotebookError(ForetraceError):
@@ -38,13 +38,13 @@ def run(file: Path, name: str, until: str | None = None) -> dict[str, Any]:
     """Run a notebook's cells in a module of a name, and return the module's names.
 
     Args:
-        file: the notebook.
-        name: of the module, such as "__main__", which stands in ``sys.modules`` meanwhile; one of another name stays.
-        until: a name; cells after the last one that defines it at its top level are not run.
+        file: The notebook.
+        name: Of the module, such as "__main__", which stands in ``sys.modules`` meanwhile; one of another name stays.
+        until: A name; cells after the last one that defines it at its top level are not run.
 
     Raises:
-        NotebookError: it cannot be read.
-        BaseException: whatever a cell raises.
+        NotebookError: It cannot be read.
+        BaseException: What a cell raises.
     """
     cells, left_out = _compiled(file, until)
     if left_out:
@@ -64,7 +64,7 @@ def run(file: Path, name: str, until: str | None = None) -> dict[str, Any]:
 
 
 def _display(*values: object, **_: object) -> None:
-    """IPython's ``display``, as text."""
+    """Show values as IPython's ``display`` does, as text."""
     sys.stdout.write(" ".join(map(str, values)) + "\n")
 
 
@@ -86,7 +86,7 @@ def _compiled(file: Path, until: str | None) -> tuple[list[CodeType], list[str]]
 
 
 def _cells(file: Path) -> list[tuple[int, str]]:
-    """The cells of code, each with its number among all cells, from 1."""
+    """Return the cells of code, each with its number among all cells, from 1."""
     try:
         held = json.loads(file.read_text(encoding="utf-8"))
         cells = held["cells"]
@@ -102,7 +102,7 @@ def _cells(file: Path) -> list[tuple[int, str]]:
 
 
 def _python(text: str, leave_out: Callable[[str], None]) -> str:
-    """A cell's text with the same number of lines, of which Python can read all that IPython could."""
+    """Return a cell's text with the same number of lines, in which Python can read all that IPython could."""
     lines = text.splitlines()
     first = next((line for line in lines if line.strip()), "")
     if first.startswith(_CELL):
@@ -129,7 +129,7 @@ def _python(text: str, leave_out: Callable[[str], None]) -> str:
 
 
 def _without_magic(line: str, leave_out: Callable[[str], None]) -> str | None:
-    """A line of IPython's as Python; ``None`` of any other."""
+    """Return a line of IPython's as Python; ``None`` for any other line."""
     text = line.strip()
     indent = line[:len(line) - len(line.lstrip())]
     if text.startswith(_LINE) and _word(text, _LINE) in _WRAPPING:
@@ -142,12 +142,12 @@ def _without_magic(line: str, leave_out: Callable[[str], None]) -> str | None:
 
 
 def _word(text: str, mark: str) -> str:
-    """The name of a magic."""
+    """Return the name of a magic."""
     return (text.strip().removeprefix(mark).split() or [""])[0]
 
 
 def _defines(python: str, name: str) -> bool:
-    """Return whether a cell gives a name a value at its top level."""
+    """Return whether a cell assigns a name at its top level."""
     try:
         body = ast.parse(python).body
     except (SyntaxError, *_TOO_DEEP):  # its run says so

@@ -19,7 +19,7 @@ from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, OpKind, Phase
 
 STATES = {"adam": 2, "sgd": 1, "adagrad": 1, "rmsprop": 1}
-"""Values an optimizer keeps beside each parameter: Adam's two moments, SGD's momentum, the others' mean of squares."""
+"""Values an optimizer keeps for each parameter: Adam's two moments, SGD's momentum, the others' mean of squares."""
 MUCH = 0.1
 """Operations on fewer elements than this share of the most are on the optimizer's step counters, not on parameters."""
 _BYTES = {"double": 8, "c10::Half": 2, "c10::BFloat16": 2}
@@ -49,7 +49,7 @@ def kept_by_optimizer(graph: ExecutionGraph) -> tuple[int, int]:
 
 
 def _states(graph: ExecutionGraph, mine: Int64, names: set[str]) -> int:
-    """Return how many values an optimizer keeps beside each parameter, by its annotation; 0 where none is known."""
+    """Return how many values an optimizer keeps for each parameter, by its annotation; 0 where unknown."""
     ops = graph.ops
     said = " ".join(graph.string(int(code)).lower() for code in np.unique(ops.name[ops.kind == OpKind.ANNOTATION])
                     if graph.string(int(code)).startswith("Optimizer.step#"))
@@ -61,7 +61,7 @@ def _states(graph: ExecutionGraph, mine: Int64, names: set[str]) -> int:
 
 
 def _elements(shape: Any) -> int:
-    """Elements of a tensor or of a list of tensors."""
+    """Return the elements of a tensor or of a list of tensors."""
     if shape is None:
         return 0
     return sum(map(_elements, shape)) if any(isinstance(part, tuple) for part in shape) else prod(shape)

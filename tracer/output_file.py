@@ -20,16 +20,16 @@ from tracer.errors import ForetraceError
 from tracer.input_file import PathLike
 
 FULL = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT") if hasattr(errno, name))
-"""No space, or no quota, left."""
+"""Error numbers of a full disk: no space, or no quota, left."""
 SCARCE_BYTES = 1 << 30
-"""Free bytes below which a trace that broke off is put down to the disk: three steps of a large model take 1 GB."""
+"""With fewer free bytes a broken-off trace is blamed on the disk: three steps of a large model take 1 GB."""
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 """Begin of a URL, as a ``Path`` has it: with one slash."""
 _PROBE_BYTES = 1 << 20  # chosen: far more than a full disk still takes
 
 
 def full_disk_error(error: BaseException | None) -> OSError | None:
-    """The error of a full disk that an exception is or came from; ``None`` if it did not."""
+    """Return the error of a full disk behind an exception; ``None`` if there is none."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and error.errno in FULL:
@@ -55,7 +55,7 @@ def writing_error(folder: Path) -> OSError | None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Bytes that can be written in a folder (its quota apart); ``None`` where the system does not say."""
+    """Return the bytes that can be written in a folder (its quota apart); ``None`` where the system does not say."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -63,22 +63,22 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def free_text(folder: Path) -> str:
-    """``free_bytes`` in words, for the brackets of a sentence; empty if not known."""
+    """Return ``free_bytes`` in words, for the brackets of a sentence; empty if not known."""
     free = free_bytes(folder)
     return "" if free is None else f"{free / 1e6:,.1f} MB are free there"
 
 
 _ABANDONED_S = 86400.0
-"""Chosen: no export goes a day without writing. Of another machine's process nothing else is known."""
+"""Age, s, from which another machine's temporary file is abandoned. Chosen: no export goes a day without writing."""
 _SYSTEM_LINKS = re.compile(r"/dev/(std(in|out|err)|fd/\d+)|/proc/[^/]+/fd/\d+")
 """``/dev/stdout`` is a link too: the system's own, to what the shell opened. Links in /dev/shm are anybody's."""
 
 
 @contextmanager
 def whole_file(path: PathLike) -> Iterator[BinaryIO]:
-    """A stream whose content becomes the file at ``path`` when the block ends without an exception.
+    """Yield a stream whose content becomes the file at ``path`` when the block ends without an exception.
 
-    It goes to a temporary file beside it and is renamed, so that an existing file is kept until the new one is
+    It goes to a temporary file next to it and is renamed, so that an existing file is kept until the new one is
     complete. A device or pipe (``/dev/stdout``) is written directly.
 
     Raises:
@@ -99,7 +99,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
-    """The same for a regular file alone, on the disk when the block ends.
+    """Yield a stream as ``whole_file`` does, for a regular file only, which is on the disk when the block ends.
 
     Raises:
         OSError: it cannot be written, or what is there is a link or no regular file. What was there is unchanged.
@@ -125,7 +125,7 @@ def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def _remove_leftovers(target: Path, here: str) -> None:
-    """Remove temporary files of this user's runs that were killed while they wrote a file, here or long ago."""
+    """Remove temporary files of this user's killed runs, which were writing a file, here or long ago."""
     names = re.compile(rf"\.{re.escape(target.name[:200])}\.([0-9a-f]{{8}})-(\d{{1,9}})-[0-9a-f]{{12}}\.tmp")
     with suppress(OSError, AttributeError):  # Windows has neither owners nor process groups
         for file in os.scandir(target.parent):
@@ -139,7 +139,7 @@ def _remove_leftovers(target: Path, here: str) -> None:
 
 
 def is_stream(path: PathLike) -> bool:
-    """Return whether output to a path goes to a pipe or device, or to what ``/dev/stdout`` and its like stand for."""
+    """Return whether output to a path goes to a pipe or device, directly or by a name such as ``/dev/stdout``."""
     name = os.path.abspath(path)
     try:
         found = os.lstat(path)
@@ -151,7 +151,7 @@ def is_stream(path: PathLike) -> bool:
 
 
 def why_unwritten(path: PathLike, error: OSError) -> str:
-    """The sentence of an output that could not be written: why, what is there now, what to do."""
+    """Return the sentence of an output that could not be written: why, what is there now, what to do."""
     reason = error.strerror or str(error)
     target = Path(path)
     if error.errno in FULL:
@@ -163,7 +163,7 @@ def why_unwritten(path: PathLike, error: OSError) -> str:
 
 
 def _mode_of(target: Path) -> int | None:
-    """Permissions of an existing regular file, which the new one takes over; ``None`` if there is none."""
+    """Return the permissions of an existing regular file, which the new one takes over; ``None`` if there is none."""
     try:
         found = os.lstat(target)
     except FileNotFoundError:
@@ -179,7 +179,7 @@ def _mode_of(target: Path) -> int | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The rename itself is on a POSIX disk only once the folder is."""
+    """Sync a folder: on a POSIX disk a rename lasts only after that."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     with suppress(OSError):  # not every file system can
@@ -192,7 +192,7 @@ def _sync_folder(folder: Path) -> None:
 
 LOCK = ".lock"
 _PATIENCE_S = 1.0
-"""Another rank that only checks whether it could write holds the lock for milliseconds."""
+"""Time to wait for a lock: another rank that only checks whether it could write holds it for milliseconds."""
 _PAUSE_S = 0.02  # chosen: a fraction of the patience
 
 
@@ -204,7 +204,7 @@ class DirectoryLock:
     """A directory and the right to write there, held from construction to ``release``; a process that ends, however it
     ends, gives the right up.
 
-    A directory that is missing is made, with those above it; ``release`` removes what it made and nobody wrote to.
+    A directory that is missing is made, with those above it; ``release`` removes what it made and is still empty.
     Where the system or the file system has no locks, nothing is locked.
 
     Raises:
@@ -229,7 +229,7 @@ class DirectoryLock:
             raise
 
     def release(self) -> None:
-        """Give it up and remove its file, and directories made for it that are empty. Safe to repeat."""
+        """Release the lock and remove its file, and directories made for it that are empty. Safe to repeat."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # while it is still ours

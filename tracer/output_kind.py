@@ -23,9 +23,9 @@ class Output:
     """A kind of file that commands write.
 
     Attributes:
-        what: in words.
-        ours: whether a file with these first bytes (decompressed) is one, which the same command may replace.
-        stream: whether it may go to a pipe or device, such as ``/dev/stdout``.
+        what: In words.
+        ours: Whether a file with these first bytes (decompressed) is one, which the same command may replace.
+        stream: Whether it may go to a pipe or device, such as ``/dev/stdout``.
     """
 
     what: str
@@ -51,7 +51,7 @@ TIMELINE = Output("timeline of foretrace", _begins(b'{"displayTimeUnit":"ms","tr
 CHAKRA = Output("Chakra trace of foretrace", lambda head: b"written_by" in head and b"foretrace" in head)
 PERFETTO = Output("Perfetto trace of foretrace", lambda head: b"foretrace" in head)
 TABLE_FILE = Output("table of 'foretrace export'", lambda head: True)
-"""Its columns are looked at by ``exports.tables``."""
+"""``exports.tables`` checks its columns."""
 SHARDING_PLAN = Output("sharding plan", _begins(b'{\n "world_size"'), stream=True)
 JUNIT = Output("JUnit report", lambda head: b"<testsuites" in head, stream=True)
 MARKDOWN = Output("summary of 'foretrace check'", lambda head: b"foretrace check" in head.partition(b"\n")[0],
@@ -60,7 +60,7 @@ PAGE = Output("page of foretrace", lambda head: b'<meta name="generator" content
 HOST = Output("host model of 'foretrace calibrate --host'", _begins(b'{"host":'))
 PLOT = Output("plot", lambda head: b"Matplotlib" in head or b"matplotlib" in head)
 TABLE = Output("table of a sweep", lambda head: True)
-"""Its columns are looked at by ``sweep.files``."""
+"""``sweep.files`` checks its columns."""
 
 
 def check_output(path: str, inputs: list[str], kind: Output) -> None:
@@ -103,7 +103,7 @@ def check_output(path: str, inputs: list[str], kind: Output) -> None:
 
 
 def _head(path: Path) -> bytes:
-    """A file's first bytes, decompressed; none of one that cannot be read."""
+    """Return a file's first bytes, decompressed; none of one that cannot be read."""
     try:
         with open_input(path) as stream:
             stored = stream.read(_HEAD_BYTES)
@@ -113,7 +113,7 @@ def _head(path: Path) -> bytes:
 
 
 def _local_files(inputs: list[str]) -> list[str]:
-    """The existing local files that the inputs stand for; what cannot be found is an error when it is read."""
+    """Return the existing local files that the inputs name; what cannot be found is an error when it is read."""
     found = []
     for path in inputs:
         try:

@@ -13,7 +13,7 @@ from tracer.errors import ForetraceError
 
 
 class PlanError(ForetraceError):
-    """A plan, or a cluster for it, that cannot be: what was asked, why not, what can be."""
+    """A plan, or a cluster for it, is impossible; the sentence says what was asked, why not, and what is possible."""
 
 
 class Schedule(str, Enum):
@@ -26,8 +26,8 @@ class Schedule(str, Enum):
     INTERLEAVED = "interleaved"
     """1F1B over several model chunks a stage (Narayanan et al., 2021)."""
     ZERO_BUBBLE = "zero_bubble"
-    """1F1B whose backward comes in two: gradients of activations at once, those of weights where a stage would wait,
-    with no more micro-batches in flight than the first stage of 1F1B has (ZB-H1: Qi et al., "Zero Bubble Pipeline
+    """1F1B with backward in two parts: gradients of activations at once, those of weights where a stage would wait. No
+    more micro-batches are in flight than in the first stage of 1F1B (ZB-H1: Qi et al., "Zero Bubble Pipeline
     Parallelism", 2024, section 2.1)."""
 
 
@@ -135,48 +135,48 @@ class ParallelPlan:
     """The spread of a job over ``world_size = pp × dp × cp × tp`` ranks.
 
     Attributes:
-        dp, tp, pp, cp: replicas, shards of each layer, pipeline stages, parts of each sequence.
-        ep: of the ``dp × cp`` ranks, neighbours that share the experts of a mixture of experts, each with its own.
-        etp: ranks that share each expert: all of ``tp`` (``None``) or 1, with which ``ep`` counts tensor-parallel ranks
+        dp, tp, pp, cp: Replicas, shards of each layer, pipeline stages, parts of each sequence.
+        ep: Of the ``dp × cp`` ranks, neighbours that share the experts of a mixture of experts, each with its own.
+        etp: Ranks that share each expert: all of ``tp`` (``None``) or 1, with which ``ep`` counts tensor-parallel ranks
             too (Megatron-Core's ``--expert-tensor-parallel-size``).
-        microbatch: samples (a decoder's sequences) of a micro-batch on one replica; ``None`` where nothing is said.
-        microbatches: micro-batches of a replica in a step, of the pipeline or of gradient accumulation; ``None`` where
-            nothing is said, which in a pipeline means as many as stages.
-        chunks: model chunks of a stage, for the interleaved and the zero-bubble schedule.
-        schedule: of the pipeline.
-        sharding: what replicas share: ``NONE`` is DDP, ``PARAMETERS`` is FSDP2.
+        microbatch: Samples (a decoder's sequences) of a micro-batch on one replica; ``None`` where not given.
+        microbatches: Micro-batches of a replica in a step, of the pipeline or of gradient accumulation; ``None`` where
+            not given, which in a pipeline means as many as stages.
+        chunks: Model chunks of a stage, for the interleaved and the zero-bubble schedule.
+        schedule: Of the pipeline.
+        sharding: What replicas share: ``NONE`` is DDP, ``PARAMETERS`` is FSDP2.
         bucket_mb: MiB of gradients that DDP reduces together (its ``bucket_cap_mb``); by default what DDP does
             without one: 25, and 1 for the first bucket.
-        sequence_parallel: norms, dropout and residuals on 1/``tp`` of the tokens.
-        tensor_overlap: with sequence parallelism, its gathers and reduce-scatters run beside the products they belong
-            to, in pieces (Transformer Engine's userbuffers).
-        recompute: which activations are computed again.
-        recompute_layers: of each chunk of a stage, how many blocks, the first ones, are computed again; ``None``: all
+        sequence_parallel: Norms, dropout and residuals on 1/``tp`` of the tokens.
+        tensor_overlap: With sequence parallelism, its gathers and reduce-scatters overlap the products they belong to,
+            in pieces (Transformer Engine's userbuffers).
+        recompute: Which activations are computed again.
+        recompute_layers: Of each chunk of a stage, how many blocks, the first ones, are computed again; ``None``: all
             (Megatron-Core's ``--recompute-method block --recompute-num-layers``).
-        replicate: copies of what replicas share, each spread over ``dp / replicate`` of them (and ``cp``): HSDP;
+        replicate: Copies of what replicas share, each spread over ``dp / replicate`` of them (and ``cp``): HSDP;
             torchtitan's ``data_parallel_replicate_degree``, Megatron-Core's ``--num-distributed-optimizer-instances``.
-        half_gradients: gradients are accumulated and reduced in the parameters' type, in place of fp32 (Megatron-Core's
+        half_gradients: Gradients are accumulated and reduced in the parameters' type, in place of fp32 (Megatron-Core's
             ``--grad-reduce-in-bf16``, NeMo's ``grad_reduce_in_fp32=False``).
-        offload_optimizer: the optimizer and its state are in the host's memory (Megatron-Core's
+        offload_optimizer: The optimizer and its state are in the host's memory (Megatron-Core's
             ``--optimizer-cpu-offload``).
-        overlap: gradients are reduced beside the last backward; parameters gathered beside the block before.
-        dispatcher: how tokens go to their experts and back.
-        expert_overlap: experts' exchanges of one micro-batch run beside the work of another (Megatron-Core's
+        overlap: Gradients are reduced during the last backward, parameters gathered during the block before.
+        dispatcher: How tokens go to their experts and back.
+        expert_overlap: Experts' exchanges of one micro-batch overlap the work of another (Megatron-Core's
             ``--overlap-moe-expert-parallel-comm``).
-        fused_experts: a kernel of grouped products casts and activates what it has computed (TE's op fuser with
+        fused_experts: A kernel of grouped products casts and activates what it has computed (TE's op fuser with
             cuDNN's CuTe DSL kernels, ``--use-transformer-engine-op-fuser``).
-        graphs: what CUDA graphs replay.
-        fp8_attention: attention's products are in fp8 (``--fp8-dot-product-attention``).
-        fp8_parameters: linear layers in fp8 have no weights in 16 bits (``--fp8-param-gather``).
-        recompute_modules: results of modules that are computed again (``MODULES``), beside ``recompute=selective``.
+        graphs: What CUDA graphs replay.
+        fp8_attention: Attention's products are in fp8 (``--fp8-dot-product-attention``).
+        fp8_parameters: Linear layers in fp8 have no weights in 16 bits (``--fp8-param-gather``).
+        recompute_modules: Modules whose results are computed again (``MODULES``), on top of ``recompute=selective``.
         lone_ddp: DDP around a single replica, which still fills buckets.
-        first_layers, last_layers: layers of the pipeline's first and last stage; ``None`` for as many as the others,
-            but for one less where layers do not divide (``planner.parallel.stages``).
-        embedding_layer, loss_layer: the embedding, the head with its loss count as a layer when these are spread.
-        balanced: stages have equal shares of the parameters that products use, the head's among them (nanotron).
+        first_layers, last_layers: Layers of the pipeline's first and last stage. ``None``: as many as the others, or
+            one less where layers do not divide (``planner.parallel.stages``).
+        embedding_layer, loss_layer: The embedding, the head with its loss count as a layer when these are spread.
+        balanced: Stages have equal shares of the parameters that products use, the head's among them (nanotron).
 
     Raises:
-        PlanError: a size is no whole number of at least 1, or sizes contradict each other.
+        PlanError: A size is no whole number of at least 1, or sizes contradict each other.
     """
 
     dp: int = 1
@@ -313,42 +313,42 @@ class ParallelPlan:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Return the number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share each expert."""
+        """Return the number of ranks that share each expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
     def expert_replicas(self) -> int:
-        """Ranks of a stage that have the same part of the same experts."""
+        """Return the ranks of a stage that have the same part of the same experts."""
         return self.dp * self.cp * self.tp // (self.expert_tp * self.ep)
 
     @property
     def shards(self) -> int:
-        """Ranks that share the state of what is no expert, where replicas share any."""
+        """Return how many ranks share the state outside of experts, where replicas share any."""
         return self.dp * self.cp // self.replicate
 
     @property
     def expert_shards(self) -> int:
-        """Ranks that share the state of an expert's part, where replicas share any."""
+        """Return how many ranks share the state of an expert's part, where replicas share any."""
         return self.expert_replicas // self.replicate
 
     @property
     def samples(self) -> int:
-        """Samples of a micro-batch: those that are said, else 1."""
+        """Return the samples of a micro-batch: those that were given, else 1."""
         return self.microbatch or 1
 
     @property
     def passes(self) -> int:
-        """Micro-batches of a replica in a step: those that are said, else 1."""
+        """Return the micro-batches of a replica in a step: those that were given, else 1."""
         return self.microbatches or 1
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step."""
+        """Return the samples of a step."""
         return self.dp * self.samples * self.passes
 
     @property
@@ -363,12 +363,12 @@ class ParallelPlan:
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Name and size of each dimension of the device mesh, outermost first; every one a process group's size."""
+        """Return name and size of each dimension of the device mesh, outermost first; each has a process group."""
         used = {"pp": self.pp > 1, "dp": self.ddp or bool(self.sharding), "cp": self.cp > 1, "tp": self.tp > 1}
         return {name: getattr(self, name) for name, is_used in used.items() if is_used} or {"dp": 1}
 
     def place(self, rank: int) -> MeshPlace:
-        """Return where a rank stands. Raises ``PlanError`` if there is no such rank."""
+        """Return a rank's place in each dimension. Raises ``PlanError`` if there is no such rank."""
         if not 0 <= rank < self.world_size:
             raise PlanError(f"There is no rank {rank} in a plan of {self.world_size} ranks.")
         outer, tp = divmod(rank, self.tp)
@@ -377,18 +377,18 @@ class ParallelPlan:
         return MeshPlace(pp, dp, tp, cp)
 
     def rank(self, place: MeshPlace) -> int:
-        """Return the rank that stands there."""
+        """Return the rank at a place."""
         return ((place.pp * self.dp + place.dp) * self.cp + place.cp) * self.tp + place.tp
 
     def group(self, dimension: str, stage: int = 0) -> list[int]:
-        """Ranks of the first group of a dimension within a stage.
+        """Return the ranks of the first group of a dimension within a stage.
 
         Args:
-            dimension: "tp", "cp", "dp", "ep", "etp" (ranks that share an expert), "dpcp" (all replicas and parts of the
-                sequence), "experts" (ranks of a stage that have the same part of the same experts), "shards" and
-                "expert shards" (those of the two that share their state), "copies" and "expert copies" (those that
-                have the same share of it), "pp" (a rank and its counterpart in the next stage) or "ends" (in the first
-                and in the last stage).
+            dimension: ``"tp"``, ``"cp"``, ``"dp"``, ``"ep"``; ``"etp"``: ranks that share an expert; ``"dpcp"``: all
+                replicas and parts of the sequence; ``"experts"``: ranks of a stage with the same part of the same
+                experts. ``"shards"`` and ``"expert shards"``: those of the last two that share their state;
+                ``"copies"`` and ``"expert copies"``: those with the same share of it. ``"pp"``: a rank and its
+                counterpart in the next stage; ``"ends"``: in the first and in the last stage.
         """
         if dimension == "pp":
             ranks = self.dp * self.cp * self.tp
@@ -486,7 +486,7 @@ def _product(values: dict[str, object]) -> int:
 
 
 def _value(part: str, name: str, text: str) -> object:
-    """The value of one part. Raises ``PlanError``."""
+    """Return the value of one part. Raises ``PlanError``."""
     if name in _NUMBERS:
         if text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS:
             return int(text)

@@ -1,7 +1,7 @@
 """``PythonCalls``: how often a program calls Python functions of its own and of its libraries, between two operations.
 
-What a model's Python costs no name of an operation tells; the number of its calls does, whatever the machine does
-meanwhile. Python's own hook for profilers counts them in the thread that starts it. Calls that only watching makes are
+No name of an operation shows what a model's Python costs; the number of its calls does, on a busy machine too. Python's
+own hook for profilers counts them in the thread that starts it. Calls that only watching makes are
 left out: of foretrace's functions, of what torch's modes need around them, and what these call in the program's place.
 
 ::
@@ -20,19 +20,19 @@ from typing import Any
 
 _OWN = str(Path(__file__).resolve().parent)
 _FOR_TORCH = str(Path("tracer", "shape_only", "uncompiled.py"))
-"""Its functions are called in place of some of torch's, and count as these."""
+"""File whose functions are called in place of torch's, and count as torch's."""
 _OF_MODES = tuple(str(Path("torch", *parts)) for parts in (
     ("overrides.py",), ("utils", "_python_dispatch.py"), ("_subclasses",), ("_ops.py",), ("_library",), ("profiler",),
     ("autograd", "profiler.py")))
 _UNCOUNTED = (str(Path("torch", "_jit_internal.py")), str(Path("torch", "compiler", "__init__.py")),
               str(Path("torch", "utils", "weak.py")), "weakref.py", "contextlib.py")
-"""Files whose functions do next to nothing, and are called more often while somebody watches."""
+"""Files whose functions do next to nothing, and are called more often while a mode watches."""
 _OF_SHARDS = str(Path("torch", "distributed", "tensor"))
-"""Sharded tensors' own dispatch, which is the program's also where a mode passes an operation on to it."""
+"""Sharded tensors' own dispatch: the program's, also where a mode passes an operation on to it."""
 _QUICK = sys.version_info < (3, 12)
-"""Taking the hook away and back takes nothing; later versions of Python then look through all code again."""
+"""Whether removing and restoring the hook is free; from Python 3.12 on it goes through all code again."""
 _OF_HOOKS = "inner", str(Path("torch", "nn", "modules", "module.py"))
-"""The function that a module is called by only where somebody hooked all modules."""
+"""The function by which a module is called only where all modules have hooks."""
 
 
 class PythonCalls:
@@ -52,7 +52,7 @@ class PythonCalls:
         self._thread = 0
 
     def start(self) -> None:
-        """Count from now on, from zero. Another hook of Python's is put back by ``stop``, and not called meanwhile."""
+        """Count from now on, from zero. Another hook of Python's is not called meanwhile; ``stop`` restores it."""
         if self._counting:
             return
         self._before, self._counting, self.count, self._thread = sys.getprofile(), True, 0, get_ident()
@@ -81,13 +81,13 @@ class PythonCalls:
             sys.setprofile(None)
 
     def show(self) -> None:
-        """Count again, if hidden no more often."""
+        """Count again, once ``show`` was called as often as ``hide``."""
         self._hidden -= 1
         if not self._hidden and self._unhooks():
             sys.setprofile(self._called)
 
     def _unhooks(self) -> bool:
-        """Return whether the hook is taken away while hidden: what watching calls are most of a step's calls."""
+        """Return whether the hook is removed while hidden: what watching calls are most of a step's calls."""
         return _QUICK and self._counting and get_ident() == self._thread
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:

@@ -1,8 +1,8 @@
 """Ranks of a job: numbers that can be believed, and classes of ranks that do the same work.
 
-Nothing is allocated by a number that a file merely claims. A thousand data-parallel ranks differ in their numbers only:
-one graph stands for all, and the numbers in it (its own, and the ranks of its process groups) are worked out for each
-from where they lie on the mesh of ranks.
+Nothing is allocated by a number that a file merely claims. A thousand data-parallel ranks differ in their numbers only.
+One graph represents all of them. Its numbers (its own, and the ranks of its process groups) are worked out for each
+rank from the rank's place on the mesh.
 
 *The same work* means equal operations, calls, kernels and collectives once rank numbers are taken out: process groups
 count by their shape around the rank, not by their members. Times are not compared, so a folded recording keeps those
@@ -52,11 +52,11 @@ class RankClass:
 
     @property
     def first(self) -> int:
-        """The lowest rank."""
+        """Return the lowest rank."""
         return min(first for first, _, _ in self.ranks)
 
     def __str__(self) -> str:
-        """ "0–63, 128", "1–7 (every 2nd)"."""
+        """Return text such as "0–63, 128" or "1–7 (every 2nd)"."""
         parts = []
         for first, last, step in self.ranks:
             text = str(first) if first == last else f"{first}–{last}"
@@ -66,7 +66,7 @@ class RankClass:
 
 
 def spans(ranks: Iterable[int]) -> tuple[Span, ...]:
-    """Ranks as few spans: runs of one step each, taken greedily from the lowest."""
+    """Return ranks as few spans: runs of one step each, taken greedily from the lowest."""
     rest = sorted(set(ranks))
     found: list[Span] = []
     start = 0
@@ -83,7 +83,7 @@ def spans(ranks: Iterable[int]) -> tuple[Span, ...]:
 
 
 def checked_classes(value: object, world_size: int) -> list[tuple[Span, ...]] | None:
-    """Classes as JSON has them (lists of [first, last, step]), or ``None`` if they are none of this world."""
+    """Return classes of JSON's form (lists of [first, last, step]), or ``None`` if they do not fit this world."""
     if world_size > MOST_RANKS:
         return None
     try:
@@ -101,22 +101,22 @@ def checked_classes(value: object, world_size: int) -> list[tuple[Span, ...]] | 
 
 
 def groups_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
-    """The ranks of the group that is to rank ``to`` what the group ``ranks`` is to rank ``of``.
+    """Return the ranks of the group that is to rank ``to`` what the group ``ranks`` is to rank ``of``.
 
-    Groups along the dimensions of a mesh lie on a lattice: so many ranks, so far apart, in one or more dimensions; the
-    other member's group is the one of that shape through it. Any other group is taken to be the same for both.
+    Groups along the dimensions of a mesh lie on a lattice: a number of ranks at a fixed distance, in one or more
+    dimensions. The other member's group is the lattice of that shape through it. Any other group is the same for both.
     """
     shape = lattice(ranks, of)
     return list(ranks) if shape is None else _through(shape, to)
 
 
 def peers_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
-    """The same for those who send to one another: as far from ``to`` as they are from ``of``."""
+    """Return the ranks that send to ``to`` or receive: as far from it as ``ranks`` are from ``of``."""
     return [rank - of + to for rank in ranks]
 
 
 def lattice(ranks: Sequence[int], of: int) -> tuple[tuple[int, int], ...] | None:
-    """(distance, number) of each dimension of the lattice through rank ``of`` that the ranks form; ``None`` if none."""
+    """Return (distance, number) of each dimension of the lattice that ranks form around ``of``; ``None`` if none."""
     rest, shape = list(ranks), []
     while len(rest) > 1:
         step, count = rest[1] - rest[0], 2
@@ -143,7 +143,7 @@ def _through(shape: tuple[tuple[int, int], ...], rank: int) -> list[int]:
 
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|trainer|node)[-_.]?([0-9]+)", re.IGNORECASE)
 _MOST_IN_NAME = 1 << 17
-"""A number in a file's name above this is a date, a host or a job, not a rank."""
+"""A larger number in a file's name is a date, a host or a job, not a rank."""
 
 
 def rank_in_name(path: str) -> int:
@@ -173,13 +173,13 @@ _COMPARED: dict[str, frozenset[str]] = {
     "collectives": frozenset({"group", "ranks"}),
     "steps": frozenset({"name", "start_ns", "duration_ns"}),
 }
-"""Tables whose rows make the work, and the columns that may differ between equal ranks: times, numbers that only link
-rows, scalars (offsets of a rank's shard are among them), and what is compared in another form."""
+"""Tables whose rows make the work, and the columns that may differ between equal ranks. These are times, numbers that
+only link rows, scalars (offsets of a rank's shard are among them), and what is compared in another form."""
 
 
 def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
-    """Return whether captured ranks of a fake world may be taken to stand for all of it: each collective is one of
-    plain data parallelism over the whole world, and the ranks, if several, do the same work."""
+    """Return whether captured ranks of a fake world may represent all of it. Each collective must be one of plain data
+    parallelism over the whole world, and the ranks, if several, must do the same work."""
     for graph in graphs:
         table, size = graph.collectives, graph.meta.world_size
         kinds = {graph.string(code) for code in np.unique(table.kind).tolist()}
@@ -191,9 +191,9 @@ def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
 
 
 def renumbered(graph: ExecutionGraph, rank: int) -> ExecutionGraph:
-    """The graph as another rank of its class would have it: its rank, and the ranks of its groups and peers.
+    """Return the graph as another rank of its class would have it: its rank, and the ranks of its groups and peers.
 
-    Tables are shared but for the collectives' ranks; names of groups stay those of the traced rank.
+    Tables are shared, except for the collectives' ranks; names of groups stay those of the traced rank.
     """
     own = graph.meta.rank
     if own == rank:
@@ -218,7 +218,7 @@ def renumbered(graph: ExecutionGraph, rank: int) -> ExecutionGraph:
 
 
 def work_digest(graph: ExecutionGraph) -> bytes:
-    """A digest of the work of a graph, equal for ranks that do the same."""
+    """Return a digest of the work of a graph, equal for ranks that do the same."""
     digest = hashlib.sha256()
     for name, left_out in _COMPARED.items():
         table: Table = getattr(graph, name)
@@ -238,7 +238,7 @@ def work_digest(graph: ExecutionGraph) -> bytes:
 
 
 def _ranks_and_kinds(graph: ExecutionGraph) -> dict[tuple[int, bool], np.ndarray]:
-    """(code of the ranks, whether it is point to point) → rows of the collectives."""
+    """Return (code of the ranks, whether it is point to point) → rows of the collectives."""
     table = graph.collectives
     between_two = named(table.kind, graph.strings, POINT_TO_POINT.__contains__)
     found = {}
@@ -251,7 +251,7 @@ def _ranks_and_kinds(graph: ExecutionGraph) -> dict[tuple[int, bool], np.ndarray
 
 
 def _by_text(strings: list[str], codes: np.ndarray, add: Callable[[bytes], None]) -> np.ndarray:
-    """Codes by the alphabetical order of their texts, which are added to the digest."""
+    """Return codes in the alphabetical order of their texts, which are added to the digest."""
     unique, inverse = np.unique(codes, return_inverse=True)
     texts = ["" if code < 0 else strings[code] for code in unique.tolist()]
     order = sorted(range(len(texts)), key=lambda place: (texts[place], unique[place] >= 0))
@@ -263,7 +263,7 @@ def _by_text(strings: list[str], codes: np.ndarray, add: Callable[[bytes], None]
 
 
 def _by_appearance(values: np.ndarray) -> np.ndarray:
-    """Values numbered in the order in which they first appear."""
+    """Return values numbered in the order in which they first appear."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))

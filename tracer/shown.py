@@ -124,14 +124,14 @@ def _areas(chart: Chart, ax: Any) -> None:
 
 
 def _around(each: ChartSeries) -> list[list[float]]:
-    """Distances from values to the ends of their intervals, as matplotlib takes them."""
+    """Return the distances from values to the ends of their intervals, as matplotlib takes them."""
     assert each.low is not None and each.high is not None
     return [[max(value - low, 0.0) for value, low in zip(each.values, each.low, strict=True)],
             [max(high - value, 0.0) for value, high in zip(each.values, each.high, strict=True)]]
 
 
 def _short(label: object, most: int = 48) -> str:
-    """A label that leaves room for what it labels; dollars are none of matplotlib's formulas."""
+    """Return a label that leaves room for what it labels; dollars are none of matplotlib's formulas."""
     text = str(label).replace("$", r"\$")
     return text if len(text) <= most else f"{text[:most - 1]}…"
 

@@ -1,7 +1,7 @@
 """Recorded steps: what they do, after how many of them it repeats, and whose device work was lost.
 
-A step's work is how often it runs each kind of operation: its name and sizes. How long a call took does not count, as
-a machine that paused would make two steps of one kind; what a kind's calls take in the mean says how much it weighs.
+A step's work is how often it runs each kind of operation: its name and sizes. How long a call took does not count: a
+machine that paused would make two steps of one kind. The mean time of a kind's calls is its weight.
 
 In a loop that alternates a step may be a whole cycle of what a recording calls steps::
 
@@ -48,9 +48,9 @@ class WorkOfSteps:
     """The work of some steps of a rank.
 
     Attributes:
-        row: a call of each kind, a row of ``graph.ops``, [kinds].
-        count: how often each step runs each kind, [steps, kinds].
-        mean_ns: what a call of each kind takes without those inside it, on the host and on the device, [kinds]; 1 of
+        row: A call of each kind, a row of ``graph.ops``, [kinds].
+        count: How often each step runs each kind, [steps, kinds].
+        mean_ns: What a call of each kind takes without those inside it, on the host and on the device, [kinds]; 1 of
             steps traced by shapes, which have no times.
     """
 
@@ -149,7 +149,7 @@ def _own_ns(graph: ExecutionGraph) -> Float64:
 
 
 def step_of(steps: StepTable, start: np.ndarray) -> np.ndarray:
-    """The step each event starts in: by time, the same for the step's thread and all others (they overlap none)."""
+    """Return the step in which each event starts, by time; steps do not overlap and hold for all threads."""
     if len(steps) == 0:
         return np.full(len(start), NONE, np.int32)
     found = np.searchsorted(steps.start_ns, start, side="right") - 1
@@ -173,15 +173,15 @@ def group_steps(graphs: list[ExecutionGraph], cycle: int | None = None) -> list[
     """Make whole cycles the steps of a job that was read. In place.
 
     Args:
-        graphs: one a rank.
-        cycle: how many recorded steps a cycle has; by default as many as their work repeats after, 1 where it does not
+        graphs: One a rank.
+        cycle: How many recorded steps a cycle has; by default as many as their work repeats after, 1 where it does not
             or where fewer than ``WHOLE`` cycles were recorded.
 
     Returns:
         What reports say of it.
 
     Raises:
-        CycleError: a rank has fewer steps, or was saved with cycles of another number.
+        CycleError: A rank has fewer steps, or was saved with cycles of another number.
     """
     check_cycle(cycle)
     before = {graph.meta.cycle for graph in graphs}
@@ -214,8 +214,8 @@ def whole_cycle(trace: Callable[[int], ExecutionGraph], cycle: int) -> Execution
     """Return the graph of a cycle of a program that is traced by shapes.
 
     Args:
-        trace: traces so many steps in a row.
-        cycle: recorded steps of a cycle. A program whose steps are all alike does a whole cycle in each: its function
+        trace: Traces the given number of steps in a row.
+        cycle: Recorded steps of a cycle. A program whose steps are all alike does a whole cycle in each: its function
             has the loop within it.
     """
     graph = trace(cycle)
@@ -271,14 +271,14 @@ def _group(graph: ExecutionGraph, cycle: int) -> None:
 
 
 def _sums(times: list[int], cycle: int) -> list[int]:
-    """Return the times of whole cycles, the last ones; wherever one begins, it has each of its steps once."""
+    """Return the times of the last whole cycles; a cycle may begin at any step, as it has each of its steps once."""
     rest = len(times) % cycle
     whole: Int64 = np.array(times[rest:], np.int64).reshape(-1, cycle)
     return [int(ns) for ns in whole.sum(axis=1)]
 
 
 def _name(first: str, last: str) -> str:
-    """Name a cycle after its first and last step, such as ``ProfilerStep#4-7``."""
+    """Return the name a cycle after its first and last step, such as ``ProfilerStep#4-7``."""
     one, other = _NUMBERED.fullmatch(first), _NUMBERED.fullmatch(last)
     if one is None or other is None or one[1] != other[1]:
         return f"{first} to {last}"

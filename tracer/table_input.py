@@ -1,7 +1,7 @@
 """Tables of users: CSV, TSV, JSON lines and Parquet, read as what their names say, or refused in one sentence.
 
 This is the one reader of users' tables. An error begins with the place, ``runs.csv, line 3, column step_ms``, and ends
-with what to do. Parquet is read only if it holds no more than its bytes can, as a few bytes may stand for billions of
+with what to do. Parquet is read only if it holds no more than its bytes can: a few bytes may encode billions of
 equal cells.
 """
 
@@ -26,7 +26,7 @@ from tracer.lazy import compute, pandas, parquet, pyarrow
 FORMATS = {".csv": "CSV", ".tsv": "TSV", ".jsonl": "JSON lines", ".parquet": "Parquet"}
 """Formats by the ending of a file's name."""
 TABLES = (".csv", ".parquet")
-"""Those that are read where nothing else is said."""
+"""Kinds that are read unless others are named."""
 _PARQUET = b"PAR1"
 _OTHERS = {
     b"\x1f\x8b": "is compressed (gzip); unpack it, and give the table in it",
@@ -140,13 +140,13 @@ def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str 
     """Return a user's table.
 
     Args:
-        path: a local file or an fsspec URL; its ending says its format.
-        known: endings of formats that are read here.
-        comment: sign at which the rest of a line of text is left out.
-        as_written: cells of text stay texts, and are not read as numbers.
+        path: A local file or an fsspec URL; its ending says its format.
+        known: Endings of formats that are read here.
+        comment: Sign at which the rest of a line of text is left out.
+        as_written: Cells of text stay texts, and are not read as numbers.
 
     Raises:
-        TableInputError: it cannot be read; the sentence says what happened, the likely cause and what to do.
+        TableInputError: It cannot be read; the sentence says what happened, the likely cause and what to do.
     """
     name = os.fspath(path)
     ending = PurePath(name).suffix.lower()

@@ -1,8 +1,8 @@
 """A user's program by its name, found and run as Python itself would: a script, a module of a package, or a notebook.
 
-    train.py          python train.py           its folder is first on the module path
-    package.train     python -m package.train   the current directory is
-    train.ipynb       its cells of code, in their order, in one module (``tracer.notebook``)
+- train.py: ``python train.py``; its folder is first on the module path.
+- package.train: ``python -m package.train``; the current directory is first on it.
+- train.ipynb: Its cells of code, in their order, in one module (``tracer.notebook``).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class UserCode:
     """A program that is there.
 
     Attributes:
-        name: as it was given.
-        file: where it starts: its own, or that of the module. Its text is in errors' tracebacks.
-        module: its dotted name where it is run as a module of its package, else empty.
-        folders: what is put first on the module path.
+        name: As it was given.
+        file: Where it starts: its own, or that of the module. Its text is in errors' tracebacks.
+        module: Its dotted name where it is run as a module of its package, else empty.
+        folders: What is put first on the module path.
     """
 
     name: str
@@ -52,7 +52,7 @@ class UserCode:
         """Run it as the main program with these arguments; ``sys.argv`` and ``sys.path`` are as they were afterwards.
 
         Raises:
-            BaseException: whatever it raises.
+            BaseException: What it raises.
         """
         with self._found([self.name, *arguments]):
             if self.is_notebook:
@@ -107,8 +107,8 @@ def find_main(name: str, *, as_module: bool = False) -> UserCode | None:
     """Return the program that ``python name`` or, where there is no such file, ``python -m name`` would run.
 
     Args:
-        name: of a file or a module.
-        as_module: whether it is a module's, whatever files there are.
+        name: Of a file or a module.
+        as_module: Whether it is a module's, even if a file has the name.
 
     Returns:
         ``None``: there is neither.

@@ -62,7 +62,7 @@ class Row(SimpleNamespace):
 
 
 def row(graph: ExecutionGraph, table: str, index: int) -> Row:
-    """Row ``index`` (negative counts from the end) of a table such as ``"ops"``.
+    """Return row ``index`` (negative: from the end) of a table such as ``"ops"``.
 
     Raises:
         IndexError: the table has no such row.
@@ -88,7 +88,7 @@ def row(graph: ExecutionGraph, table: str, index: int) -> Row:
 
 
 def to_pandas(graph: ExecutionGraph, table: str) -> pandas.DataFrame:
-    """A table as a DataFrame: strings and enumerations as categoricals (missing ones null), numbers as stored.
+    """Return a table as a DataFrame: strings and enumerations as categoricals (missing ones null), numbers as stored.
 
     Raises:
         KeyError: the graph has no such table.
@@ -111,7 +111,7 @@ def to_pandas(graph: ExecutionGraph, table: str) -> pandas.DataFrame:
 
 
 def arguments(graph: ExecutionGraph, op: int) -> list[Argument]:
-    """The arguments of operation ``op``, in order; empty where the trace recorded none.
+    """Return the arguments of operation ``op``, in order; empty where the trace recorded none.
 
     Raises:
         IndexError: there is no such operation.
@@ -132,7 +132,7 @@ def _arguments(*texts: str) -> tuple[Argument, ...]:
 
 
 def _categorical_codes(column: Int64, used: Int64, position: Int64) -> Int64:
-    """Codes into the sorted texts for a column of string codes, -1 for none."""
+    """Turn a column of string codes into codes of the sorted texts, -1 for none."""
     at = np.minimum(np.searchsorted(used, column), len(used) - 1)
     return np.where(column >= 0, position[at], NONE)
 
@@ -142,7 +142,7 @@ def _at(values: list[Any], index: int, missing: Any) -> Any:
 
 
 def _sizes(value: Any) -> tuple[Any, ...] | None:
-    """Sizes of a tensor, or of the tensors in a list; ``None`` for what is no such thing, empty within a list."""
+    """Return the sizes of a tensor, or of each in a list (empty for what is none there); else ``None``."""
     if not isinstance(value, list):
         return None
     if all(type(part) is int for part in value):
@@ -160,8 +160,8 @@ def _listed(value: list[Any], depth: int = 0) -> Iterator[tuple[int, ...]]:
 
 
 def _strides(value: Any, shape: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    """Strides that belong to sizes, of a tensor or of those in a list; ``None`` where one is not as long as the
-    other."""
+    """Return the strides that belong to sizes, of a tensor or of those in a list; ``None`` where one is not as long as
+    the other."""
     if not isinstance(value, list) or shape is None or len(value) != len(shape):
         return None
     if all(type(size) is int for size in shape):
@@ -173,9 +173,9 @@ Pairs = list[tuple[int, int]]
 
 
 def dependency_graph(graph: ExecutionGraph) -> networkx.DiGraph:
-    """All operations, calls and device work with what each must wait for.
+    """Return all operations, calls and device work with what each must wait for.
 
-    Sync edges come from recorded synchronisations only: the last work a sync waits for leads to the first call of
+    Sync edges come from recorded synchronisations only. The last work a sync waits for leads to the first call of
     the waiting thread after it, or to the first kernel of the waiting stream. Inferred waits are the simulator's.
     """
     result = networkx.DiGraph(source=graph.meta.source, rank=graph.meta.rank)
@@ -198,7 +198,7 @@ def dependency_graph(graph: ExecutionGraph) -> networkx.DiGraph:
 
 
 def forward_backward_pairs(graph: ExecutionGraph) -> Pairs:
-    """Rows of (forward operation, backward operation), by autograd's sequence number.
+    """Return the rows of (forward operation, backward operation), by autograd's sequence number.
 
     Several nested forward operations carry one number; the innermost (latest to start) created the autograd node.
     Numbers count per forward thread; the host thread behind a forward thread's number is the one with most matches.
@@ -256,13 +256,13 @@ def _add_nodes(result: networkx.DiGraph, graph: ExecutionGraph) -> None:
 
 
 def _known(column: np.ndarray) -> Pairs:
-    """(referred row, row) of all rows that refer to one."""
+    """Return pairs (referred row, row) for all rows that refer to one."""
     rows = np.flatnonzero(column >= 0)
     return list(zip(column[rows].tolist(), rows.tolist(), strict=True))
 
 
 def _chains(keys: list[np.ndarray], start: Int64) -> Pairs:
-    """(row, next row) in time order among the rows that agree in all keys."""
+    """Return pairs (row, next row) in time order among the rows that agree in all keys."""
     order = np.lexsort((np.arange(len(start)), start, *keys))
     same = np.ones(max(len(order) - 1, 0), dtype=bool)
     for key in keys:
@@ -271,7 +271,7 @@ def _chains(keys: list[np.ndarray], start: Int64) -> Pairs:
 
 
 def _kernel_times(graph: ExecutionGraph) -> Int64:
-    """For each kernel a time no edge into it leads back from: its start, or a later one where clocks disagree."""
+    """Return for each kernel a time that no edge into it leads back from: its start, or later if clocks disagree."""
     kernels, launches = graph.kernels, graph.launches
     time = kernels.start_ns.copy()
     launched = np.flatnonzero(kernels.launch >= 0)
@@ -282,7 +282,7 @@ def _kernel_times(graph: ExecutionGraph) -> Int64:
 
 
 def _sync_waits(graph: ExecutionGraph, starts: Int64) -> Iterator[tuple[str, int, int]]:
-    """("launch" or "kernel", waited-for kernel, waiting row) of every recorded sync that can be resolved."""
+    """Yield ("launch" or "kernel", awaited kernel, waiting row) of every recorded sync that can be resolved."""
     syncs, launches, kernels = graph.syncs, graph.launches, graph.kernels
     by_correlation = {c: row for row, c in enumerate(launches.correlation.tolist()) if c >= 0}
     launched = np.where(kernels.launch >= 0, launches.start_ns[kernels.launch], NONE) if len(launches) \

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from graph_predictor.prediction.scenario import CallEdit, EditError, Scenario
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import Models
 

@@ -223,9 +223,7 @@ class Baseline:
         if price_per_hour is not None and not 0.0 <= price_per_hour <= MOST_FACTOR:
             raise EditError(f"A price of {price_per_hour:g} is none: give what one device costs an hour, from 0 to "
                             f"{MOST_FACTOR:g}.")
-        if is_edit(edits) or not all(map(is_edit, edits)):
-            raise EditError("Edits are given as a list of them, such as [edits.ScaleHost(0.5)].")
-        run = self._run(edits)
+        run = self._run(checked_edits(edits))
         found = run.prediction(price_per_hour, path)
         if evidence:
             found.savings_us = run.savings_us()
@@ -624,6 +622,13 @@ class _Run:
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
+
+
+def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
+    """Return a list of edits. Raises ``EditError``: they are something else, such as one edit."""
+    if is_edit(edits) or not all(map(is_edit, edits)):
+        raise EditError("Edits are given as a list of them, such as [edits.ScaleHost(0.5)].")
+    return list(edits)
 
 
 def _most_used_type(work: Work) -> str:

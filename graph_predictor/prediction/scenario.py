@@ -22,8 +22,7 @@ from graph_predictor.prediction.data_loading import DataLoading, Loader, data_lo
 from graph_predictor.prediction.repeat import Cycle, Shared
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import HostSlices
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import scaled_device
+from kernel_models.device import DeviceSpec, scaled_device
 from kernel_models.host.segments import LaunchConstants
 from kernel_models.op_call import OpCall, Source
 from kernel_models.pricing import Models

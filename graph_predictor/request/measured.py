@@ -24,8 +24,7 @@ from graph_predictor.prediction.host_steps import recorded_host_work
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.datasets import Samples, read_samples
 from kernel_models.datasets.samples import DataError
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
 from kernel_models.step_fit import MeasuredStep

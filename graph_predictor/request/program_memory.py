@@ -16,8 +16,7 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.memory_fit import StageMemory, fit_of, with_waste
 from graph_predictor.request.study import DEFAULT_DEVICE
 from graph_predictor.sizes.retrace import MOST, parse_settings, trace_again
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device, shape_device
+from kernel_models.device import DeviceSpec, find_device, shape_device
 from tracer.device_memory import MemoryAccount, MemoryTimeline, binary_size, memory_timeline
 from tracer.graph import ExecutionGraph
 from tracer.lazy import pandas as pd

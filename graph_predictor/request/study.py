@@ -47,7 +47,7 @@ from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models import profile as fitted_profile
 from kernel_models.collectives.price import CollectiveModel, topology_of
 from kernel_models.collectives.topology import Topology, find_topology
-from kernel_models.device_choice import find_device, shape_device
+from kernel_models.device import find_device, shape_device
 from kernel_models.host.model import HostModel, host_names, is_host_file
 from tracer import shape_only
 from tracer.capture_layout import are_unlike_clocks
@@ -190,7 +190,7 @@ class Study:
 
     Args:
         job: recorded, or traced by shapes; None for ``code`` as it is, which is traced when that is asked for.
-        step: the step to repeat, by name or number; by default the last ones alike.
+        step: the step to repeat, by name or number, or a range of numbers; by default the last equal ones.
         recorded_on: the device it was recorded on, if the trace does not say.
         profiles: fitted models of devices.
         code: of a job traced by shapes, the SCRIPT.py:FUNCTION it was traced from.
@@ -202,7 +202,7 @@ class Study:
         ForetraceError: there is nothing to predict from.
     """
 
-    def __init__(self, job: Job | None, step: str | int | None = None, *, recorded_on: DeviceSpec | None = None,
+    def __init__(self, job: Job | None, step: str | int | range | None = None, *, recorded_on: DeviceSpec | None = None,
                  profiles: Sequence[DeviceProfile] = (), code: str | None = None,
                  device: str | None = None, read: Callable[[list[str]], Job] = read_job,
                  profiled: bool = False) -> None:
@@ -273,8 +273,14 @@ class Study:
         return wanted.with_values(sizes=others, edits={**wanted.edits, "indices": f"{LAW}{laws[0].rpartition(':')[2]}"})
 
     def check_named(self, wanted: Sequence[Configuration]) -> None:
-        """Raise ``ForetraceError`` for what none of them can do with: profiles of other devices, hosts that cannot be
-        read."""
+        """Raise ``ForetraceError`` before any is predicted: a device, cluster or plan is unknown, a profile is of
+        another device, or a host cannot be read."""
+        for device in dict.fromkeys(one.device for one in wanted if one.device is not None):
+            find_device(device)
+        for topology in dict.fromkeys(one.topology for one in wanted if one.topology is not None):
+            find_topology(topology)
+        for plan in dict.fromkeys(one.parallel for one in wanted if one.parallel is not None):
+            ParallelPlan.parse(plan)
         self.check_profiles(wanted)
         if self.shape_only:
             for text in dict.fromkeys(one.host_from for one in wanted if one.host_from is not None):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from graph_predictor.prediction.scenario import EditError, OtherSizes, SizeRoute
 from graph_predictor.sizes.data_rows import share_of
 from graph_predictor.synthesis.baseline import retraced
-from kernel_models.device_choice import shape_device
+from kernel_models.device import shape_device
 from tracer import shape_only, workloads
 from tracer.graph import ExecutionGraph
 from tracer.lookup_data.noted import note_tables, tables_of

@@ -13,11 +13,9 @@ import numpy as np
 
 from graph_predictor.prediction.predictor import Baseline, Spreads
 from graph_predictor.prediction.repeat import steps_of
-from graph_predictor.prediction.result import Prediction
 from graph_predictor.prediction.scenario import (
     BatchChange,
     DeviceChange,
-    Edit,
     HostChange,
     KernelChange,
     KernelSources,
@@ -146,27 +144,6 @@ def _cores_shared(graphs: Sequence[ExecutionGraph], recorded: StandInTimes, coll
     if collectives is not None:
         ranks = min(ranks, collectives.topology.node.gpus)
     return cores_shared(recorded.scenario.built.graphs[0].meta, ranks)
-
-
-def predict(job: AnyJob, edits: Sequence[Edit] = (), *, steps: int | range | None = None,
-            device: DeviceSpec | None = None, models: Models | None = None, price_per_hour: float | None = None,
-            profiled: bool = False) -> Prediction:
-    """Predict the steady-state step time of a job with edits (``graph_predictor.edits``).
-
-    Args:
-        job: what was recorded, or traced by shapes; to predict often from one, keep its baseline (``baseline_of``).
-        edits: what is different.
-        steps: as in ``baseline_of``.
-        device: as in ``baseline_of``.
-        models: as in ``baseline_of``.
-        price_per_hour: of one device, for the cost of a step.
-        profiled: as in ``baseline_of``.
-
-    Raises:
-        ForetraceError: there is nothing to predict from, or an edit cannot be done (``EditError``).
-    """
-    baseline = baseline_of(job, steps, device=device, models=models, profiled=profiled)
-    return baseline.predict(edits, price_per_hour=price_per_hour)
 
 
 def _scenario(step: SynthesizedStep, models: Models | None, steps: str | int | range | None,

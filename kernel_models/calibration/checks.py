@@ -1,7 +1,7 @@
 """Checks that a device is fit to be measured: clocks, other processes and memory, before, during and after.
 
-A GPU is asked through its driver (``tracer.gpu_state``), a CPU through the operating system. What cannot be asked is
-not complained of.
+A GPU is asked through its driver (``tracer.gpu_state``), a CPU through the operating system. Facts that cannot be read
+raise no finding.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tracer.gpu_state import find_gpus, place_in_use
 LEAST_FREE_BYTES = {"cuda": 2e9, "cpu": 1e9}
 """Below this a calibration makes no sense: matrix products and tables of useful sizes do not fit."""
 LITTLE_FREE_SHARE = 0.5
-"""Less of a GPU's memory free than this means that something else lives there."""
+"""If a smaller share than this of a GPU's memory is free, another program uses it."""
 SLOW_CLOCK = 0.7
-"""A busy GPU whose clock is below this share of its highest is held back, whatever reason it gives."""
+"""Share of its highest clock below which a busy GPU counts as throttled, for any reason that the GPU reports."""
 BUSY_PER_CORE = 1.3
-"""Load average over cores above which a CPU's caches and memory are others' too. These shares are chosen."""
+"""Load average over cores above which others share a CPU's caches and memory. These shares are chosen."""
 
 
 class CalibrationError(ForetraceError):
@@ -36,13 +36,13 @@ class Health:
 
     Attributes:
         device: "cuda" or "cpu".
-        name: as the device reports it.
-        clock_mhz, highest_clock_mhz: of the multiprocessors.
-        held_back_by: why clocks are throttled.
-        total_bytes, free_bytes: memory.
-        processes: that compute on the device, ours included.
-        utilization: share of time that it is busy.
-        load: load average over usable cores, of a CPU.
+        name: As the device reports it.
+        clock_mhz, highest_clock_mhz: Of the multiprocessors.
+        held_back_by: Why clocks are throttled.
+        total_bytes, free_bytes: Memory.
+        processes: That compute on the device, ours included.
+        utilization: Share of time that it is busy.
+        load: Load average over usable cores, of a CPU.
     """
 
     device: str
@@ -59,7 +59,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong: ``what`` keeps it from being said twice; ``fatal`` if measuring would be of no use."""
+    """Something wrong. ``what`` identifies it, so that it is reported once; ``fatal``: measuring is of no use."""
 
     what: str
     text: str
@@ -71,7 +71,7 @@ Probe = Callable[[str], Health]
 
 
 def probe(device: str) -> Health:
-    """The device's health now."""
+    """Return the device's health now."""
     return _gpu() if device == "cuda" else _cpu()
 
 

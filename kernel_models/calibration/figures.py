@@ -25,22 +25,22 @@ from kernel_models.op_call import Family, OpCall
 
 MEASURED = "measured by foretrace calibrate"
 _BEYOND_CACHE = 3.0
-"""Traffic of so many times the last cache shows the memory's bandwidth."""
+"""Traffic of at least this multiple of the last cache's size shows the memory's bandwidth."""
 _BEYOND_ANY_CACHE = 1 << 28
-"""Bytes moved that no core finds in its share of a cache, however large the socket's is that a virtual machine sees."""
+"""Bytes moved that exceed any core's share of a cache, even where a virtual machine sees a large socket's."""
 _OTHER_DTYPES = {"fp64": 0.5, "int8": 1.0, "fp16": 1.0}
 """Shares of the fp32 rate taken where nothing was measured."""
 
 
 def measured_device(hardware: Mapping[str, Any]) -> str:
-    """Return what tells a measured device from others: its name, a CPU's model, a GPU's units (it may be a part)."""
+    """Return what identifies a measured device: its name, a CPU's model, a GPU's units (it may be a part)."""
     name, units = str(hardware.get("device", "")), hardware.get("multi_processor_count")
     more = hardware.get("cpu") if name == "CPU" else f"{units} units" if units else ""
     return f"{name} ({more})" if more else name
 
 
 def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
-    """The device that a worker reports; figures are placeholders where no file describes it.
+    """Return the device that a worker reports; figures are placeholders where no file describes it.
 
     Args:
         hardware: as a capture's context has it.
@@ -72,7 +72,7 @@ def max_clock_mhz(hardware: Mapping[str, Any]) -> float | None:
 
 
 def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) -> DeviceSpec:
-    """A placeholder's figures replaced by the best that was measured; other devices are as they were.
+    """Return a placeholder's figures replaced by the best that was measured; other devices are as they were.
 
     Args:
         spec: the device.
@@ -117,7 +117,7 @@ def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) ->
 
 
 def _caches() -> dict[str, float]:
-    """Last cache and memory of this machine, where Linux tells them."""
+    """Return the last cache and the memory of this machine, where Linux reports them."""
     found: dict[str, float] = {}
     with suppress(OSError, ValueError, AttributeError):
         found["memory_gb"] = rounded(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9)
@@ -132,7 +132,7 @@ def _caches() -> dict[str, float]:
 
 
 def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
-    """What the driver says of a GPU; its rates are measured, of matrix units too."""
+    """Return what the driver says of a GPU; its rates are measured, of matrix units too."""
 
     def figure(key: str, scale: float = 1.0) -> float | None:
         value = reported_figure(hardware, key)

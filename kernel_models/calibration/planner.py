@@ -1,11 +1,11 @@
 """Choice of what to measure next: the family that needs it most, and, on a shared CPU, what to come back to.
 
-*Families*: errors fall about as the square root of the measurements, so that the squared error falls by itself over the
-time they took. The family where that is most is next. Its error is that of a Gaussian process of log(time / formula),
-each measurement predicted from the others. Which of a family's sizes comes next is drawn, short measurements more often
-(``source``): choosing those of which the process knew least was no better, in as many seconds, over eight families of
-simulated measurements (0.84 to 1.15 times the error after 3 s, 1.01 in the mean) and on two published tables
-(``benchmarks/calibration_curve.py``).
+*Families*: errors fall about as the square root of the number of measurements. So a second of measuring lowers a
+squared error by about that error over the time spent so far. The family where this is largest is next. Its error is
+that of a Gaussian process of log(time / formula), each measurement predicted from the others. The next size of a family
+is drawn at random, short measurements more often (``source``). Choosing the sizes that the process knew least about was
+no better in the same time: 0.84 to 1.15 times the error after 3 s (1.01 in the mean) on eight families of simulated
+measurements, and no better on two published tables (``benchmarks/calibration_curve.py``).
 
 *Coming back* (``Visits``): on a shared CPU a single moment says little of what a shape takes. Neighbours on a machine,
 their caches and memory traffic make the same work take up to twice as long, for milliseconds or for a minute; they
@@ -32,14 +32,14 @@ from tracer.campaign.items import Item
 LEAST_TO_LEARN = 8
 """Measurements before anything is learned: a process of fewer knows little more than its priors."""
 LEARN_AGAIN = 1.4
-"""Learned again each time there are so many times as many measurements: chosen, for it to take little of the time."""
+"""The process is fitted again when the measurements have grown by this factor. Chosen to keep fitting cheap."""
 MOST_TO_LEARN = 700
-"""Beyond so many measurements learning would take longer than they do."""
+"""Above this number of measurements, fitting the process would take longer than measuring."""
 GAPS, LEAST_GAP_S = (1 / 16, 1 / 6, 1 / 3), 1.0
-"""From each visit to the next, shares of the time there is: what disturbs one has mostly gone by the next, which after
-two seconds it had not (``docs/calibration.md``)."""
+"""Times from each visit to the next, as shares of the whole, and least seconds. Most disturbances end before the next
+visit; within two seconds they had not (``docs/calibration.md``)."""
 CLOSING = 0.85
-"""After this share of the time visits come before they are due, so that what was measured last has one too."""
+"""After this share of the time visits come before they are due, so that late measurements get one too."""
 AGREE = 0.08
 """Two visits agree if the slower one takes no more than this share longer."""
 
@@ -67,7 +67,7 @@ class FamilyProgress:
         return len(self._calls)
 
     def tell(self, call: OpCall, measured_us: float) -> None:
-        """Take a measurement in."""
+        """Add a measurement, µs."""
         self._calls.append(call)
         self._logs.append(self._log(call, measured_us))
         if self._learn_at <= self.measured <= MOST_TO_LEARN:
@@ -77,25 +77,25 @@ class FamilyProgress:
             self._learn_at = LEARN_AGAIN * self.measured
 
     def correct(self, row: int, call: OpCall, measured_us: float) -> None:
-        """A later visit of the measurement noted as number ``row`` (from 0) was quicker."""
+        """Replace the time of measurement ``row`` (from 0) by that of a quicker, later visit."""
         self._logs[row] = self._log(call, measured_us)
 
     def _log(self, call: OpCall, measured_us: float) -> float:
         return float(np.log(measured_us / self._formula.predict([call]).time_us[0]))
 
     def error(self) -> float:
-        """Mean absolute error of each measurement by what the others say of it, log; 1 before there are enough."""
+        """Return the mean absolute log error of measurements, each predicted from the others; 1 while there are few."""
         if self._learned is None:
             return 1.0
         process = self._learned[1]
         return float(np.abs(process.y - process.left_out()[0]).mean())
 
     def need(self) -> float:
-        """How fast measurements are expected to lower the squared error, 1/s."""
+        """Return how fast measurements are expected to lower the squared error, 1/s."""
         return self.error() ** 2 / max(self.seconds, 1e-3)
 
     def predict(self, calls: Sequence[OpCall]) -> Float64:
-        """Times by what was learned so far, µs [n]."""
+        """Return the times by what was learned so far, µs [n]."""
         times: Float64 = self._formula.predict(calls).time_us
         if self._learned is None:
             return times
@@ -133,11 +133,11 @@ class Visits:
         self._due: list[tuple[float, str]] = []
 
     def add(self, item: Item, time_us: float, now_s: float) -> None:
-        """A benchmark was measured for the first time."""
+        """Add a benchmark that was measured for the first time."""
         self._plan(_Shape(item, [time_us], now_s))
 
     def due(self, now_s: float) -> Item | None:
-        """The next visit if one is due; near the end whichever is due first. ``took`` answers it, if it worked."""
+        """Return the next visit if one is due (near the end, the first of all). If it worked, call ``took``."""
         if not self._due:
             return None
         due_s, name = self._due[0]
@@ -149,7 +149,7 @@ class Visits:
         return msgspec.structs.replace(shape.item, visit=len(shape.times_us) + 1)
 
     def took(self, item: Item, time_us: float, now_s: float) -> bool:
-        """A visit took so long; returns whether it was the quickest so far."""
+        """Note the time of a visit; return whether it was the quickest so far."""
         shape = self._shapes[item.id]
         quicker = time_us < min(shape.times_us)
         shape.times_us.append(time_us)

@@ -47,7 +47,7 @@ MOST_MINUTES = 24 * 60.0
 FIT_SHARE, MOST_FIT_S = 0.2, 60.0
 """Part of the minutes kept for fitting: chosen."""
 _MAX_MB = 200.0
-"""Of measurements: chosen."""
+"""Most MB of measurements: chosen."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Request:
 
     Attributes:
         device: "auto" (a GPU if torch sees one, else the CPU), "cuda" or "cpu".
-        minutes: of measuring and fitting together, over all runs of one directory.
-        families: names; all that the device has if empty.
-        work: directory of the measurements.
-        resume: go on in a directory that holds measurements.
-        threads: of a CPU.
-        seed: of what is drawn.
+        minutes: Of measuring and fitting together, over all runs of one directory.
+        families: Names; all that the device has if empty.
+        work: Directory of the measurements.
+        resume: Go on in a directory that holds measurements.
+        threads: Of a CPU.
+        seed: Of what is drawn.
     """
 
     work: Path
@@ -89,18 +89,18 @@ HostFit = Callable[[Sequence[ExecutionGraph]], HostOverheads]
 
 def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: HostFit | None = None,
               say: Callable[[str], None] = lambda line: None) -> Calibration:
-    """Calibrate a device.
+    """Measure a device within a time box, fit its profile, and judge it on held-out measurements.
 
     Args:
-        request: what.
-        probe: gives the device's health.
-        host: fits the host's overheads to the captures made; without it they are not in the profile.
-        say: called with lines of progress.
+        request: What to measure, for how long, and where the measurements go.
+        probe: Gives the device's health.
+        host: Fits the host's overheads to the captures made; without it they are not in the profile.
+        say: Called with lines of progress.
 
     Raises:
-        CalibrationError: the request has a mistake, or the device is not fit for it.
-        CampaignError: the measurements cannot be made or written.
-        KeyboardInterrupt: with all that was measured kept.
+        CalibrationError: The request has a mistake, or the device is not fit for it.
+        CampaignError: The measurements cannot be made or written.
+        KeyboardInterrupt: With all that was measured kept.
     """
     began = time.monotonic()
     device = _device(request.device)
@@ -150,19 +150,19 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
 def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | None = None,
                      notes: list[str] | None = None, *, threads: int = 1,
                      say: Callable[[str], None] = lambda line: None, until: float = math.inf) -> DeviceProfile:
-    """The profile of a directory of measurements.
+    """Return the profile of a directory of measurements.
 
     Args:
-        work: the directory.
-        families: to fit; others that were measured only as anchors are left out.
-        host: fits the host's overheads.
-        notes: what to store with it; what is noticed here is added.
-        threads: of a CPU.
-        say: called with the family being fitted.
-        until: on the monotonic clock, after which the families that are left get the formulas alone, and a note.
+        work: The directory.
+        families: To fit; others that were measured only as anchors are left out.
+        host: Fits the host's overheads.
+        notes: What to store with it; what is noticed here is added.
+        threads: Of a CPU.
+        say: Called with the family being fitted.
+        until: On the monotonic clock, after which the families that are left get the formulas alone, and a note.
 
     Raises:
-        CalibrationError: there is nothing to fit, or the directory holds measurements of several devices.
+        CalibrationError: There is nothing to fit, or the directory holds measurements of several devices.
     """
     notes = [] if notes is None else notes
     results = Results.read(work)
@@ -252,7 +252,7 @@ def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -
 
 
 def _clock_mhz(work: Path) -> float | None:
-    """The median clock of a GPU's units right after its measurements; ``None`` where it was never read."""
+    """Return the median clock of a GPU's units right after its measurements; ``None`` where it was never read."""
     read = [read_kernels(work, name).sm_clock_mhz.dropna() for name in FAMILIES
             if any((work / KERNELS).glob(f"{name}.*parquet"))]
     clocks = np.concatenate([np.asarray(one, np.float64) for one in read]) if read else np.zeros(0)

@@ -1,9 +1,9 @@
 """The items of a calibration: anchors first, then sizes of the families that need measurements most.
 
-    anchors ──▶ for each turn:  the family of most error for its time so far (``planner``)
-                                  └─▶ a held-out shape if fewer than a quarter are, else one to fit to
-                on a CPU:        first what is due to be visited again (``Visits``)
-                now and then:    the canary again (does the device still run as fast?), and its health
+    anchors ──▶ for each turn:  The family of most error for its time so far (``planner``).
+                                  └─▶ A held-out shape if fewer than a quarter are, else one to fit to.
+                on a CPU:        First the measurements that are due for another visit (``Visits``).
+                now and then:    The canary again (does the device still run as fast?), and the device's health.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tracer.campaign.source import Rows, Setup
 from tracer.campaign.tables import WARM, quickest_visits, read_kernels, warm_variant
 
 DRAWS = 12
-"""Drawn settings of a family, of which one is taken with odds of one over its seconds. Chosen: more would leave the
-long ones to the end."""
+"""Settings of a family that are drawn; one of them is taken, with odds inversely proportional to its seconds. Chosen:
+with more draws the long ones would come last."""
 HELD_OUT_SHARE = 0.25
 """Part of a family's measurements that is held out, so long as its draws have held-out shapes (a third of all)."""
 CHECK_S, SAY_S = 20.0, 2.0
@@ -51,12 +51,12 @@ LONGER = 2.0
 MOST_REFUSALS = 3
 """Settings of the same modes that may fail or be refused before these modes are left out, unless they ever worked."""
 GIVEN_UP = 8
-"""A family whose last so many measurements all failed is given up: chosen, so that a device's other families lose less
-than a tenth of nine minutes, with a worker's start after each failure."""
+"""A family is given up when this many of its latest measurements in a row failed. Chosen: with a worker's restart after
+each failure, the device's other families then lose less than a tenth of nine minutes."""
 GAVE_UP = "was given up with"
 DOUBTFUL = 5
-"""After so many failures in a row what has worked is measured again: it tells a broken device from families that cannot
-be measured, before the run gives the device up (``tracer.campaign.runner.MOST_FAILURES``)."""
+"""After this many failures in a row, a measurement that has worked before is repeated. It tells a broken device from
+families that cannot be measured, before the run gives the device up (``tracer.campaign.runner.MOST_FAILURES``)."""
 _HOST_CASES = ("launch_idle", "launch_busy", "synchronise", "item")
 _TRIES = 40
 """Chosen: candidates that are looked at for one that fits the time left."""
@@ -108,16 +108,16 @@ class Measurements:
     """An ``ItemSource`` that plans as it goes.
 
     Args:
-        setup: what the run is.
-        families: to calibrate.
-        work: the directory of the measurements.
-        box_s: seconds in all.
-        seed: of the draws.
-        probe: of the device's health.
-        free_bytes: memory that may be used.
-        say: called with a line of progress.
-        clock: seconds, of the run.
-        left_s: seconds of the box that earlier runs of the same directory left, if any did.
+        setup: What the run is.
+        families: To calibrate.
+        work: The directory of the measurements.
+        box_s: Seconds in all.
+        seed: Of the draws.
+        probe: Of the device's health.
+        free_bytes: Memory that may be used.
+        say: Called with a line of progress.
+        clock: Seconds, of the run.
+        left_s: Seconds of the box that earlier runs of the same directory left, if any did.
     """
 
     def __init__(self, setup: Setup, families: Sequence[Family], work: Path, box_s: float, seed: int,
@@ -165,11 +165,11 @@ class Measurements:
         return len(self._done)
 
     def known(self) -> Sequence[Item]:
-        """None: how long things take is known of each."""
+        """Return no items: the plan grows as it goes, and each item has its own estimate of time."""
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
-        """The device is known: prepare to plan. Raises ``CalibrationError`` if earlier runs measured another."""
+        """Prepare to plan for a known device. Raises ``CalibrationError`` if earlier runs measured another."""
         hardware = context.get("hardware", {})
         here, earlier = measured_device(hardware), self._measured_before()
         if earlier - {here}:
@@ -182,7 +182,7 @@ class Measurements:
             self._take_up(item, line)
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """Anchors, then the canary when it is due, then what is most worth it."""
+        """Return the next item: anchors, then the canary when it is due, then the measurement that promises most."""
         self._look()
         while self._first:
             item = self._first.pop(0)
@@ -237,15 +237,15 @@ class Measurements:
             self._visits.add(item, time_us(dict(warm), host=True), self._clock())
 
     def planned(self) -> int:
-        """Open: as many as there is time for."""
+        """Return 0: the number is open, as many as there is time for."""
         return 0
 
     def left(self) -> int:
-        """One while there may be something to measure."""
+        """Return 1 while there may be something to measure, else 0."""
         return 0 if self._ended else 1
 
     def stopped(self) -> str:
-        """It ends with its time."""
+        """Return no reason: a calibration ends with its time."""
         return ""
 
     # --- what the calibration asks afterwards ------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class Measurements:
                                f"measurements, since {state.failed} did not work; the last one: {state.reason}"))
 
     def _look(self) -> None:
-        """Health, and a line of progress, now and then."""
+        """Check the device's health and write a line of progress, now and then."""
         now = self._clock()
         if now - self._checked > CHECK_S:
             for finding in checks.during(self._probe(self.setup.device)):
@@ -357,7 +357,7 @@ class Measurements:
         return self._spec is not None and self._spec.vendor == "host"
 
     def _visited(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """A further visit: was it quicker than those before?"""
+        """Note a further visit, which may have been quicker than those before."""
         row = next((row for row in rows if row.get("variant") == warm_variant(item.visit)), None)
         if row is None:
             return
@@ -418,7 +418,7 @@ class Measurements:
                     state.progress.tell(call, measured_us)
 
     def _drawn(self, state: _FamilyState) -> Candidate | None:
-        """Return what of a family to measure; ``None`` where nothing new was drawn."""
+        """Return a new candidate of a family; ``None`` where nothing new was drawn."""
         assert self._spec is not None and self._limits is not None
         held_out = state.held_out < HELD_OUT_SHARE * (state.done + 1)
         limits = replace(self._limits, bytes=min(self._limits.bytes, state.most_bytes))
@@ -437,8 +437,8 @@ class Measurements:
         return None
 
     def _measurable(self, state: _FamilyState, pool: Mapping[str, Candidate]) -> list[str]:
-        """Return which candidates are new, may work, and take no longer than they may: measurements expect that, as
-        the formulas that drew them may be far too low."""
+        """Return the candidates that are new, may work, and fit the time by what measurements predict: the formulas
+        that drew them may be far too low."""
         assert self._limits is not None
         found = [name for name, one in pool.items() if one.item.id not in self._done
                  and one.bytes <= state.most_bytes and self._may_work(one.item)]
@@ -453,7 +453,7 @@ class Measurements:
         return modes in self._worked or self._refused[modes] < MOST_REFUSALS
 
     def _choose(self) -> Candidate | None:
-        """The next candidate: of the family that has least time for its error, or of any that has few."""
+        """Return the next candidate: of the family that has least time for its error, or of any that has few."""
         while open_states := [state for state in self._states.values() if not state.exhausted]:
             few = [one for one in open_states if one.done + one.failed < COVERAGE]
             state = (min(few, key=lambda one: one.progress.seconds) if few else
@@ -467,7 +467,7 @@ class Measurements:
 
 
 def _modes(item: Item) -> tuple[Any, ...]:
-    """Return what the same shape is worked on by: it decides whether a device can do it at all."""
+    """Return the modes in which a shape is worked on: they decide whether a device can do it at all."""
     if item.kind != "kernel":
         return (item.name,)
     family = FAMILIES[item.name]

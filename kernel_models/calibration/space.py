@@ -41,11 +41,11 @@ class Limits:
     """The limits of one measurement.
 
     Attributes:
-        run_us: longest run, by the formulas, µs.
-        bytes: most memory that its tensors may take together.
-        fixed_s: what any measurement takes beside its runs, seconds.
-        budget_s: longest that the runs of one variant are repeated.
-        fill_gbps: at which random data are made, 10⁹ bytes/s.
+        run_us: Longest run, by the formulas, µs.
+        bytes: Most memory that its tensors may take together.
+        fixed_s: What any measurement takes in addition to its runs, seconds.
+        budget_s: Longest that the runs of one variant are repeated.
+        fill_gbps: At which random data are made, 10⁹ bytes/s.
     """
 
     run_us: float
@@ -65,25 +65,25 @@ class Candidate(NamedTuple):
 
     @property
     def split(self) -> Split:
-        """The side of its shape group."""
+        """Return the side of its shape group."""
         return self.item.split
 
 
 def limits_for(spec: DeviceSpec, free_bytes: float) -> Limits:
-    """Limits on a device with so much free memory."""
+    """Return the limits on a device with ``free_bytes`` of free memory."""
     if spec.vendor == "host":
         return Limits(run_us=6e3, bytes=min(0.1 * free_bytes, 192e6), fixed_s=0.02, budget_s=0.02, fill_gbps=0.3)
     return Limits(run_us=2e4, bytes=min(0.3 * free_bytes, 16e9), fixed_s=0.06, budget_s=0.1, fill_gbps=50.0)
 
 
 def families_of(device: str) -> list[str]:
-    """Families that can be calibrated on "cuda" or "cpu"."""
+    """Return the families that can be calibrated on "cuda" or "cpu"."""
     return list(dict.fromkeys(space.family.value for space in spaces(device)))
 
 
 @cache
 def spaces(device: str) -> Sequence[Space]:
-    """All spaces of "cuda" or "cpu"."""
+    """Return all spaces of "cuda" or "cpu"."""
     rng = np.random.default_rng(0)
     found = []
     for benchmark in FAMILIES.values():
@@ -97,7 +97,7 @@ def spaces(device: str) -> Sequence[Space]:
 
 
 def draw(space: Space, spec: DeviceSpec, limits: Limits, rng: np.random.Generator) -> Candidate | None:
-    """Draw settings within the limits; nothing if none were found."""
+    """Return a candidate drawn within the limits; ``None`` if none was found."""
     for _ in range(_TRIES):
         settings, calls = _drawn(space.benchmark, space.drawn, rng)
         if calls:
@@ -108,7 +108,7 @@ def draw(space: Space, spec: DeviceSpec, limits: Limits, rng: np.random.Generato
 
 
 def _drawn(benchmark: str, space: SearchSpace, rng: np.random.Generator) -> tuple[dict[str, Any], tuple[OpCall, ...]]:
-    """Settings and their call; no call where they do not go together."""
+    """Return drawn settings and their call; no call where the settings do not go together."""
     values: dict[str, Any] = {name: _size(span, rng) for name, span in space.sizes.items()}
     values |= {name: options[rng.integers(len(options))] for name, options in space.choices.items()}
     try:
@@ -120,7 +120,7 @@ def _drawn(benchmark: str, space: SearchSpace, rng: np.random.Generator) -> tupl
 
 def candidate(benchmark: str, settings: dict[str, Any], call: OpCall, spec: DeviceSpec, limits: Limits,
               ) -> Candidate | None:
-    """The candidate of settings; nothing if they exceed the limits."""
+    """Return the candidate of settings; nothing if they exceed the limits."""
     run_us = float(RooflineModel(call.family, spec).predict([call]).time_us[0])
     stored = 3.0 * call.bytes_moved if call.family is Family.RANDOM else 1.5 * call.bytes_moved
     if call.family in (Family.EMBEDDING, Family.INDEX):

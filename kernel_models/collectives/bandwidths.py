@@ -1,17 +1,17 @@
 """``BusBandwidths``: a handful of measured bus bandwidths of a cluster, which correct the formulas of its topology.
 
-A benchmark of a cluster says "all-reduce 52 GB/s on 16 nodes": the busbw (nccl-tests, PERFORMANCE.md) of all GPUs of so
-many whole nodes for a large buffer. That is too little for curves (``profile``). It says by how much the formulas'
+A benchmark of a cluster says "all-reduce 52 GB/s on 16 nodes": the busbw (nccl-tests, PERFORMANCE.md) over all GPUs of
+16 whole nodes for a large buffer. That is too little for curves (``profile``). It says by how much the formulas'
 bandwidth is off, once for each kind of collective and number of nodes. With B the measured busbw and B₀ the formulas'
-own for the same group, another group on as many nodes takes
+own for the same group, another group on the same number of nodes takes
 
     t(S) = t₀(0) + (t₀(S) − t₀(0)) · B₀ / B' + steps · h,     B' = max(B, half of one node's B)
 
-where h is what B is below B' by, as a latency of each of the collective's steps at the size at which it was measured: a
-cluster whose busbw falls as 1/N sends no less, its ranks wait for one another. Between measured numbers of nodes log B
-is interpolated over log nodes, beyond them it stays. A kind that was not measured takes the smallest correction of
-those that were. What lies within a node is corrected by figures of one node alone, and what leaves it where two nodes
-or more were measured.
+where h makes up for B being below B': the missing time, as a latency of each of the collective's steps at the measured
+size. A cluster whose busbw falls as 1/N sends as much as before; its ranks wait for one another. Between measured
+numbers of nodes log B is interpolated over log nodes, beyond them it stays. A kind that was not measured takes the
+smallest correction of the measured ones. Traffic within a node is corrected by figures of one node alone, and traffic
+between nodes where two nodes or more were measured.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from kernel_models.spreads import BUS_BANDWIDTH
 from tracer.table_input import TableInputError, cell_error, read_rows
 
 KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
-"""In the order in which a text has them."""
+"""Kinds, in the order in which a text has them."""
 UNKNOWN = (0.0, 0.0)
 LASTING = 0.5
-"""Share of a node's busbw that several nodes keep for buffers without end: what is lacking besides is taken to be a
+"""Least share of one node's busbw that several nodes keep for buffers without end. What else is missing counts as a
 latency of each step. Chosen: Hugging Face's cluster has 0.47 to 0.67 of it on 8 and 16 nodes in its quicker half."""
 LARGE = float(1 << 30)
 """Bytes of the buffer at which busbw is taken to be measured: bandwidth alone decides."""
@@ -54,7 +54,7 @@ class BusBandwidths:
 
     @staticmethod
     def parse(text: str) -> BusBandwidths | None:
-        """Read what stands on a command line; ``None`` for a text of another form, which may be a file's name.
+        """Read an option's text; ``None`` for a text of another form, which may be a file's name.
 
         Raises:
             CommError: a bandwidth that no network has, or a number of nodes given twice.
@@ -98,7 +98,7 @@ class BusBandwidths:
         return BusBandwidths(found)
 
     def on(self, topology: Topology) -> MeasuredBus:
-        """Return what they say of a cluster's formulas."""
+        """Return the corrections of a cluster's formulas by these bandwidths."""
         return MeasuredBus(topology, self)
 
 
@@ -111,7 +111,7 @@ class MeasuredBus:
 
     @cached_property
     def _measured(self) -> dict[CollectiveKind, dict[int, float]]:
-        """Busbw by kind and nodes."""
+        """Return the busbw by kind and nodes."""
         found: dict[CollectiveKind, dict[int, float]] = {}
         for (kind, nodes), gbps in sorted(self.bandwidths.gbps.items()):
             found.setdefault(kind, {})[nodes or self.topology.nodes] = gbps
@@ -119,7 +119,7 @@ class MeasuredBus:
 
     @cached_property
     def hop_us(self) -> float:
-        """What each rank of the nodes after the first adds to a gather, µs; 0 where it was not measured.
+        """Return what each rank of the nodes after the first adds to a gather, µs; 0 where it was not measured.
 
         On Hugging Face's cluster it is the same on 2 to 64 nodes: 36 to 39 µs in one state of it, 265 to 320 in
         another, in which collectives within nodes are as slow (``benchmarks/nanotron.py``).
@@ -134,7 +134,7 @@ class MeasuredBus:
         return float(np.mean(found)) if found else 0.0
 
     def correct(self, batch: CollectiveBatch, times: CommTimes) -> None:
-        """Change the times of formulas, in place, where bandwidths say something of them."""
+        """Correct the times of formulas, in place, where bandwidths were measured."""
         rows = np.flatnonzero(times.level == int(Level.DATASHEET))
         if not len(rows):
             return
@@ -158,8 +158,8 @@ class MeasuredBus:
         return {}
 
     def _set_line(self, kind: int, nodes: int) -> tuple[float, float]:
-        """Factor on a transfer and µs a step of a kind among so many nodes: its own, or those of the quickest kind
-        that was measured."""
+        """Return the factor on a transfer and the µs of a step, for a kind on a number of nodes: its own, or those of
+        the quickest measured kind."""
         own = self._line(CollectiveKind(kind), nodes)
         known = [found for each in self._measured if (found := self._line(each, nodes)) != UNKNOWN]
         self._lines[kind, nodes] = own if own != UNKNOWN else min(known, default=UNKNOWN)
@@ -178,7 +178,7 @@ class MeasuredBus:
         return moved / lasting / sheet, moved * (1 / gbps - 1 / lasting) / steps
 
     def _formula(self, kind: CollectiveKind, nodes: int) -> tuple[float, float, int]:
-        """The formulas' time of a large buffer among so many nodes, µs, what moves in it, kB, and the ranks."""
+        """Return the formulas' time of a large buffer on whole nodes, µs, the kB that move in it, and the ranks."""
         group = self.topology.first(nodes * self.topology.node.gpus)
         sheet = float(DatasheetModel(self.topology).predict(CollectiveBatch.of(kind, LARGE, group)).time_us[0])
         return sheet, 1e-3 * bus_factor(kind, group.ranks) * LARGE, group.ranks

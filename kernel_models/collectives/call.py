@@ -2,15 +2,13 @@
 
 One convention of size holds everywhere: ``payload_bytes`` is nccl-tests' *size* column, the whole buffer of a rank.
 
-=================  ==========================================================================
-all_reduce         the buffer that is reduced
-all_gather         the gathered output (each rank contributes ``payload / ranks``)
-reduce_scatter     the input (each rank keeps ``payload / ranks``)
-all_to_all         the input of a rank: what it sends to all ranks, itself included; where ranks differ, see ``uneven``
-broadcast, reduce  the buffer
-send_recv          the message (``send`` and ``recv`` are the two ends of one)
-barrier            nothing (priced as an all-reduce of four bytes, which is what PyTorch and NCCL do)
-=================  ==========================================================================
+- all_reduce: The buffer that is reduced.
+- all_gather: The gathered output (each rank contributes ``payload / ranks``).
+- reduce_scatter: The input (each rank keeps ``payload / ranks``).
+- all_to_all: The input of a rank, which is all it sends, to itself included; where ranks differ, see ``uneven``.
+- broadcast, reduce: The buffer.
+- send_recv: The message (``send`` and ``recv`` are the two ends of one).
+- barrier: Nothing (priced as an all-reduce of four bytes, which is what PyTorch and NCCL do).
 
 so that busbw = payload / time × ``bus_factor``.
 """
@@ -76,10 +74,10 @@ _DTYPE_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "flo
 
 
 def collective_kind(name: str) -> CollectiveKind:
-    """The kind of a name such as "all_reduce", "AllReduce" or "alltoall_perf".
+    """Return the kind of a name such as "all_reduce", "AllReduce" or "alltoall_perf".
 
     Raises:
-        CommError: No collective goes by that name.
+        CommError: No collective has that name.
     """
     plain = name.strip().lower().replace("-", "_").removesuffix("_perf")
     plain = _ALIASES.get(plain, _ALIASES.get(plain.replace("_", ""), plain))
@@ -104,7 +102,7 @@ def dtype_name(name: str) -> str:
 
 
 def bus_factor(kind: CollectiveKind, ranks: int) -> float:
-    """Bytes that cross the busiest link per byte of payload (nccl-tests, PERFORMANCE.md)."""
+    """Return the bytes that cross the busiest link per byte of payload (nccl-tests, PERFORMANCE.md)."""
     if ranks <= 1:
         return 0.0
     if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.BARRIER):
@@ -126,7 +124,7 @@ class Placement:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the group."""
+        """Return the ranks of the group."""
         return sum(self.per_node)
 
     @property
@@ -146,7 +144,7 @@ class Placement:
 
     @staticmethod
     def even(ranks: int, per_node: int) -> Placement:
-        """``ranks`` in blocks of ``per_node``; the last node holds what is left."""
+        """Return ``ranks`` in blocks of ``per_node``; the last node holds what is left."""
         if ranks < 1 or per_node < 1:
             raise CommError(f"{ranks} ranks cannot lie {per_node} to a node; both must be at least one.")
         if ranks > MOST_RANKS:
@@ -173,7 +171,7 @@ class CollectiveCall:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the group."""
+        """Return the ranks of the group."""
         return self.placement.ranks
 
 
@@ -195,7 +193,7 @@ class CollectiveBatch:
     @staticmethod
     def of(kind: CollectiveKind, payload_bytes: npt.ArrayLike, placement: Placement,
            dtype: str = "float32") -> CollectiveBatch:
-        """Collectives that differ in size only."""
+        """Return the collectives that differ in size only."""
         payload = np.atleast_1d(np.asarray(payload_bytes, np.float64))
         n = len(payload)
 
@@ -207,14 +205,14 @@ class CollectiveBatch:
 
     @staticmethod
     def from_calls(calls: Sequence[CollectiveCall]) -> CollectiveBatch:
-        """Columns of a list of calls."""
+        """Return the columns of a list of calls."""
         rows = [(int(c.kind), DTYPES.index(c.dtype), c.placement.ranks, c.placement.nodes, c.placement.widest,
                  c.placement.narrowest) for c in calls]
         columns = np.array(rows, np.int64).reshape(-1, 6)
         return CollectiveBatch(columns[:, 0], np.array([c.payload_bytes for c in calls], np.float64), *columns[:, 1:].T)
 
     def take(self, rows: Int64 | Bool) -> CollectiveBatch:
-        """The given rows."""
+        """Return the given rows."""
         return CollectiveBatch(self.kind[rows], self.payload_bytes[rows], self.dtype[rows], self.ranks[rows],
                                self.nodes[rows], self.widest[rows], self.narrowest[rows])
 
@@ -274,7 +272,7 @@ class Level(IntEnum):
 
     @property
     def source(self) -> Source:
-        """The level in the terms of all kernel models."""
+        """Return the level in the terms of all kernel models."""
         if self is Level.MEASURED:
             return Source.MEASURED
         if self is Level.NOTHING_TO_DO:
@@ -297,12 +295,12 @@ class CommTimes:
 
     @staticmethod
     def empty(n: int) -> CommTimes:
-        """n collectives nothing is known of."""
+        """Return times of n collectives that nothing is known of."""
         return CommTimes(np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, int(Level.UNKNOWN), np.int64),
                          np.full(n, -1, np.int64))
 
     def put(self, rows: Int64 | Bool, other: CommTimes) -> None:
-        """Replace rows."""
+        """Replace rows by another's."""
         for name in ("time_us", "low_us", "high_us", "level", "algorithm"):
             getattr(self, name)[rows] = getattr(other, name)
 
@@ -312,5 +310,5 @@ class CommTimes:
                          self.algorithm[rows])
 
     def times(self) -> Times:
-        """Times and interval as other kernel models give them."""
+        """Return the times and interval as other kernel models give them."""
         return Times(self.time_us, self.low_us, self.high_us)

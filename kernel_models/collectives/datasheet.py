@@ -1,16 +1,15 @@
 """The datasheet level: the fastest of NCCL's algorithms and protocols, as straight lines ``t = α + β · payload``.
 
-The structure is that of NCCL's tuner: a base latency for the launch, a hop latency for each step by the slowest link,
-and traffic over the bandwidth of the bottleneck. n ranks on N nodes, g on the widest, S bytes of payload:
+The structure is that of NCCL's tuner. A launch has a base latency, a step a hop latency by the slowest link, and
+traffic takes the bandwidth of the bottleneck. With n ranks on N nodes, g ranks on the widest node, and S bytes of
+payload, the latency and the transfer of each algorithm are:
 
-==============  =====================================  ============================================
-ring            steps · hop                            all-reduce 2(n−1)/n · S/B; gathers (n−1)/n · S/B
-tree            2((g − 1) · hop + log2(N) · net)       2 S/B
-NVLS            one pass through the switch            S / (5/6 · B), less on part of a node
-NVLS tree       NVLS + 2 log2(N) · net                 the slower of NVLS and 2(N−1)/N · S over the cards
-hierarchical    gathers inside, all-reduce across      2(g−1)/g · S/B + 2(N−1)/N · S over the cards
-direct          one step                               busiest rank's link, or busiest node's cards
-==============  =====================================  ============================================
+- ring: Steps · hop; all-reduce 2(n−1)/n · S/B, gathers (n−1)/n · S/B.
+- tree: 2((g − 1) · hop + log2(N) · net); 2 S/B.
+- NVLS: One pass through the switch; S / (5/6 · B), less on part of a node.
+- NVLS tree: NVLS + 2 log2(N) · net; the slower of NVLS and 2(N−1)/N · S over the cards.
+- hierarchical: Gathers inside, all-reduce across; 2(g−1)/g · S/B + 2(N−1)/N · S over the cards.
+- direct: One step; busiest rank's link, or busiest node's cards.
 
 In gathers and all-to-alls the channels also copy the rank's own part, ``S/n``.
 
@@ -90,8 +89,8 @@ HOP_LATENCY_US = {
 
 LINK_SHARE = {"volta": 20.0 / 25.0, "ampere": 20.0 / 25.0, "ada": 1.0, "hopper": 20.6 / 25.0, "blackwell": 40.1 / 50.0,
               "rtx-blackwell": 1.0, "cdna2": 0.75, "cdna3": 0.75, "cdna4": 0.75, "host": 1.0}
-"""Share of NVLink's rate that a ring gets: topo.h's figure for each link over the data sheet's 25 or 50 GB/s; for
-Infinity Fabric the one that RCCL's documentation reports (about three quarters; links of CDNA 2 and 4 are assumed to be
+"""Share of NVLink's rate that a ring gets: topo.h's figure for each link over the data sheet's 25 or 50 GB/s. For
+Infinity Fabric it is about three quarters, as RCCL's documentation reports (links of CDNA 2 and 4 are assumed to be
 like CDNA 3's). Ada and RTX Blackwell have no NVLink."""
 
 PCI_SHARE = 0.75
@@ -117,7 +116,7 @@ NVLS_EFFICIENCY = {"hopper": 0.85, "blackwell": 0.74}
 NVLS_RATIO = 5.0 / 6.0
 """Algorithmic over bus bandwidth of NVLS."""
 NETWORK_SIMPLE_RING = 1.4
-"""Multi-node rings with Simple take this factor of latency."""
+"""Factor on the latency of rings over several nodes with the Simple protocol."""
 HOST_BASE_US, HOST_HOP_US = 40.0, 25.0
 """Gloo over a host's loopback: a stand-in until ``foretrace comm bench`` has measured the host."""
 
@@ -163,7 +162,7 @@ def ring_gbps(topology: Topology, group: RankGroup) -> float:
 
 
 def lines(topology: Topology, kind: CollectiveKind, group: RankGroup) -> list[Line]:
-    """Every way to do the collective that NCCL would consider; hierarchical ones come last and only for even groups."""
+    """Return every way that NCCL would consider; hierarchical ones come last and only for even groups."""
     if group.ranks <= 1:
         return [Line(Algorithm.RING, Protocol.SIMPLE, 0.0, 0.0)]
     if kind is CollectiveKind.BARRIER:
@@ -182,7 +181,7 @@ def lines(topology: Topology, kind: CollectiveKind, group: RankGroup) -> list[Li
 
 
 def _protocols(topology: Topology) -> tuple[Protocol, ...]:
-    """LL128 needs NVLink everywhere in a node."""
+    """Return the usable protocols: LL128 needs NVLink everywhere in a node."""
     if topology.node.link == "loopback":
         return (Protocol.SIMPLE,)
     if topology.node.link == "pcie":
@@ -191,7 +190,7 @@ def _protocols(topology: Topology) -> tuple[Protocol, ...]:
 
 
 def _share(topology: Topology, group: RankGroup, protocol: Protocol, gbps: float) -> float:
-    """Bandwidth that a protocol reaches of a ring's."""
+    """Return the bandwidth that a protocol reaches of a ring's."""
     if topology.node.link == "loopback":
         return gbps
     if protocol is Protocol.LL:
@@ -213,7 +212,7 @@ def _base(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> float
 
 
 def _own_part(topology: Topology, kind: CollectiveKind, group: RankGroup) -> float:
-    """µs per byte of payload for a rank's own part, which the channels of a gather copy besides."""
+    """Return µs per byte of payload for a rank's own part, which the channels of a gather copy as well."""
     if kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
         return 0.0
     channel = CHANNEL_GBPS.get(topology.node.architecture)
@@ -297,8 +296,8 @@ INTERVALS = {
     "pcie": ((0.20, 1.75), (0.20, 2.75), (0.20, 2.85)),
     "nodes": ((0.30, 1.70), (0.30, 2.40), (0.30, 2.40)),
 }
-"""80% log half-widths (down, up) up to the first size, at the second and from the third, in between by log size: what
-encloses 80% of all tables of a kind together, each counting the same (``python benchmarks/collectives.py`` prints it).
+"""80% log half-widths (down, up) up to the first size, at the second, and from the third; in between by log size. They
+enclose 80% of all tables of a kind together, each weighted the same (``python benchmarks/collectives.py`` prints them).
 
 nvswitch: AIConfigurator's A100, H100 and H200, vTrain's A100, Vidur's A100 and H100 nodes. nvlink-mesh: vTrain's V100,
 Vidur's pairwise-linked A100. pcie: AIConfigurator's L40S. nodes: Vidur's two nodes of A100 and of H100. Most times are
@@ -327,8 +326,8 @@ def algorithm_label(code: int) -> str:
 @lru_cache(maxsize=4096)
 def nccl_lines(topology: Topology, kind: CollectiveKind, group: RankGroup,
                algorithm: Algorithm | None = None, protocol: Protocol | None = None) -> tuple[Line, ...]:
-    """The ways NCCL chooses among (no hierarchical one), or those of one algorithm and protocol (none: not possible
-    here)."""
+    """Return the ways NCCL chooses among (no hierarchical one), or those of one algorithm and protocol (none: not
+    possible here)."""
     return tuple(line for line in lines(topology, kind, group) if protocol in (None, line.protocol) and (
         line.algorithm is not Algorithm.HIERARCHICAL if algorithm is None else line.algorithm is algorithm))
 
@@ -342,7 +341,7 @@ class DatasheetModel:
         self.topology, self.algorithm, self.protocol = topology, algorithm, protocol
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Times of all collectives; ``Level.UNKNOWN`` where the one algorithm cannot do it."""
+        """Return the times of all collectives; ``Level.UNKNOWN`` where the one algorithm cannot do it."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         for index, row in enumerate(first.tolist()):
@@ -379,8 +378,7 @@ def half_widths(topology: Topology, size: npt.NDArray[np.float64],
 
 
 def interval_checked(topology: Topology, kind: CollectiveKind, nodes: int) -> bool:
-    """Return whether measurements of such a machine and collective stand behind the interval; elsewhere it is
-    assumed."""
+    """Return whether measurements of such a machine and collective support the interval; elsewhere it is assumed."""
     node = topology.node
     if (node.link, node.architecture) not in CHECKED:
         return False

@@ -1,9 +1,9 @@
 """The fitted level: ``t = α + β · payload`` for each protocol of each measured setting, and what follows for others.
 
 NCCL changes protocol (LL, LL128, Simple) or algorithm at one or two sizes, and within one its time is a straight line.
-So a setting's measurements are cut into at most three pieces, each with an α and a β of its own; where to cut is what
-fits best (exactly, by dynamic programming). A setting that was not measured is the datasheet formula times the ratio of
-fit to formula in the nearest measured one: its constants are the user's, its structure is NCCL's.
+So a setting's measurements are cut into at most three pieces, each with its own α and β. Dynamic programming finds the
+cuts that fit best. A setting that was not measured takes the datasheet formula, times the ratio of fit to formula in
+the nearest measured setting. Its constants are the user's, its structure is NCCL's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tracer.arrays import Float64
 from tracer.input_file import DecodeError, convert
 
 PROTOCOLS, SHORTEST = 3, 2
-"""Pieces at most: NCCL has LL, LL128 and Simple; and measured sizes that each needs: it has two parameters."""
+"""Pieces at most (NCCL has LL, LL128 and Simple), and measured sizes that each needs (it has two parameters)."""
 MOST_CUTS, FOLDS = 40, 5
 """Most places that are tried as cuts (a longer table tries this many, evenly spread), and folds of sizes left out."""
 BELOW = 2.0
@@ -72,7 +72,7 @@ class CurvePieces:
 
     @staticmethod
     def fit(size: Float64, time_us: Float64, most: int = PROTOCOLS) -> CurvePieces:
-        """At most ``most`` pieces through sizes ascending; fewer where there are too few sizes."""
+        """Fit at most ``most`` pieces through ascending sizes; fewer where there are too few sizes."""
         count = max(1, min(most, len(size) // SHORTEST))
         if count == 1:
             alpha, beta = _robust_line(size, time_us)
@@ -109,7 +109,7 @@ class CurvePieces:
         )
 
     def at(self, size: Float64) -> Float64:
-        """µs at the given sizes; a piece never starts below the end of the one before."""
+        """Return µs at the given sizes; a piece never starts below the end of the piece before."""
         piece = np.searchsorted(self.upto, size, side="left")
         time_us = self.latency_us[piece] + self.us_per_byte[piece] * size
         ends = self.latency_us[:-1] + self.us_per_byte[:-1] * self.upto
@@ -148,7 +148,7 @@ class FittedModel:
         return FittedModel(on, pieces, np.concatenate(residuals) if residuals else np.zeros(0))
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Times of all collectives that have a measured one near them; ``Level.UNKNOWN`` without any."""
+        """Return the times of all collectives that have a measured one near them; ``Level.UNKNOWN`` without any."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         low, high = -DEFAULT_WIDTH, DEFAULT_WIDTH
@@ -175,7 +175,7 @@ class FittedModel:
         return out
 
     def _scaled_formula(self, key: Setting, near: Setting, size: Float64, formulas: DatasheetModel) -> Float64:
-        """The formula of one setting times the ratio of fit to formula in another, µs, never falling over size.
+        """Return the formula of one setting times the ratio of fit to formula in another, µs, never falling over size.
 
         A ratio of rising curves may fall. So it is taken at fixed sizes and never below what a smaller one takes, and
         in between goes on straight.
@@ -188,7 +188,7 @@ class FittedModel:
         return np.interp(size, grid, level)
 
     def _at(self, setting: Setting, size: Float64, formulas: DatasheetModel) -> Float64:
-        """A fitted setting's µs; well below its smallest measured size the formula's shape takes over."""
+        """Return a fitted setting's µs; well below its smallest measured size the formula's shape takes over."""
         pieces = self.pieces[setting]
         time_us = pieces.at(size)
         below = size < pieces.smallest / BELOW
@@ -200,7 +200,7 @@ class FittedModel:
         return time_us
 
     def _nearest(self, key: Setting) -> Setting | None:
-        """The measured setting most like this one: kind, in one node or across, size of the group, width of the
+        """Return the measured setting most like this one: kind, in one node or across, size of the group, width of the
         dtype."""
         width = DTYPE_BYTES[DTYPES[key[1]]]
 
@@ -222,7 +222,7 @@ class FittedModel:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> FittedModel:
-        """The model of ``state()``. Raises ``CommError`` if it is none."""
+        """Return the model of ``state()``. Raises ``CommError`` if it is none."""
         try:
             stored = convert(state, _State)
             pieces = {}
@@ -257,13 +257,13 @@ class _State(msgspec.Struct):
 
 
 def _like_sizes(setting: Setting, size: Float64) -> CollectiveBatch:
-    """Sizes in a setting."""
+    """Return the sizes in a setting."""
     columns = [np.full(len(size), value, np.int64) for value in setting]
     return CollectiveBatch(columns[0], size, *columns[1:])
 
 
 def _scaled(formulas: DatasheetModel, setting: Setting, size: Float64, time_us: Float64) -> CurvePieces:
-    """One measured size: the formula's line there, scaled to it."""
+    """Return one measured size as a curve: the formula's line there, scaled to the measurement."""
     kind, group = CollectiveKind(setting[0]), RankGroup(*setting[2:])
     ways = nccl_lines(formulas.topology, kind, group)
     line = min(ways, key=lambda way: way.latency_us + way.us_per_byte * float(size[0]))
@@ -289,7 +289,7 @@ def _switch(before: tuple[float, float], after: tuple[float, float], last: float
 
 
 def _line(size: Float64, time_us: Float64, weight: Float64) -> tuple[float, float]:
-    """α, β ≥ 0 with the least weighted sum of squared relative errors."""
+    """Return α and β, both ≥ 0, with the least weighted sum of squared relative errors."""
     a, b, w = 1.0 / time_us, size / time_us, weight
     aa, ab, bb = (w * a * a).sum(), (w * a * b).sum(), (w * b * b).sum()
     sa, sb = (w * a).sum(), (w * b).sum()

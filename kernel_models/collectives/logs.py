@@ -1,12 +1,11 @@
-"""``read_log``: measured collectives of any log or table that is known. What a text is, it says itself.
+"""``read_log``: measured collectives of any known log or table. The text itself shows its format.
 
 Tables are CSV, TSV, Parquet or JSON lines: a row each, columns found by their usual names. A table needs a size in
-bytes and a time whose column names its unit (``latency_us``, ``time_ms``, …). Known besides: the collective, the dtype,
-ranks, ranks per node, the backend, the GPU and the system; what a table lacks is taken from ``Hints``.
-
-NCCL's inspector plugin (``NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so``) writes one JSON object a collective a
-rank, as each rank saw it: a rank that came early waited within its kernel. Of the ranks whose logs are given, the
-quickest one's time of the same collective is its transfer. Give the directory of all logs.
+bytes and a time whose column names its unit (``latency_us``, ``time_ms``, …). Also read: the collective, the dtype,
+ranks, ranks per node, the backend, the GPU and the system. ``Hints`` supply what a table lacks. NCCL's inspector plugin
+(``NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so``) writes one JSON object a collective a rank, as each rank saw
+it: a rank that came early waited within its kernel. Of the ranks whose logs are given, the quickest one's time of the
+same collective is its transfer. Give the directory of all logs.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def is_table(path: str) -> bool:
 
 
 def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
-    """The measurements of a table.
+    """Return the measurements of a table.
 
     Raises:
         TableInputError: it cannot be read, or a column or line is not usable; it is named.
@@ -99,7 +98,7 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
 
 
 def _placement(known: dict[tuple[int, int], Placement], ranks: int, per_node: int) -> Placement:
-    """Where the ranks of a group lie, each shape of groups once. Raises ``CommError``: no cluster has so many."""
+    """Return where the ranks of a group lie, each shape of groups once. Raises ``CommError``: too many ranks."""
     if (ranks, per_node) not in known:
         known[ranks, per_node] = Placement.even(ranks, per_node)
         if len(known) > MOST_SHAPES or sum(-(-all_ranks // node) for all_ranks, node in known) > MOST_RANKS:
@@ -115,7 +114,7 @@ def _text(values: dict[str, list[Any]], key: str, row: int) -> str:
 
 
 def _time(columns: dict[str, Any], path: str) -> tuple[Any, float]:
-    """The time column that says most, and its factor to µs."""
+    """Return the time column that says most, and its factor to µs."""
     timed = {}
     for column in columns:
         match = _TIME.match(column)
@@ -159,7 +158,7 @@ class _Line(msgspec.Struct):
 
 
 def is_inspector(text: str) -> bool:
-    """Return whether a text is such a log."""
+    """Return whether a text is a log of NCCL's inspector plugin."""
     return '"inspector_output_format_version"' in text[:8192] and '"header"' in text[:8192]
 
 
@@ -257,7 +256,7 @@ MOST_BYTES = 256 << 20  # chosen: memory; a benchmark's log has some kB
 
 
 def read_log(path: str, hints: Hints | None = None) -> CollectiveMeasurements:
-    """Read a log or table of measurements, whichever it is.
+    """Read a log or table of measurements, of any known form.
 
     Raises:
         CommError: It is none that is known, or a line of it is broken; one sentence, with the line.

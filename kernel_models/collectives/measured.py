@@ -1,14 +1,14 @@
 """The measured level: curves interpolated over sizes, and between group sizes.
 
-Between group sizes of one node two regimes are mixed. A latency grows with the steps of a ring, so it is affine in n;
-a transfer's traffic per byte is ``(n − 1) / n`` on the link plus ``1 / n`` for the rank's own part, so it is affine in
+Between group sizes of one node two regimes are mixed. A latency grows with the steps of a ring, so it is affine in n. A
+transfer's traffic per byte is ``(n − 1) / n`` on the link, plus ``1 / n`` for the rank's own part, so it is affine in
 1/n. The weight of the first is the share of the smallest size's time in the size's own. Where all ranks share a host
 bridge (PCIe) neither holds, and log time is interpolated over log n.
 
-Over sizes, a curve is monotone. Between two measured sizes a straight line of time over size is what ``t = α + S / B``
-draws, and is too low where the next measured size uses another protocol; a monotone cubic of log time over log size
-(Fritsch and Carlson 1980) is smooth through the bends. Their weighted geometric mean is monotone too. The weight is
-chosen on held-out *measured* sizes (``choose_blend``).
+Over sizes, a curve is monotone. Between two measured sizes ``t = α + S / B`` draws a straight line of time over size.
+It is too low where the next measured size uses another protocol. A monotone cubic of log time over log size (Fritsch
+and Carlson 1980) is smooth through the bends. Their weighted geometric mean is monotone too. The weight is chosen on
+held-out *measured* sizes (``choose_blend``).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Curve:
         return Curve(x, y, _slopes(np.log(x), y))
 
     def log_at(self, size: npt.ArrayLike, blend: float = DEFAULT_BLEND) -> Float64:
-        """Log of µs at the given sizes. Below the smallest: its time; above the largest: on along the last line."""
+        """Return log µs at the given sizes. Below the smallest: its time; above the largest: along the last line."""
         x = np.asarray(size, np.float64)
         if len(self.size) == 1:
             # Nothing is known of the slope: never faster than in proportion to the size.
@@ -103,7 +103,7 @@ def left_out_step(sizes: int) -> int:
 
 
 def choose_blend(curves: Sequence[tuple[Float64, Float64]]) -> tuple[float, Float64]:
-    """The weight with the least mean absolute log error on sizes left out of measured curves in turn.
+    """Return the weight with the least mean absolute log error on sizes left out of measured curves in turn.
 
     Args:
         curves: (sizes ascending, µs) each.
@@ -152,7 +152,7 @@ def _isotonic(y: Float64) -> Float64:
 
 
 def _slopes(x: Float64, y: Float64) -> Float64:
-    """Slopes of the monotone piecewise cubic through (x, y)."""
+    """Return the slopes of the monotone piecewise cubic through (x, y)."""
     if len(x) < 2:
         return np.zeros(len(x))
     h = np.diff(x)
@@ -196,12 +196,12 @@ class MeasuredModel:
     """Curves by setting. ``shared_link``: all ranks of a node share one bridge (PCIe).
 
     Attributes:
-        curves: by kind, dtype, ranks, nodes, most and fewest ranks on a node.
-        blend: weight of the α–β line between sizes (``choose_blend``).
-        residual_size, residual: log(measured / predicted) of sizes left out.
-        misfit: of the same sizes how far the monotone curve passes by them when they are not left out.
-        ranks_residual: log(measured / predicted) of whole group sizes left out.
-        spread: log ratio that medians of repeats stay within.
+        curves: By kind, dtype, ranks, nodes, most and fewest ranks on a node.
+        blend: Weight of the α–β line between sizes (``choose_blend``).
+        residual_size, residual: Log(measured / predicted) of sizes left out.
+        misfit: Of the same sizes how far the monotone curve passes by them when they are not left out.
+        ranks_residual: Log(measured / predicted) of whole group sizes left out.
+        spread: Log ratio that medians of repeats stay within.
     """
 
     curves: dict[Setting, Curve]
@@ -217,7 +217,7 @@ class MeasuredModel:
     def fit(
         measurements: CollectiveMeasurements, *, shared_link: bool = False, intervals: bool = True
     ) -> MeasuredModel:
-        """Curves of all settings; the interpolation is chosen by leaving measured sizes out, the intervals too."""
+        """Fit the curves of all settings; left-out measured sizes choose the interpolation and the intervals."""
         rows = measurements.aggregated()
         points = rows.curves()
         curves = {key: Curve.fit(*value) for key, value in points.items() if len(value[0]) > 1}
@@ -232,7 +232,7 @@ class MeasuredModel:
         return model
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Times where a curve says something; ``Level.UNKNOWN`` elsewhere."""
+        """Return times where a curve covers the call; ``Level.UNKNOWN`` elsewhere."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         order = np.argsort(setting, kind="stable")
@@ -267,12 +267,12 @@ class MeasuredModel:
         out.level[rows] = level_of
 
     def _begin(self, used: tuple[Setting, ...]) -> float:
-        """Bytes from which the curves of these settings say something; 0: they start with the latency."""
+        """Return the bytes from which the curves of these settings say something; 0: they start with the latency."""
         first = max(float(self.curves[key].size[0]) for key in used)
         return first / BELOW if first > LATENCY_BYTES else 0.0
 
     def begins(self, batch: CollectiveBatch) -> Float64:
-        """Bytes from which this level answers each row's setting; NaN where it never does."""
+        """Return the bytes from which this level answers each row's setting; NaN where it never does."""
         out = np.full(len(batch), np.nan)
         first, setting = batch.settings()
         for index, row in enumerate(first.tolist()):
@@ -292,7 +292,7 @@ class MeasuredModel:
         return min(same, key=lambda k: (abs(np.log(DTYPE_BYTES[DTYPES[k[1]]] / width)), k), default=None)
 
     def _neighbours(self, key: Setting) -> tuple[Setting, Setting] | None:
-        """Two measured settings of one node with other rank counts, on both sides where there are."""
+        """Return two measured settings of one node with other rank counts, on both sides where possible."""
         kind, dtype, ranks, nodes = key[:4]
         if nodes != 1:
             return None
@@ -307,7 +307,7 @@ class MeasuredModel:
         return None if first is None or second is None else (first, second)
 
     def _between(self, n: int, first: Setting, second: Setting) -> Curve:
-        """The curve of n ranks, at the sizes measured for either neighbour; monotone as all curves are."""
+        """Return the curve of n ranks, at the sizes measured for either neighbour; monotone as all curves are."""
         curve_a, curve_b = self.curves[first], self.curves[second]
         size = np.union1d(curve_a.size, curve_b.size)
         log_a, log_b = curve_a.log_at(size, self.blend), curve_b.log_at(size, self.blend)
@@ -323,7 +323,7 @@ class MeasuredModel:
         return Curve.fit(size, np.maximum(time_us, 0.5 * np.exp(np.minimum(log_a, log_b))))
 
     def _interval(self, curve: Curve, size: Float64) -> tuple[Float64, Float64]:
-        """Log offsets of the 80% interval: of repeats at a measured size, of left-out sizes far from one."""
+        """Return log offsets of the 80% interval: of repeats at a measured size, of left-out sizes far from one."""
         octave = np.log2(np.maximum(size, 1.0))
         grid = np.arange(np.floor(octave.min()), np.ceil(octave.max()) + 1) if len(octave) else np.zeros(1)
         log_size = np.log2(np.maximum(self.residual_size, 1.0))
@@ -366,7 +366,7 @@ class MeasuredModel:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> MeasuredModel:
-        """The model of ``state()``. Raises ``CommError`` if it is none."""
+        """Return the model of ``state()``. Raises ``CommError`` if it is none."""
         try:
             found = convert(state, _State)
             curves = {}

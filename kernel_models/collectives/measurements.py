@@ -1,8 +1,8 @@
 """Measured times of collectives as columns, the types they are stored in, and the machine behind them.
 
 Rows of different GPUs or clusters are never pooled. A row names its GPU as the driver or the table writes it, and its
-system (a table's ``topology`` or ``cluster`` column). Rows that name neither are taken as of the topology that the
-user names."""
+system (a table's ``topology`` or ``cluster`` column). Rows that name neither are assumed to come from the topology that
+the user names."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from kernel_models.collectives.call import (
     dtype_name,
 )
 from kernel_models.collectives.topology import Topology
-from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceError, DeviceSpec, device, find_device, resolve_device
 from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import MOST_RANKS
 from tracer.errors import listed
@@ -41,7 +40,7 @@ Setting = tuple[int, int, int, int, int, int]
 
 @dataclass(slots=True)
 class CollectiveMeasurements:
-    """n measured collectives; ``weight`` is how many repeats a row stands for, ``spread`` the scatter of medians."""
+    """n measured collectives. ``weight`` counts the repeats behind a row, ``spread`` is the scatter of medians."""
 
     batch: CollectiveBatch
     time_us: Float64
@@ -65,22 +64,22 @@ class CollectiveMeasurements:
         return len(self.time_us)
 
     def take(self, rows: Int64 | Bool) -> CollectiveMeasurements:
-        """The given rows."""
+        """Return the given rows."""
         picked = np.arange(len(self))[rows]
         return CollectiveMeasurements(self.batch.take(rows), self.time_us[rows], self.weight[rows],
                                       [self.backend[i] for i in picked], self.spread, [self.device[i] for i in picked],
                                       [self.system[i] for i in picked], self.notes)
 
     def backends(self) -> list[str]:
-        """Names of the backends, sorted."""
+        """Return the names of the backends, sorted."""
         return sorted(set(self.backend))
 
     def of_backend(self, name: str) -> CollectiveMeasurements:
-        """The rows of one backend."""
+        """Return the rows of one backend."""
         return self.take(np.array([backend == name for backend in self.backend], np.bool_))
 
     def of_one_machine(self) -> CollectiveMeasurements:
-        """The same rows as of one machine: a log that names its GPU and one that does not repeat each other."""
+        """Return the same rows without GPU and system, so that logs that name them and logs that do not are pooled."""
         return replace(self, device=[], system=[])
 
     def aggregated(self) -> CollectiveMeasurements:
@@ -125,13 +124,13 @@ class CollectiveMeasurements:
 
 
 def setting_of(batch: CollectiveBatch, row: int) -> Setting:
-    """All of a row but its size."""
+    """Return all of a row but its size."""
     return (int(batch.kind[row]), int(batch.dtype[row]), int(batch.ranks[row]), int(batch.nodes[row]),
             int(batch.widest[row]), int(batch.narrowest[row]))
 
 
 def join(parts: Iterable[CollectiveMeasurements]) -> CollectiveMeasurements:
-    """Rows of several logs."""
+    """Return the rows of several logs."""
     kept = [part for part in parts if len(part)]
     if not kept:
         return make_measurements([])
@@ -152,7 +151,7 @@ def join(parts: Iterable[CollectiveMeasurements]) -> CollectiveMeasurements:
 def make_measurements(
         rows: Iterable[tuple[str | CollectiveKind, str, Placement, float, float]],
         backend: str = "nccl", device: str = "", system: str = "") -> CollectiveMeasurements:
-    """Measurements of (collective, dtype, placement, payload bytes, µs) rows of one backend, GPU and system.
+    """Return the measurements of (collective, dtype, placement, payload bytes, µs) rows of one backend, GPU and system.
 
     Raises:
         CommError: A time or size is not finite, a time is not above zero or a size is below zero.
@@ -213,7 +212,7 @@ def same_gpu(name: str, on: Topology) -> bool:
 
 
 def gpu_of_system(name: str) -> str:
-    """The GPU in a system's name, such as "h100" of "h100_dgx"; empty where it names none."""
+    """Return the GPU in a system's name, such as "h100" of "h100_dgx"; empty where it names none."""
     for part in re.split(r"[\s_/]+", name.strip()):
         if part and part.lower() != "cpu" and _resolved(part) is not None:
             return part
@@ -222,7 +221,7 @@ def gpu_of_system(name: str) -> str:
 
 def of_cluster(rows: CollectiveMeasurements, on: Topology, device_name: str | None = None,
                system: str | None = None) -> tuple[CollectiveMeasurements, list[str]]:
-    """The rows that were measured on the topology's GPU, and a note where others were left out.
+    """Return the rows that were measured on the topology's GPU, and a note where others were left out.
 
     Args:
         rows: Measurements, possibly of several machines.
@@ -250,9 +249,10 @@ def of_cluster(rows: CollectiveMeasurements, on: Topology, device_name: str | No
     keep = [fits[name] for name in gpus]
     kept = _keep(kept, keep, f"The measurements are of {_listed(gpus)}, and {on.node.name} has {on.node.device}; name "
                              "the topology they were measured on.")
-    for option, names in (("device", _devices(kept)), ("system", sorted(set(filter(None, kept.system))))):
+    for what, option, names in (("device", "gpu-name", _devices(kept)),
+                                ("system", "system", sorted(set(filter(None, kept.system))))):
         if len(names) > 1:
-            raise CommError(f"The measurements are of several {option}s ({_listed(names)}); name one with --{option}.")
+            raise CommError(f"The measurements are of several {what}s ({_listed(names)}); name one with --{option}.")
     if len(kept) == total:
         return kept, []
     left = _listed([name for name in {*rows.device, *rows.system} if name not in {*kept.device, *kept.system}])
@@ -309,7 +309,7 @@ class Hints:
     backend: str = "nccl"
 
     def placement(self) -> Placement:
-        """The placement of ``ranks``. Raises ``CommError`` if it is not given."""
+        """Return the placement of ``ranks``. Raises ``CommError`` if it is not given."""
         if self.ranks is None:
             raise CommError("The number of ranks is not known; give --ranks.")
         return Placement.even(self.ranks, self.per_node or self.ranks)

@@ -28,7 +28,7 @@ REDUCING = ("hopper", "blackwell")
 """Architectures whose switches add up (NVLink SHARP)."""
 SWITCH_CLASS = "0x068000"
 MOST_COLUMNS = 1024
-"""Of a table: more than any node has, of which the largest join 72 GPUs."""
+"""Most columns of a table: more than any node has (the largest join 72 GPUs)."""
 _CELL = re.compile(r"NV(\d{1,3})$|X$|PIX$|PXB$|PHB$|NODE$|SYS$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LANES = re.compile(r"(\d{1,4}(?:\.\d{1,4})?) GT/s", re.ASCII)
@@ -123,7 +123,7 @@ def node_file(found: NodeMap, device: DeviceSpec, name: str) -> str:
 
 
 def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
-    """The matrix that ``nvidia-smi topo -m`` prints: rows and columns of GPUs, then of network cards."""
+    """Return the matrix that ``nvidia-smi topo -m`` prints: rows and columns of GPUs, then of network cards."""
     rows = [[cell.strip() for cell in re.split(r"\t+|\s{2,}", _COLOURS.sub("", line).strip())]
             for line in text.splitlines() if line.strip()]
     header = next((row for row in rows if "GPU0" in row), None)
@@ -168,7 +168,7 @@ def _read_xml(text: str, name: str) -> NodeMap:
 
 
 def _slot_gbps(rate_of_lane: str, lanes: str | None) -> float:
-    """A slot's rate one way: GT/s × lanes, coded 128b/130b from 8 GT/s on, 8b/10b below; 0.0 where not said."""
+    """Return a slot's rate one way: GT/s × lanes, coded 128b/130b from 8 GT/s on, 8b/10b below; 0.0 where not said."""
     speed, width = _LANES.match(rate_of_lane), _whole(lanes)
     if speed is None or not width:
         return 0.0

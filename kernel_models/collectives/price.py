@@ -1,31 +1,29 @@
-"""``price_calls``: what collectives cost, the one place where their price comes from.
+"""``price_calls``: what collectives cost. Every price of a collective comes from here.
 
-Each collective gets the best that is known of it (``Level``):
+Each collective gets the best known price (``Level``):
 
-=====================  ===============================================================================================
-measured, fitted       measurements of the cluster: curves, their neighbours, an α–β model fitted to them (``profile``)
-data sheet             NCCL's formulas with the published constants of the cluster's topology (``datasheet``)
-links                  no cluster is given: a ring over the links of one node of the device, an assumption (here)
-=====================  ===============================================================================================
+- measured, fitted: Measurements of the cluster: curves, their neighbours, an α–β model fitted to them (``profile``).
+- data sheet: NCCL's formulas with the published constants of the cluster's topology (``datasheet``).
+- links: No cluster is given; a ring over the links of one node of the device is assumed (here).
 
-Of several backends ``Backends`` chooses who does a collective (MCR-DL, Anthony et al., IPDPS 2023). A cluster's
-backends are what its profile has measurements of: NCCL, the kernels of serving engines, NVSHMEM, UCC, MPI, gloo.
-Without measurements they are NCCL's algorithms and protocols and the hierarchical all-reduce, by formula. One of them,
-the ``base``, does what no other does faster; each collective that another one does pays for the way there and back.
+``Backends`` chooses between several backends for each collective (MCR-DL, Anthony et al., IPDPS 2023). A cluster's
+backends are those that its profile has measured: NCCL, the kernels of serving engines, NVSHMEM, UCC, MPI, gloo. Without
+measurements they are NCCL's algorithms and protocols and the hierarchical all-reduce, by formula. One backend, the
+``base``, does each collective that no other does faster. A collective of another backend pays the way there and back.
 
-Flows on one link share it evenly (processor sharing, as NCCL's channels and fair queues do). Computation beside a
-collective loses the units that run NCCL's channels, or memory bandwidth: bounds from published figures, not fits. A
-trace's own overlapped times are better where there are any.
+Flows on one link share it evenly (processor sharing, as NCCL's channels and fair queues do). Computation that overlaps
+a collective loses the units that run NCCL's channels, or memory bandwidth. These losses are bounds from published
+figures, not fits. A trace's own overlapped times are better where there are any.
 
 Serving engines do all-reduces within a node by kernels that read and write the other GPUs' memory. An engine takes the
 quicker of two (vLLM's and SGLang's ``custom_all_reduce``, TensorRT-LLM's one-shot and two-shot):
 
-    one shot    every GPU reads all others' buffers:       t = t₀ + (n − 1)·S / B
-    two shots   a share reduced by each, then gathered:    t = 2·t₀ + 2·(n − 1)/n·S / B
+    - one shot:    Every GPU reads all others' buffers.      t = t₀ + (n − 1)·S / B
+    - two shots:   Each reduces a share, then all gather.    t = 2·t₀ + 2·(n − 1)/n·S / B
 
 with S the payload and B the share ``ENGINE_REACHED`` of what a GPU's links carry one way. From
-``custom_all_reduce_h200`` (2, 4 and 8 H200, 256 B to 8 MiB): slopes of one shot from 238 to 308 GB/s, of two from 287
-to 340, of 450; least times in CUDA graphs 2.3 to 4.7 µs. ``benchmarks/serving.py --rows kernels`` has every size.
+``custom_all_reduce_h200`` (2, 4 and 8 H200, 256 B to 8 MiB): Slopes are 238 to 308 GB/s for one shot and 287 to 340 for
+two, of 450. Least times in CUDA graphs are 2.3 to 4.7 µs. ``benchmarks/serving.py --rows kernels`` has every size.
 """
 
 from __future__ import annotations
@@ -52,15 +50,15 @@ from kernel_models.collectives.datasheet import CHANNELS, Algorithm, DatasheetMo
 from kernel_models.collectives.profile import DEFAULT_BACKEND, CommProfile
 from kernel_models.collectives.topology import NodeType, Topology, node_names, node_type
 from kernel_models.collectives.topology import find_topology as find_topology
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from kernel_models.spreads import RING_COLLECTIVES
 from tracer.arrays import Bool, Float64, Int64
 from tracer.parallel_plan import PlanError
 
 CROSSING_US = 2.1
-"""Handing a stream's order from one backend to another: an event recorded (1.0 µs) and waited for (1.05 µs), medians
-of ``cudaEventRecordWithFlags`` and ``cudaStreamWaitEvent`` of PyTorch on eight H100 (nanogpt-8xH100, ranks 0 and 1)."""
+"""Time to hand a stream's order from one backend to another: record an event (1.0 µs) and wait for it (1.05 µs).
+Medians of PyTorch's ``cudaEventRecordWithFlags`` and ``cudaStreamWaitEvent`` on eight H100 (nanogpt-8xH100, ranks 0 and
+1)."""
 SWITCH_US = 2 * CROSSING_US
 """A collective by another backend than the base: there and back. An upper end: backends on one stream, and two
 collectives of one backend after each other, need none."""
@@ -69,7 +67,7 @@ PINNED = {f"{a.label}/{p.label}": (a, p) for a, p in product(Algorithm, Protocol
 
 
 def usual_backend(on: Topology) -> str:
-    """Return whose collectives a data sheet's formulas are: gloo's on a host, else NCCL's."""
+    """Return the backend that a data sheet's formulas describe: gloo on a host, else NCCL."""
     return "gloo" if on.node.link == "loopback" else DEFAULT_BACKEND
 
 
@@ -78,10 +76,10 @@ class BackendChoices:
     """Who does each of n collectives.
 
     Attributes:
-        names: of b backends, the base first.
-        by_name: times of each [n]; ``Level.UNKNOWN`` where a backend cannot do it or nobody measured it.
-        winner: row of ``names`` [n].
-        times: of the winners, with the switch of those that are not the base [n].
+        names: Of b backends, the base first.
+        by_name: Times of each backend [n]; ``Level.UNKNOWN`` where it cannot do the collective or was not measured.
+        winner: Row of ``names`` [n].
+        times: Of the winners, with the switch of those that are not the base [n].
     """
 
     names: tuple[str, ...]
@@ -96,9 +94,8 @@ class BackendChoices:
 
     @cached_property
     def sure(self) -> Bool:
-        """Return whether each winner leads every other backend by more than the two are known to: their 80%
-        intervals in
-        quadrature, as logarithms [n]. One that launches nothing is sure."""
+        """Return whether each winner's lead over every other backend exceeds the 80% intervals of the two in
+        quadrature, as logarithms [n]. A collective that launches nothing is sure."""
         lead = np.full(self.table_us.shape, np.inf)
         own = self.table_us[self.winner, np.arange(len(self.winner))]
         up = _log_ratio(self.times.high_us, self.times.time_us)
@@ -125,13 +122,13 @@ class Backends:
     """The backends of a cluster.
 
     Attributes:
-        topology: the cluster.
-        profile: measurements of its backends; without any, backends are NCCL's algorithms by formula.
-        base: who does what no other does faster; by default whoever makes a step's collectives fastest.
-        switch_us: what a collective by another backend costs besides.
+        topology: The cluster.
+        profile: Measurements of its backends; without any, backends are NCCL's algorithms by formula.
+        base: Does each collective that no other does faster; by default the one with the fastest step.
+        switch_us: Extra cost of a collective by another backend than the base.
 
     Raises:
-        CommError: there is no such base.
+        CommError: There is no such base.
     """
 
     topology: Topology
@@ -149,15 +146,15 @@ class Backends:
 
     @property
     def usual(self) -> str:
-        """Return who does a collective that nobody was measured for: the base, else NCCL or the first."""
+        """Return the backend of a collective without a measurement: the base, else NCCL if known, else the first."""
         known = self._known()
         return self.base or (DEFAULT_BACKEND if DEFAULT_BACKEND in known else known[0])
 
     def choose(self, batch: CollectiveBatch, counts: Float64 | None = None) -> BackendChoices:
         """Return who does each collective: the fastest, another than the base only if it gains more than the switch.
 
-        A measured backend does what it was measured for, in its own or a neighbouring group, and the usual one also
-        the rest. Where no base is named, it is the one of those that can do all with which all together are fastest.
+        A measured backend does what it was measured for, in its own or a neighbouring group; the usual one also does
+        the rest. An unnamed base is the backend, of those that can do all, with which the step is fastest.
 
         Args:
             batch: the collectives of a step.
@@ -185,8 +182,7 @@ class Backends:
         return BackendChoices(tuple(names[row] for row in order), tuple(by_name), winner, times)
 
     def _times(self, name: str, batch: CollectiveBatch, *, usual: bool) -> CommTimes:
-        """Return what a backend takes; of the usual one the best that is known, of others nothing that was not
-        measured."""
+        """Return a backend's times: of the usual one the best that is known, of others only measured ones."""
         if name in PINNED and name not in self.profile.backends:
             times = DatasheetModel(self.topology, *PINNED[name]).predict(batch)
             if not usual:
@@ -210,7 +206,7 @@ def _log_ratio(above: Float64, below: Float64) -> Float64:
 
 RING_EFFICIENCY = 0.75
 RING_US = 20.0
-"""A ring over a device's links: the share of the data sheet's rate, and a fixed cost; assumptions."""
+"""Share of the data sheet's rate, and fixed cost (µs), of a ring over a device's links; assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +214,12 @@ class CollectiveModel:
     """A cluster whose collectives are priced: its topology, and measurements of it where there are any.
 
     Attributes:
-        backend: who carries them out, such as "nccl" or "gloo"; by default NCCL where that was measured, else what was.
-        mixed: each is done by the backend that is fastest for it (``backends``), and ``backend`` does the rest.
-        bandwidths: measured busbw of whole nodes, which correct the topology's formulas.
+        backend: Who carries them out, such as "nccl" or "gloo"; by default NCCL where that was measured, else what was.
+        mixed: Each is done by the backend that is fastest for it (``backends``), and ``backend`` does the rest.
+        bandwidths: Measured busbw of whole nodes, which correct the topology's formulas.
 
     Raises:
-        PlanError: nothing is known of that backend there.
+        PlanError: Nothing is known of that backend there.
     """
 
     topology: Topology
@@ -254,7 +250,7 @@ class CollectiveModel:
         return Backends(self.topology, self.profile or CommProfile(self.topology), self.backend)
 
     def by_one(self, backend: str | None = None) -> CollectiveModel:
-        """Return the same where one backend does all, by default the usual one, as of a recorded job."""
+        """Return the same cluster with one backend for all, as in a recorded job; by default the usual backend."""
         return replace(self, backend=backend, mixed=False)
 
     def check_fits(self, world_size: int) -> None:
@@ -267,11 +263,11 @@ class CollectiveModel:
 
 
 def price_calls(calls: Sequence[CollectiveCall], on: CollectiveModel | DeviceSpec) -> CommTimes:
-    """Return times of collectives in their order, by the best that is known.
+    """Return times of collectives, µs, in their order, each by the best that is known (``Level``).
 
     Args:
-        calls: each with its kind, payload and where its ranks lie.
-        on: the cluster; a device where none is given, whose ranks then all lie on one node of it.
+        calls: Each with its kind, payload and where its ranks lie.
+        on: The cluster; a device where none is given, whose ranks then all lie on one node of it.
     """
     batch = CollectiveBatch.from_calls(calls)
     if isinstance(on, DeviceSpec):
@@ -287,8 +283,8 @@ def price_calls(calls: Sequence[CollectiveCall], on: CollectiveModel | DeviceSpe
 
 
 def price_once(calls: Sequence[CollectiveCall], on: CollectiveModel) -> list[tuple[float, float, float]]:
-    """Return times of collectives and both ends of their intervals, µs, in their order, as ``price_calls`` has them;
-    each call is priced once for a cluster, however many plans have it."""
+    """Return times of collectives and both ends of their intervals, µs, in their order, as ``price_calls`` has them.
+    Each call is priced once for a cluster, however many plans have it."""
     if on.mixed:  # who does one depends on the others
         return _figures(price_calls(calls, on))
     new = [call for call in dict.fromkeys(calls) if call not in on.known]
@@ -302,7 +298,7 @@ def _figures(times: CommTimes) -> list[tuple[float, float, float]]:
 
 
 def _over_links(batch: CollectiveBatch, device: DeviceSpec) -> CommTimes:
-    """A ring over one node's links: bytes over the busiest link at a share of its rate, and a fixed cost."""
+    """Return a ring over one node's links: bytes over the busiest link at a share of its rate, and a fixed cost."""
     out = CommTimes.empty(len(batch))
     gbps = max(device.peer_gbps, device.host_gbps, 1.0) * RING_EFFICIENCY
     factor = np.array([bus_factor(CollectiveKind(kind), ranks)
@@ -326,7 +322,7 @@ _SOLD = ("dgx-", "hgx-", "pcie-", "cpu")
 
 
 def topology_of(device: DeviceSpec, world_size: int, network: str | None = None) -> Topology:
-    """Return the usual cluster of a device for so many ranks: its maker's eight-GPU node on that node's own network.
+    """Return the usual cluster of a device for a world size: its maker's eight-GPU node on that node's own network.
 
     A device with another memory than the nodes' is in nodes like theirs.
 
@@ -358,8 +354,8 @@ def topology_of(device: DeviceSpec, world_size: int, network: str | None = None)
 def planned_topology(device: DeviceSpec, gpus: int) -> Topology:
     """Return the cluster that a plan takes where none is named: the usual one (``topology_of``), else one server.
 
-    Devices of no known node that have nothing between them but their host's PCIe are taken to be in a server laid out
-    as the known PCIe ones, up to so many as those hold.
+    Devices of no known node whose only connection is their host's PCIe are assumed to be in a server laid out as the
+    known PCIe servers. Such a server has at most as many GPUs as the known ones.
 
     Raises:
         PlanError: the device has links whose layout is not known, or there are more GPUs than one server has.
@@ -383,13 +379,13 @@ def _alone(device: DeviceSpec, network: str | None) -> Topology:
 
 
 def shared_times(alone: CommTimes, latency: CommTimes, count: int) -> CommTimes:
-    """Times of ``count`` alike collectives that start together on the same links.
+    """Return the times of ``count`` alike collectives that start together on the same links.
 
     The links carry ``count`` times the bytes; latencies pass side by side.
 
     Args:
         alone: One collective's times.
-        latency: Of them what it takes without bytes to speak of.
+        latency: The part of one collective's times that does not grow with its bytes.
         count: How many.
     """
     factor = count - (count - 1) * np.minimum(latency.time_us / np.maximum(alone.time_us, 1e-9), 1.0)
@@ -442,10 +438,10 @@ def with_engine_kernels(times: CommTimes, batch: CollectiveBatch, on: Topology, 
     """Return times in which all-reduces within a node take what the engine's kernel does where that is less.
 
     Args:
-        times: by the usual library.
-        batch: the collectives.
-        on: their cluster; without links between its GPUs nothing changes.
-        least_us: of the kernel, on two GPUs; infinite for an engine that has none, and waits for NCCL's launches.
+        times: By the usual library.
+        batch: The collectives.
+        on: Their cluster; without links between its GPUs nothing changes.
+        least_us: Least time of the kernel on two GPUs, µs; infinite for an engine without one, which waits for NCCL.
     """
     ranks = np.asarray(batch.ranks, np.float64)
     if np.isinf(least_us):

@@ -91,11 +91,11 @@ class CommProfile:
         return CommProfile(on, backends, list(sources or []))
 
     def backend_names(self) -> list[str]:
-        """Names of the measured backends, sorted."""
+        """Return the names of the measured backends, sorted."""
         return sorted(self.backends)
 
     def predict(self, batch: CollectiveBatch, backend: str | None = None, *, on: Topology | None = None) -> CommTimes:
-        """Times of a batch.
+        """Return the times of a batch.
 
         Args:
             batch: The collectives.
@@ -134,7 +134,7 @@ class CommProfile:
 
     def interval_checked(self, kind: CollectiveKind, placement: Placement, level: Level, backend: str | None = None, *,
                          on: Topology | None = None) -> bool:
-        """Return whether measurements stand behind an answer's 80%; elsewhere it is assumed.
+        """Return whether measurements support an answer's 80% interval; elsewhere it is assumed.
 
         Measured levels were checked by leaving measurements out, the fitted one for groups that were measured, data
         sheets on the tables of ``datasheet.INTERVALS``.
@@ -149,7 +149,7 @@ class CommProfile:
         return level is not Level.UNKNOWN
 
     def measured_dtypes(self, kind: CollectiveKind, backend: str | None = None) -> list[str]:
-        """Dtypes that a collective was measured in, sorted."""
+        """Return the dtypes that a collective was measured in, sorted."""
         names = [backend] if backend else list(self.backends)
         return sorted({DTYPES[key[1]] for name in names if name in self.backends
                        for key in self.backends[name].fitted.pieces if key[0] == kind})
@@ -163,7 +163,7 @@ class CommProfile:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> CommProfile:
-        """The profile of ``state()``. Raises ``CommError`` if it is none."""
+        """Return the profile of ``state()``. Raises ``CommError`` if it is none."""
         try:
             stored = convert(state, _State)
         except DecodeError as error:

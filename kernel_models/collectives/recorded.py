@@ -40,7 +40,7 @@ def payload_bytes(kind: CollectiveKind, elements_in: int, elements_out: int, ele
 
 
 def kind_of(graph: ExecutionGraph, table: CollectiveTable, row: int) -> CollectiveKind | None:
-    """A collective's kind; ``None`` for one that is not known."""
+    """Return a collective's kind; ``None`` for one that is not known."""
     try:
         return collective_kind(graph.string(int(table.kind[row])))
     except CommError:
@@ -48,14 +48,14 @@ def kind_of(graph: ExecutionGraph, table: CollectiveTable, row: int) -> Collecti
 
 
 def element_bytes(graph: ExecutionGraph, table: CollectiveTable, row: int) -> tuple[str, int]:
-    """Dtype and its width; float32 where the trace does not say."""
+    """Return the dtype and its width; float32 where the trace does not say."""
     name = graph.string(int(table.dtype[row])) if table.dtype[row] != NONE else ""
     return (name, DTYPE_BYTES[name]) if name in DTYPE_BYTES else ("float32", 4)
 
 
 def read_matched(graphs: Sequence[ExecutionGraph], groups: Sequence[Sequence[tuple[int, int]]],
                  intrinsic_ns: Sequence[int], on: Topology, backend: str = "nccl") -> CollectiveMeasurements:
-    """Measurements of collectives matched over ranks.
+    """Return the measurements of collectives matched over ranks.
 
     Args:
         graphs: One for each recorded rank.

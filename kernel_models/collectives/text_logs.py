@@ -1,14 +1,13 @@
 """Texts that benchmarks of collectives print: nccl-tests and rccl-tests, PARAM, OSU's MPI benchmarks, ucc_perftest.
 
-Logs of nccl-tests and rccl-tests: ``all_reduce_perf`` and its siblings.
-
-::
+Logs of nccl-tests and rccl-tests: ``all_reduce_perf`` and its siblings::
 
     # Collective test starting: all_reduce_perf                                   (newer versions)
     #  Rank  0 Group  0 Pid  4711 on  node1 device  0 [0x07] NVIDIA H100 80GB HBM3
-    #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-    #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-         1048576        262144     float     sum      -1    25.41   41.27   72.22      0    25.17   41.66   72.90      0
+
+    #       size         count      type   redop    root     time   algbw   busbw #wrong   … (the same in place)
+    #        (B)    (elements)                               (us)  (GB/s)  (GB/s)
+         1048576        262144     float     sum      -1    25.41   41.27   72.22      0
 
 The out-of-place time is taken, and the GPU from the header. Every row is checked against itself: algbw must be
 size / time.
@@ -74,12 +73,12 @@ class _State:
 
 
 def is_nccl_tests(text: str) -> bool:
-    """Return whether a text looks like such a log."""
+    """Return whether a text looks like a log of nccl-tests or rccl-tests."""
     return bool(re.search(r"#\s+size\s+count", text) or ("algbw" in text and "busbw" in text and "nThread" in text))
 
 
 def read_nccl_tests(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
-    """The measurements of a log.
+    """Return the measurements of a log.
 
     Raises:
         CommError: a line is broken, in other units or not consistent; or the log lacks what ``hints`` must then say.
@@ -117,7 +116,7 @@ def read_nccl_tests(text: str, name: str, hints: Hints) -> CollectiveMeasurement
 
 
 def _gpu(run: _State, name: str) -> str:
-    """The one GPU of a run's header; empty where it names none."""
+    """Return the one GPU of a run's header; empty where it names none."""
     found = sorted(set(filter(None, run.devices.values())))
     if len(found) > 1:
         raise CommError(f"{name}: its ranks ran on different GPUs ({', '.join(found)}), which no topology describes; "
@@ -186,7 +185,7 @@ def _placement(state: _State, hints: Hints, where: str) -> Placement:
 
 
 def _guess(algbw: float, busbw: float, ranks: int, where: str) -> CollectiveKind:
-    """All-reduce by its bus factor; the others share theirs."""
+    """Return all-reduce if the bus factor is its own; the other kinds share theirs."""
     if ranks > 2 and algbw > 0.5 and abs(busbw / algbw - bus_factor(CollectiveKind.ALL_REDUCE, ranks)) < 0.02:
         return CollectiveKind.ALL_REDUCE
     raise CommError(f"{where}: the log does not name its collective; give --collective.")
@@ -200,12 +199,12 @@ _TYPE_OF_WIDTH = {1: "int8", 2: "float16", 4: "float32", 8: "float64"}
 
 
 def is_param(text: str) -> bool:
-    """Return whether a text looks like such output."""
+    """Return whether a text looks like PARAM's output."""
     return "COMMS-RES" in text
 
 
 def read_param(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
-    """The measurements of the output. Raises ``CommError`` naming the line that is not usable."""
+    """Return the measurements of the output. Raises ``CommError`` naming the line that is not usable."""
     found: list[tuple[int, CollectiveKind, float, float, float, float, float]] = []
     header = 0
     for number, line in enumerate(text.splitlines(), start=1):
@@ -256,7 +255,7 @@ def read_param(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
 
 def _ranks_by_bus_factor(found: list[tuple[int, CollectiveKind, float, float, float, float, float]],
                          kind: CollectiveKind, where: str) -> Placement:
-    """The rank count whose bus factor is BusBW / AlgBW, by the row of that kind with the highest bandwidth."""
+    """Return the rank count whose bus factor is BusBW / AlgBW, by the row of that kind with the highest bandwidth."""
     best = max((row for row in found if row[1] is kind), key=lambda row: row[5])
     algbw, busbw = best[5], best[6]
     near = [n for n in range(2, MOST_RANKS) if abs(bus_factor(kind, n) - busbw / algbw) < 0.002 / algbw + 1e-4] \
@@ -278,7 +277,7 @@ _EACH = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
 
 
 def is_mpi(text: str) -> bool:
-    """Return whether a text looks like the output of either program."""
+    """Return whether a text looks like the output of OSU's benchmarks or of ucc_perftest."""
     return any(name.search(text) and size.search(text) for name, size in (
         (_OSU, _OSU_SIZE), (_OSU_PAIR, _OSU_SIZE), (_UCC, _UCC_SIZE)))
 

@@ -120,7 +120,7 @@ class Topology:
         return self.node.gpus * self.nodes
 
     def with_links(self, factor: float) -> Topology:
-        """Return it with so much faster links between a node's GPUs and cards between nodes; itself for 1."""
+        """Return the cluster with links within nodes and cards between them ``factor`` times as fast."""
         if factor == 1.0:
             return self
         return replace(self, node=replace(self.node, peer_gbps=self.node.peer_gbps * factor),
@@ -154,7 +154,7 @@ class Topology:
         return Placement(tuple(counts[node] for node in sorted(counts)))
 
     def first(self, ranks: int) -> Placement:
-        """The first ``ranks`` GPUs. Raises ``CommError`` if there are fewer."""
+        """Return the first ``ranks`` GPUs. Raises ``CommError`` if there are fewer."""
         if ranks < 1:
             raise CommError(f"A group has at least one rank, and {ranks} were asked for; give 1 to {self.gpus}.")
         if ranks > self.gpus:
@@ -165,19 +165,19 @@ class Topology:
 
 @lru_cache(maxsize=4096)
 def _placed(ranks: range, gpus: int) -> Placement:
-    """Where equally spaced ranks lie on nodes of so many GPUs."""
+    """Return where equally spaced ranks lie on nodes of ``gpus`` GPUs each."""
     _, counts = np.unique(np.arange(ranks.start, ranks.stop, ranks.step) // gpus, return_counts=True)
     return Placement(tuple(counts.tolist()))
 
 
 def node_names() -> list[str]:
-    """Names of all node types, sorted."""
+    """Return the names of all node types, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != NETWORKS)
 
 
 @lru_cache(maxsize=1)
 def networks() -> Mapping[str, Network]:
-    """All networks by name."""
+    """Return all networks by name."""
     return MappingProxyType(_networks(FOLDER / f"{NETWORKS}.toml", "network"))
 
 
@@ -204,7 +204,7 @@ def _networks(file: Path, table_name: str) -> dict[str, Network]:
 
 @cache
 def node_type(name: str) -> NodeType:
-    """The node type of a name. Raises ``CommError`` if there is none; the error lists near ones."""
+    """Return the node type of a name. Raises ``CommError`` if there is none; the error lists near ones."""
     path = FOLDER / f"{name}.toml"
     if not re.fullmatch(r"[a-z0-9-]+", name) or name == NETWORKS or not path.is_file():
         near = difflib.get_close_matches(name, node_names(), n=3)
@@ -235,7 +235,7 @@ def node_of(data: Mapping[str, Any], folder: Path) -> NodeType:
 
 
 def _checked_node(node: NodeType) -> NodeType:
-    """The node type, if its texts are texts and its figures can be divided by. Raises ``ValueError``."""
+    """Return the node type, if its texts are texts and its figures can be divided by. Raises ``ValueError``."""
     texts = (node.name, node.device, node.architecture, node.link, node.network)
     if not all(isinstance(text, str) for text in texts) or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", node.name):
         raise ValueError("a name is no text, or its own has other characters than a-z, 0-9 and -")
@@ -256,7 +256,7 @@ class _Stored(msgspec.Struct):
 
 
 def find_topology(name: str, oversubscription: float | None = None) -> Topology:
-    """The cluster of a name: NODE[xCOUNT][@NETWORK], such as "dgx-h100", "dgx-h100x16" or "dgx-a100x4@roce-100".
+    """Return the cluster of a name: NODE[xCOUNT][@NETWORK], such as "dgx-h100", "dgx-h100x16" or "dgx-a100x4@roce-100".
 
     NODE may also be a TOML file of one's own, in the format of those; it may describe ``[networks.NAME]`` too.
 
@@ -277,7 +277,7 @@ def topology_state(where: Topology) -> str | dict[str, Any]:
 
 
 def topology_of_state(state: Any, oversubscription: float) -> Topology:
-    """The topology of ``topology_state``. Raises ``CommError`` or ``ValueError`` if it is none."""
+    """Return the topology of ``topology_state``. Raises ``CommError`` or ``ValueError`` if it is none."""
     if isinstance(state, str):
         return _known_topology(state, oversubscription)
     try:
@@ -289,7 +289,7 @@ def topology_of_state(state: Any, oversubscription: float) -> Topology:
 
 
 def _checked_network(network: Network) -> Network:
-    """The network, if its figures can be divided by. Raises ``ValueError``."""
+    """Return the network, if its figures can be divided by. Raises ``ValueError``."""
     if not (0 < network.card_gbps < math.inf and 0 < network.payload_share <= 1
             and 1 <= network.oversubscription <= MOST_OVERSUBSCRIPTION and 0 <= network.extra_latency_us < 1e12):
         raise ValueError("a bandwidth is not above 0, a share not up to 1, or an oversubscription below 1")
@@ -343,7 +343,7 @@ def _oversubscribed(network: Network, oversubscription: float | None) -> Network
 
 
 def figures_of(value: NodeType | Network) -> dict[str, Any]:
-    """All of a node or network as plain values, the source of each figure among them."""
+    """Return all of a node or network as plain values, the source of each figure among them."""
     found = {one.name: getattr(value, one.name) for one in fields(value)}
     return {**found, "sources": dict(value.sources)}
 
@@ -359,7 +359,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def _figures(table: Mapping[str, Any], where: str, known: Mapping[str, Figure], sources: Mapping[str, str],
              texts: tuple[str, ...] = ()) -> tuple[dict[str, float], Mapping[str, str]]:
-    """Values and sources of a table's figures. Raises ``ValueError`` as ``figure_in``."""
+    """Return the values and sources of a table's figures. Raises ``ValueError`` as ``figure_in``."""
     values, named = {}, {}
     for key, entry in table.items():
         if key in texts:

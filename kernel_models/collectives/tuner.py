@@ -1,7 +1,7 @@
 """Choice of the best backend, or the best of NCCL's algorithms, for each operation, size and group.
 
-A backend wins a size when it is faster than the default by more than ``MARGIN``: differences within what measurements
-scatter by are ties, and a tie stays with the default.
+A backend wins a size when it is faster than the default by more than ``MARGIN``. Smaller differences are within the
+scatter of measurements: they are ties, and a tie stays with the default.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TunedChoice:
     winner: str
 
     def gain(self, default: str) -> float:
-        """The default's time over the winner's, less one."""
+        """Return the default's time over the winner's, less one."""
         return self.time_us[default] / self.time_us[self.winner] - 1.0
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def backends_of(profiles: Sequence[CommProfile]) -> dict[str, Predict]:
 
 
 def _only_measured(times: CommTimes) -> CommTimes:
-    """Backends are compared by measurements: what is only a formula is not known."""
+    """Return times without those of formulas: backends are compared by measurements."""
     times.time_us = np.where(times.level >= int(Level.FITTED), np.nan, times.time_us)
     return times
 
@@ -122,7 +122,7 @@ def _spread(ranks: int, nodes: int) -> list[int]:
 
 def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, sizes: npt.ArrayLike,
            *, dtype: str = "float16", default: str | None = None, margin: float = MARGIN) -> list[TunedChoice]:
-    """Winner at each size.
+    """Return the winner at each size.
 
     Args:
         backends: By name.
@@ -155,7 +155,7 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
 
 def crossovers(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, smallest: float,
                largest: float, *, default: str | None = None, margin: float = MARGIN) -> list[Crossover]:
-    """Sizes at which the winner changes, to an eighth of a doubling."""
+    """Return the sizes at which the winner changes, to an eighth of a doubling."""
     steps = max(int(np.ceil(np.log2(largest / smallest) * FINENESS)), 1)
     sizes = np.geomspace(smallest, largest, steps + 1)
     choices = choose(backends, kind, placement, sizes, default=default, margin=margin)

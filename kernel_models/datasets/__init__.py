@@ -30,14 +30,14 @@ def read_samples(
     Of a directory of tables or traces, what can be read is; a path given by itself must be readable.
 
     Args:
-        paths: files, directories, globs or URLs.
-        progress: is told what is being read.
-        spec: the device that is wanted: that of tables which name none, and traces of others are left out.
-        notes: gets sentences on what was left out and why.
-        host_work: what the operations of a CPU's trace compute; without it such traces are left out.
+        paths: Files, directories, globs or URLs.
+        progress: Called with the name of what is being read.
+        spec: The device that is wanted: that of tables which name none, and traces of others are left out.
+        notes: Gets sentences on what was left out and why.
+        host_work: What the operations of a CPU's trace compute; without it such traces are left out.
 
     Raises:
-        DataError, TableInputError, TraceError: a path cannot be read, or nothing in it can be learned from.
+        DataError, TableInputError, TraceError: A path cannot be read, or nothing in it can be learned from.
     """
     found: list[Samples] = []
     told = [] if notes is None else notes
@@ -64,7 +64,7 @@ def read_samples(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads what is of one device; arguments as of ``read_samples``."""
+    """Reads the samples of one device; arguments as in ``read_samples``."""
 
     spec: DeviceSpec | None
     notes: list[str]
@@ -86,7 +86,7 @@ class _Reader:
         return found
 
     def traces(self, name: str, *, alone: bool) -> list[Samples]:
-        """Return the traces of one job, or else of several jobs in one directory, each by itself; ``alone`` as of
+        """Return the traces of one job, or else of several jobs in one directory, each by itself. ``alone``: see
         ``trace``."""
         try:
             return self.trace(name, alone=alone)
@@ -111,7 +111,7 @@ class _Reader:
 
 
 def _campaign(tables: Sequence[Path]) -> list[Samples]:
-    """All tables of a campaign; those of families that are no single calls hold nothing and are passed over."""
+    """Return all tables of a campaign; those of families that are no single calls hold nothing and are passed over."""
     found, last = [], None
     for table in tables:
         try:

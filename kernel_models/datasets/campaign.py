@@ -1,12 +1,12 @@
-"""Micro-benchmark tables of ``foretrace campaign``: one Parquet file a family, ``campaign.json`` beside their folder.
+"""Micro-benchmark tables of ``foretrace campaign``: one Parquet file a family, ``campaign.json`` next to the folder.
 
 Each row becomes the operation that was timed, and that its call, by the same rules as a trace's operations. Rows are
-taken warm. The time is the median between two events less what an empty pair of events takes, where one kernel ran,
-and the kernels' own time by the profiler, where several did. Of a host the 10th percentile is taken: other processes
+taken warm. Where one kernel ran, the time is the median between two events, less what an empty pair of events takes.
+Where several ran, it is the kernels' own time by the profiler. Of a host the 10th percentile is taken: other processes
 lengthen a run and never shorten it. What is no single call (optimizers' steps, cross entropy, overheads) is left out,
 and so are rows whose kernels are not those of the operation. The table's own split is kept.
 
-Whether a row's kernels (on a CPU: operations) are those of its operation is told by their names. A name that says
+The names of a row's kernels (on a CPU: operations) show whether they are those of its operation. A name that says
 nothing is believed; one of another family, or of another implementation of attention than was forced, is not.
 """
 
@@ -92,7 +92,7 @@ Row = dict[str, Any]
 Calls = tuple[OpCall, ...]
 _LEAST_US = 0.3  # chosen: below the shortest kernels, a failed measurement
 MOST_TENSORS = 100_000
-"""In a list that one operation works on; each becomes an object."""
+"""Most tensors in a list that one operation works on; each becomes an object."""
 _GENERATED = "triton_"
 
 _KERNELS: dict[str, Callable[..., Iterable[OpCall]]] = {
@@ -126,7 +126,7 @@ def calls_of_benchmark(family: str, settings: Row) -> Calls:
 
 
 def _recorded(called: Called, dtype: str) -> Operation:
-    """The operator with its arguments as a profiler records them."""
+    """Return the operator with its arguments as a profiler records them."""
     shapes, dtypes, strides, values = zip(*(_argument(each, dtype) for each in called.arguments), strict=True)
     return operation(called.name, shapes, dtypes, strides, values)
 
@@ -147,7 +147,7 @@ def _accesses(settings: Row) -> tuple[TablePart, ...]:
 
 
 def time_us(row: Row, *, host: bool) -> float:
-    """The time of a row, µs (see above); not finite where it has none."""
+    """Return the time of a row, µs (see above); not finite where it has none."""
     overhead = row.get("event_overhead_us")
     taken_off = float(overhead) if overhead and math.isfinite(overhead) else 0.0
     if host:
@@ -182,12 +182,12 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
 
 
 def software_of(context: dict[str, Any]) -> str:
-    """The software of a campaign's session, such as "torch 2.9.0"."""
+    """Return the software of a campaign's session, such as "torch 2.9.0"."""
     return f"torch {context.get('software', {}).get('torch', '')}".strip()
 
 
 def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: str) -> Iterator[Samples]:
-    """Samples of one session's warm rows of a table, by family of calls.
+    """Yield the samples of one session's warm rows of a table, by family of calls.
 
     Args:
         rows: as ``tracer.campaign.tables`` describes them.
@@ -210,7 +210,7 @@ def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: st
 
 
 def _with_own_size(row: Row) -> Row:
-    """A table's column of bytes is what is moved; a copy within the device moves twice its size."""
+    """Return a row whose bytes are the copied ones: a table counts a copy within the device twice."""
     if "direction" in row:
         return {**row, "bytes": int(row["bytes"]) // (2 if row["direction"] == "d2d" else 1)}
     return row

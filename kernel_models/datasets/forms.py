@@ -67,7 +67,7 @@ def _read_decoding(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
 
     Columns that may be left out: ``software``, ``kernel_source``, ``dtype`` (of the products; "bf16"), ``kv_dtype`` (of
     the cache; as the products), ``window_size`` (0 or nothing: all), ``q_len`` (tokens of the step; 1), ``v_head_dim``
-    (512 of 576: a latent cache, as of MLA).
+    (512 of 576: a latent cache, as in MLA).
 
     Two groupings: "heads" (heads, key/value heads, head size, window, type) and "tokens" (batch and context).
     """
@@ -152,12 +152,12 @@ class _Layer(NamedTuple):
 
 
 def device_of(gpu: str) -> DeviceSpec:
-    """The device of a name in these tables; see ``DEVICES``."""
+    """Return the device of a name in these tables; see ``DEVICES``."""
     return resolve_device(DEVICES.get(gpu, gpu))
 
 
 def _block_call(op: str, layer: _Layer) -> Iterator[OpCall]:
-    """The call of one operation on one worker."""
+    """Yield the call of one operation on one worker."""
     tokens, width, workers, dtype = layer.tokens, layer.width, layer.workers, "fp16"
     head = width // layer.heads
     heads = layer.heads // workers + 2 * max(layer.kv_heads // workers, 1)
@@ -253,7 +253,7 @@ SOFTWARE = "torch"
 
 
 def operation_of(name: str, dims: str, types: str, strides: str, values: str) -> Operation:
-    """The operation of a row's texts.
+    """Return the operation of a row's texts.
 
     Raises:
         ValueError: a text is no literal.
@@ -272,10 +272,10 @@ def operation_of(name: str, dims: str, types: str, strides: str, values: str) ->
 def _read_operators(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     """Operators as TraceLens writes them: one samples object for each family; the shape group is the sizes.
 
-    Columns: name, Input Dims, Input type, Input Strides and Concrete Inputs (Python literals, one entry an argument),
-    and kernel times in microseconds by their statistic, of which the median is taken. Their device is nowhere in them.
-    An operation becomes its call by the same rules as a trace's; left out are those of several calls, those without
-    sizes, and copies from or to the host, whose time is the link's.
+    Columns: name; Input Dims, Input type, Input Strides and Concrete Inputs (Python literals, one entry an argument);
+    kernel times in microseconds by their statistic. The median is taken. The table does not name its device. An
+    operation becomes its call by the same rules as a trace's. Left out are operations of several calls and those
+    without sizes, and copies from or to the host, whose time is the link's.
     """
     calls, us = [], []
     kernels = frame[_KERNELS] if _KERNELS in frame else [""] * len(frame)
@@ -291,7 +291,7 @@ def _read_operators(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
 
 
 def _operator_call(name: str, texts: tuple[Any, ...], kernels: str) -> OpCall | None:
-    """The one call of an operation whose sizes are known.
+    """Return the one call of an operation whose sizes are known.
 
     Raises:
         ValueError: a size is above that of any tensor.
@@ -334,18 +334,18 @@ def _only(calls: Iterable[OpCall], family: Family) -> OpCall:
 
 
 def _read_measured(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """The documented schema of our own, one row a measured call: a samples object a device, software and family.
+    """Yield samples by our own documented schema, one row a measured call: an object a device, software and family.
 
-    family        a ``Family`` value, such as "gemm"
-    device        a device's name, or what the driver reports
-    latency_us    the time, microseconds
-    <dimensions>  one column for each of the family's dimensions, whole numbers
-    kind, dtype   as ``OpCall`` has them (default: the family's name, "bf16")
-    layout, flags flags separated by spaces (default: none)
-    software      library and version (default: none)
-    group         shape group, kept together in every split (default: the sizes)
-    split         "fit" or "held-out"; held-out rows are never fitted to (default: by the hash of the group)
-    flops, bytes_read, bytes_written   (default: computed for matrix products and attention, needed for the rest)
+    - family: A ``Family`` value, such as "gemm".
+    - device: A device's name, or what the driver reports.
+    - latency_us: The time, microseconds.
+    - <dimensions>: One column for each of the family's dimensions, whole numbers.
+    - kind, dtype: As ``OpCall`` has them (default: the family's name, "bf16").
+    - layout, flags: Flags separated by spaces (default: none).
+    - software: Library and version (default: none).
+    - group: Shape group, kept together in every split (default: the sizes).
+    - split: "fit" or "held-out"; held-out rows are never fitted to (default: by the hash of the group).
+    - flops, bytes_read, bytes_written: Default: computed for matrix products and attention, needed for the rest.
     """
     frame = frame.assign(**{name: frame[name].fillna("") if name in frame else "" for name in
                             ("software", "kind", "dtype", "layout", "flags")})
@@ -383,12 +383,12 @@ READERS = (
 
 
 def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | None = None) -> list[Samples]:
-    """The samples of one table.
+    """Return the samples of one table.
 
     Args:
         path: Parquet or CSV.
-        spec: the device of a table that names none.
-        notes: is told how many rows are of no use.
+        spec: The device of a table that names none.
+        notes: Gets a sentence on how many rows are of no use.
 
     Raises:
         TableInputError: the file, or a cell of it, cannot be read.

@@ -22,26 +22,26 @@ class DataError(ForetraceError):
 
 
 def share_of(label: str) -> float:
-    """A number in [0, 1) that depends on the label alone: its SHA-256."""
+    """Return a number in [0, 1) that depends on the label alone: its SHA-256."""
     return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") / 2.0**64
 
 
 def is_held_out(group: str) -> bool:
-    """The written rule of the hold-out: a fifth of all shape groups, by the hash of their label.
+    """Return the written rule of the hold-out: a fifth of all shape groups, by the hash of their label.
 
-    It was fixed before any model was fitted and knows nothing of times, devices or software: a group is held out of
+    It was fixed before any model was fitted and knows nothing of times, devices or software. So a group is held out of
     every device's and every stack's data, or of none.
     """
     return share_of(group) < HELD_OUT_SHARE
 
 
 def fold_of(group: str, folds: int) -> int:
-    """The cross-validation fold of a group, independent of ``is_held_out``."""
+    """Return the cross-validation fold of a group, independent of ``is_held_out``."""
     return int(share_of(f"fold {group}") * folds)
 
 
 class DeferredCalls(Sequence[OpCall]):
-    """Calls that are made when the first one is asked for: most of a table's are of devices and stacks nobody wants.
+    """Calls that are made on first access: most of a table's calls are of devices and stacks that are never read.
 
     Args:
         count: how many there are.
@@ -77,14 +77,14 @@ class Samples:
     """Measured calls of one family on one device with one software stack.
 
     Attributes:
-        device: name of ``kernel_models.device``.
-        software: library and version, and the implementation where there are several.
-        source: file or trace it came from.
-        calls: what was measured, [n].
-        measured_us: the times, [n] microseconds.
-        groups: shape groups, by the name of the grouping: calls with the same label are near each other, and stay
+        device: Name of ``kernel_models.device``.
+        software: Library and version, and the implementation where there are several.
+        source: File or trace it came from.
+        calls: What was measured, [n].
+        measured_us: The times, [n] microseconds.
+        groups: Shape groups, by the name of the grouping: calls with the same label are near each other, and stay
             together in every split. The first grouping is the default one, [n] each.
-        held_out: rows that the table itself marks as held out, or ``None``: those are never fitted to, [n].
+        held_out: Rows that the table itself marks as held out, or ``None``: those are never fitted to, [n].
     """
 
     device: str
@@ -100,11 +100,11 @@ class Samples:
 
     @property
     def family(self) -> Family:
-        """The family of all calls."""
+        """Return the family of all calls."""
         return self.calls[0].family
 
     def labels(self, grouping: str = "") -> Sequence[str]:
-        """Group of every call; of calls without one, their sizes."""
+        """Return the group of every call; of calls without one, their sizes."""
         if not self.groups:
             return ["x".join(map(str, call.dims)) for call in self.calls]
         return self.groups[grouping or next(iter(self.groups))]
@@ -139,7 +139,7 @@ class Samples:
 
 def by_family(device: str, software: str, source: str, calls: Sequence[OpCall], us: Sequence[float]) \
         -> Iterator[Samples]:
-    """Samples of each family among measured calls; the shape group is the sizes."""
+    """Yield the samples of each family among measured calls; the shape group is the sizes."""
     places: dict[Family, list[int]] = {}
     for place, call in enumerate(calls):
         places.setdefault(call.family, []).append(place)
@@ -149,14 +149,14 @@ def by_family(device: str, software: str, source: str, calls: Sequence[OpCall], 
 
 
 def by_label(labels: Sequence[str], rule: object) -> Bool:
-    """A rule's answer for each label, asked once for each that occurs."""
+    """Return a rule's answer for each label, asked once for each that occurs."""
     assert callable(rule)
     answers = {label: bool(rule(label)) for label in set(labels)}
     return np.array([answers[label] for label in labels], bool)
 
 
 def joined(samples: Iterable[Samples]) -> list[Samples]:
-    """Samples of the same device, software and family put together, aggregated, largest first.
+    """Return the samples of the same device, software and family put together, aggregated, largest first.
 
     Products over no element, whose time is a launch's, teach no rate and are left out.
     """

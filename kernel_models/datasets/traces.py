@@ -1,8 +1,8 @@
 """Traces as measurements: kernels of one call with recorded sizes, and on a CPU what each operation computed.
 
-An operation of several calls (a layer norm's gradient, a fused optimizer) has one time for all of them, which cannot be
-told apart: on a GPU such pieces are left out, and so are those known by their kernel's name only. On a CPU many
-operations are several calls, as a convolution's gradients: each call gets its formula's share of the time.
+An operation of several calls (a layer norm's gradient, a fused optimizer) has one time for all of them. On a GPU such
+operations are left out, since the time of each call is unknown, and so are those known by their kernel's name only. On
+a CPU many operations are several calls, as a convolution's gradients: each call gets its formula's share of the time.
 """
 
 from __future__ import annotations
@@ -87,16 +87,16 @@ def read_job_samples(
     job: Job, notes: list[str] | None = None, spec: DeviceSpec | None = None,
     host_work: Callable[[ExecutionGraph], HostWork] | None = None,
 ) -> Iterator[Samples]:
-    """Samples of every family, device and software in a job's graphs; the shape group is the sizes.
+    """Yield the samples of every family, device and software in a job's graphs; the shape group is the sizes.
 
     Graphs without a known device are left out (see ``devices_of`` for the error).
 
     Args:
-        job: what was recorded.
-        notes: is told of each graph how much of its GPU time is of use, and why the rest is not.
-        spec: the device that is wanted; graphs of others are left out. A CPU's trace does not name its CPU: it is taken
+        job: What was recorded.
+        notes: Gets a sentence for each graph: how much of its GPU time is of use, and why the rest is not.
+        spec: The device that is wanted; graphs of others are left out. A CPU's trace does not name its CPU: it is taken
             for the wanted one, or ``cpu``.
-        host_work: what the operations of a CPU's trace compute; without it such graphs are left out.
+        host_work: What the operations of a CPU's trace compute; without it such graphs are left out.
     """
     told = [] if notes is None else notes
     for graph in job.graphs:
@@ -128,7 +128,7 @@ def read_job_samples(
 
 
 def _told(name: str, found: TraceCalls, used: Bool) -> Iterator[str]:
-    """A sentence on a trace's usable GPU time, with the families of the most time."""
+    """Yield a sentence on a trace's usable GPU time, with the families of the most time."""
     total = int(found.time_ns.sum()) + found.collective_ns
     if not total:
         return

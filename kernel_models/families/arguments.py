@@ -1,7 +1,7 @@
 """Kinds of the arguments of registered operations: tensors, lists of tensors or numbers, and PyTorch's defaults.
 
 For operations put together by hand. Names are those of the schemas (``registry``); one name means the same kind in all
-of ``aten``, but for those that ``kind_of`` tells apart by operation.
+of ``aten``, except those that ``kind_of`` distinguishes by operation.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _DEFAULTS: dict[Family, dict[str, Value]] = {
     Family.CONCAT: {"dim": 0},
     Family.RECURRENT: {"num_layers": 1, "bidirectional": False, "batch_first": False},
 }
-"""PyTorch's, by family. Operations that are given a gradient find most numbers from it, and take none."""
+"""PyTorch's defaults, by family. Operations on a gradient find most numbers from it, and take none."""
 _FOREACH_LISTS = {"addcmul": 3, "addcdiv": 3, "add": 2, "sub": 2, "mul": 2, "div": 2, "maximum": 2, "minimum": 2,
                   "clamp_min": 2, "clamp_max": 2, "lerp": 2, "copy": 2, "pow": 2}
-"""Lists of tensors that ``_foreach_*`` operations take where no number stands for the second; one if not named."""
+"""Lists of tensors that ``_foreach_*`` operations take where no number replaces the second; one if not named."""
 
 
 def kind_of(operation: str, argument: str) -> str:
-    """ "number", "list" (of tensors) or "tensor"."""
+    """Return the kind of an argument: "number", "list" (of tensors) or "tensor"."""
     plain = registry.plain_name(operation)
     if argument in _TENSOR_LISTS or (argument == "self" and ("_fused_" in operation or "_foreach_" in operation)):
         return "list"
@@ -64,7 +64,7 @@ def is_listed(operation: str, argument: str) -> bool:
 
 
 def element_type(argument: str) -> str:
-    """Type of a tensor that never has the operation's own, "" for others."""
+    """Return the element type of a tensor that never has the operation's own, "" for others."""
     return "int64" if argument in _INTEGERS else "bool" if argument in _BOOLEANS else ""
 
 
@@ -77,7 +77,7 @@ def default_of(operation: str, argument: str) -> Value | None:
 
 
 def more_values(operation: str) -> tuple[str, ...]:
-    """Numbers that count besides those of the schema as it is registered."""
+    """Return the numbers that count in addition to those of the registered schema."""
     rule, plain = registry.forward_rule(operation), registry.plain_name(operation)
     if rule is None:
         return ()
@@ -91,7 +91,7 @@ def more_values(operation: str) -> tuple[str, ...]:
 
 
 def lists_of_foreach(operation: str, with_number: bool) -> int:
-    """Lists of tensors of a ``_foreach_*`` operation; a number stands for the second where it may."""
+    """Return how many lists of tensors a ``_foreach_*`` operation takes; a number may replace the second list."""
     base, _, overload = operation.partition(".")
     name = registry.plain_name(base).lstrip("_").removeprefix("foreach_")
     count = _FOREACH_LISTS.get(name, 1)

@@ -1,22 +1,22 @@
 """Scaled dot-product attention, forward and backward, by every kernel that computes it.
 
 Dimensions: batch, query heads, key/value heads (fewer for grouped queries), lengths, head sizes of queries and keys
-and of values, and the window in tokens (0: full). Kinds: "flash" (FlashAttention-2, PyTorch's), "flash1",
-"flash3", "efficient", "cudnn", "math", "paged" (a server's cache in pages) or "mla" (a latent cache, which all heads
-share and values are part of), then "_forward" or "_backward". Queries of one token decode.
+and of values, and the window in tokens (0: full). A kind is a kernel, then "_forward" or "_backward". Kernels: "flash"
+(FlashAttention-2, PyTorch's), "flash1", "flash3", "efficient", "cudnn", "math", "paged" (a server's cache in pages) or
+"mla" (a latent cache, which all heads share and values are part of). Queries of one token decode.
 
-    pairs  = query-key pairs attended to, in one head of one sequence: q·kv, or, if causal, the triangle of them
-    FLOPs  = batch·heads·pairs · 2(d + dᵥ) forward, 2(3d + 2dᵥ) backward: QKᵀ and PV; QKᵀ again, dP, dV, dQ, dK
-    bytes  = q, k, v, out and the log-sum-exp (fp32, a row of a head); backward reads these and dout, writes dq, dk, dv.
+    pairs  = query-key pairs attended to, in one head of one sequence: ``q·kv``, or, if causal, the triangle of them.
+    FLOPs  = ``batch·heads·pairs · 2(d + dᵥ)`` forward, ``2(3d + 2dᵥ)`` backward: QKᵀ and PV; QKᵀ again, dP, dV, dQ, dK.
+    Bytes  = q, k, v, out and the log-sum-exp (fp32, a row of a head); backward reads these and dout, writes dq, dk, dv.
              Keys and values count once for all heads that share them, as far as a window reaches, in the cache's own
-             type (flag "kv_fp8" and the like); of a latent cache (flag "latent") values are part of the keys
+             type (flag "kv_fp8" and the like). Of a latent cache (flag "latent") values are part of the keys.
 
 With d = dᵥ that is 4·q·kv·d forward and 2.5 times it backward, halved by a causal mask. Source: Dao, FlashAttention-2
 (2023), section 4.1. "Math" is priced as if fused, its kernels being products and softmax that have calls of their own.
 
 Inference servers keep their cache as no argument, or in pages. What a step attends to depends on what the server keeps:
-how many tokens each sequence has behind it. Where no argument holds it, it is taken as told (``Operation.told``;
-``foretrace price --assume``), else the step's tokens are taken to be one sequence without a past, and the calls say so.
+how many tokens each sequence has behind it. Where no argument holds it, the user may state it (``Operation.told``;
+``foretrace price --assume``). Else the step's tokens are assumed to be one new sequence, and the calls say so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRODUCTS = {"forward": (1, 1), "backward": (3, 2)}
 
 
 def attended_pairs(q_len: int, kv_len: int, causal: bool, window: int = 0) -> int:
-    """Query-key pairs of one head: the last query sees the last key; a window counts the query's own token too."""
+    """Return query-key pairs of a head: the last query sees the last key; a window counts the query's own token."""
     first = kv_len - q_len if causal else 0
     if not causal:
         return q_len * (min(window, kv_len) if window else kv_len)
@@ -48,7 +48,7 @@ def attention(
     kind: str, batch: int, heads: int, kv_heads: int, q_len: int, kv_len: int, head_dim: int, v_head_dim: int,
     dtype: str, *, causal: bool = False, window: int = 0, flags: tuple[str, ...] = (), kv_dtype: str = "",
 ) -> Iterator[OpCall]:
-    """The call of one attention kernel; ``kind`` ends in "_forward" or "_backward".
+    """Yield the call of one attention kernel; ``kind`` ends in "_forward" or "_backward".
 
     ``kv_dtype`` is the type of keys and values where it is another than that of the products.
     """
@@ -78,7 +78,7 @@ def _of_tensors(
     op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, heads_at: int, length_at: int, causal: bool,
     window: int = 0,
 ) -> Iterator[OpCall]:
-    """Calls for 4-d tensors whose heads and lengths lie at the given dimensions."""
+    """Yield the calls for 4-d tensors whose heads and lengths lie at the given dimensions."""
     if any(len(tensor.shape) != 4 for tensor in (q, k, v)):
         raise Unpriceable(f"{op.name}: {q.shape}")
     flags = ["bias"] if any(map(op.has, ("attn_bias", "attn_mask", "bias"))) else []
@@ -93,7 +93,7 @@ def _packed(
     op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, causal: bool,
     window: int,
 ) -> Iterator[OpCall]:
-    """Calls for the tokens of all sequences side by side, whose mean length is taken."""
+    """Yield the calls for the tokens of all sequences side by side, whose mean length is taken."""
     if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
         raise Unpriceable(f"{op.name}: {q.shape}")
     batch = max(offsets.elements - 1, 1) if offsets is not None else 1
@@ -132,7 +132,7 @@ _BY_HEADS = (
          "aten::_scaled_dot_product_fused_attention_overrideable_backward(grad_out, query, key, value, attn_bias, "
          "grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)")
 def _heads_second(op: Inputs) -> Iterator[OpCall]:
-    """Heads before tokens. Of the composite, what PyTorch picks: flash for 16-bit types without a mask."""
+    """Yield attention with heads before tokens. For the composite, flash if 16-bit types have no mask."""
     q, k, v = map(op.tensor, ("query", "key", "value"))
     if op.short_name == "scaled_dot_product_attention":
         kind = "flash" if itemsize(q.dtype) <= 2 and not op.has("attn_mask") else "efficient"
@@ -169,8 +169,8 @@ _FLASH_3 = ("(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_se
          "flash_attn_3::_flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, seqused_q, "
          "seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right)")
 def _tokens_first(op: Inputs) -> Iterator[OpCall]:
-    """Tokens before heads, or side by side with offsets of sequences; windows of tokens before and after one's own, -1
-    for all. The mask's type of memory-efficient kernels is 0 for none, 1 and 2 for causal ones."""
+    """Yield attention with tokens before heads, or side by side with offsets of sequences; windows of tokens before and
+    after one's own, -1 for all. The mask's type of memory-efficient kernels is 0 for none, 1 and 2 for causal ones."""
     q, k, v = map(op.tensor, ("query", "key", "value") if "query" in op.names else ("q", "k", "v"))
     kind = "flash3" if "flash_attn_3" in op.name else "efficient" if "efficient" in op.name else "flash"
     causal = op.flag("is_causal") or op.flag("causal") or op.integer("custom_mask_type", 0) > 0
@@ -185,7 +185,7 @@ def _tokens_first(op: Inputs) -> Iterator[OpCall]:
 
 
 def window_of(op: Inputs, causal: bool) -> int:
-    """Tokens of a window: those before one's own, its own, and those after it; -1 or nothing is all, 0 here."""
+    """Return the tokens of a window: before one's own, its own, and after it; 0 for all (recorded as -1 or nothing)."""
     before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
     return 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
 
@@ -196,8 +196,8 @@ def over_pages(
 ) -> Iterator[OpCall]:
     """Attention of a step's tokens over a cache in pages: (pages, tokens of a page, heads, features).
 
-    Sequences are as long as the longest, where that was recorded, else as their context is told; as many tokens of the
-    step are taken to be of each.
+    Sequences have the recorded longest length, else the length that was assumed for their context. Each sequence is
+    taken to have the same number of the step's tokens.
     """
     heads, size = q.shape[-2:]
     batch = pages.shape[0] if offsets is None else max(offsets.elements - 1, 1)
@@ -209,8 +209,8 @@ def over_pages(
 
 
 HEAD_SIZE = 128
-"""Features of a head where tensors have heads and features in one dimension and nothing tells them apart. Set: that of
-Llama and Mistral models."""
+"""Features of a head where tensors have heads and features in one dimension and neither is recorded. Set: that of Llama
+and Mistral models."""
 
 
 @forward(Family.ATTENTION, "vllm::unified_attention_with_output(query, key, value, output)",
@@ -229,7 +229,7 @@ def _unified(op: Inputs) -> Iterator[OpCall]:
 
 
 def _sequences(op: Inputs, tokens: int) -> tuple[int, int]:
-    """Sequences of a step, and tokens of each."""
+    """Return the sequences of a step, and the tokens of each."""
     sequences = max(int(op.assume("sequences", 1)), 1)
     return sequences, max(-(-tokens // sequences), 1)
 
@@ -253,7 +253,7 @@ def _latent(op: Inputs) -> Iterator[OpCall]:
 
 
 def _heads(op: Inputs, q: TensorSpec, k: TensorSpec, v: TensorSpec) -> tuple[int, int, int, int]:
-    """Heads of queries and of keys, and their sizes."""
+    """Return the heads of queries and of keys, and their sizes."""
     if len(q.shape) == 3:
         return q.shape[1], k.shape[1] if len(k.shape) == 3 else k.shape[-1] // q.shape[2], q.shape[2], v.shape[-1]
     if len(q.shape) != 2 or len(k.shape) != 2:
@@ -311,7 +311,7 @@ def _varlen(op: Inputs) -> Iterator[OpCall]:
          "flashinfer::trtllm_batch_decode_with_kv_cache(q, paged_kv_cache)",
          "flashinfer::trtllm_batch_context_with_kv_cache(q, paged_kv_cache)")
 def _flashinfer(op: Inputs) -> Iterator[OpCall]:
-    """FlashInfer over (pages, keys and values, tokens, heads, features): what belongs to a sequence is not said."""
+    """Yield FlashInfer over (pages, keys and values, tokens, heads, features); a sequence's pages are not recorded."""
     q, cache = op.tensor("q"), op.tensor("paged_kv_cache")
     if len(q.shape) != 3 or len(cache.shape) != 5:
         raise Unpriceable(f"{op.name}: {q.shape}, {cache.shape}")

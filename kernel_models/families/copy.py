@@ -5,7 +5,7 @@ element type; its dtype is the target's. Concatenation: elements of the output, 
 the pieces that are copied in one run. Transfers and memsets: bytes.
 
     FLOPs  = 0
-    bytes  = every element read once and written once; a broadcast source's distinct elements
+    Bytes  = every element read once and written once; a broadcast source's distinct elements
 
 Source: the definition. Kinds of transfers: "h2d", "d2h", "d2d", "p2p"; flags "pinned" or "pageable": the host's side.
 
@@ -17,7 +17,7 @@ own, which is priced.
 Random numbers and dropout. Dimensions: elements.
 
     FLOPs  = 10 an element (a Philox round's share; Salmon et al. 2011), one more for dropout's scaling
-    bytes  = elements written; dropout reads its input and writes output and a one-byte mask
+    Bytes  = elements written; dropout reads its input and writes output and a one-byte mask
 
 Source: the definition.
 """
@@ -44,7 +44,7 @@ from kernel_models.op_call import Family, OpCall, TensorSpec, contiguous_strides
 
 
 def copy(source: TensorSpec, target: TensorSpec) -> Iterator[OpCall]:
-    """The call of one copy or cast; none if there is nothing to copy."""
+    """Yield the call of one copy or cast; none if there is nothing to copy."""
     elements = target.elements
     if not elements:
         return
@@ -61,7 +61,7 @@ def copy(source: TensorSpec, target: TensorSpec) -> Iterator[OpCall]:
 
 
 def _common_run(source: TensorSpec, target: TensorSpec) -> int:
-    """Elements in a row that lie side by side in both, in the target's order of dimensions."""
+    """Return the elements in a row that lie side by side in both, in the target's order of dimensions."""
     if source.shape != target.shape:
         return target.shape[-1] if target.shape else 1
     expected = 1
@@ -87,13 +87,13 @@ def concat(kind: str, tensors: list[TensorSpec], dim: int, dtype: str) -> Iterat
 
 
 def transfer(kind: str, size: int, flags: tuple[str, ...] = ()) -> OpCall:
-    """Bytes from one memory to another."""
+    """Return the call of a transfer from one memory to another."""
     return OpCall(Family.TRANSFER, kind, (size,), "uint8", flags=flags, bytes_read=float(size),
                   bytes_written=float(size))
 
 
 def memset(size: int) -> OpCall:
-    """Bytes set to a value."""
+    """Return the call that sets bytes to a value."""
     return OpCall(Family.MEMSET, "memset", (size,), "uint8", bytes_written=float(size))
 
 
@@ -125,7 +125,7 @@ def _clone(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.COPY, "aten::_to_copy(self, dtype)", "aten::to(self, dtype)", "aten::type_as(self, other)")
 def _to(op: Inputs) -> Iterator[OpCall]:
-    """A cast where the element type changes. ``aten::to`` to the same type, or to one not recorded, is free."""
+    """Yield a cast where the element type changes. ``aten::to`` to the same type, or to one not recorded, is free."""
     source = op.tensor("self")
     other = op.optional("other")
     wanted = other.dtype if other is not None else op.dtype("dtype")
@@ -153,7 +153,7 @@ def _pad(op: Inputs) -> Iterator[OpCall]:
     "_reshape_copy", "lift_fresh_copy", "view_copy", "expand_copy", "permute_copy", "transpose_copy", "t_copy",
     "slice_copy", "select_copy", "squeeze_copy", "unsqueeze_copy", "alias_copy", "detach_copy", "as_strided_copy")))
 def _view_copy(op: Inputs) -> Iterator[OpCall]:
-    """Views that were made to copy: what the whole tensor holds, at most."""
+    """Yield the copy that a view was made to be: of what the whole tensor holds, at most."""
     source = op.tensor("self")
     yield from copy(source, TensorSpec(source.shape, source.dtype))
 
@@ -162,7 +162,7 @@ def _view_copy(op: Inputs) -> Iterator[OpCall]:
          "aten::select_backward(grad_output, input_sizes)",
          "aten::diagonal_backward(grad_output, input_sizes)", "aten::unfold_backward(grad_in, input_sizes)")
 def _view_backward(op: Inputs) -> Iterator[OpCall]:
-    """Zeros of the viewed tensor's size, then the gradient copied to its place."""
+    """Yield zeros of the viewed tensor's size, then the gradient copied to its place."""
     grad, size = op.tensor(op.names[0]), op.ints("input_sizes")
     if size is None:
         op.missing("size")
@@ -172,7 +172,7 @@ def _view_backward(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.COPY, "aten::slice_scatter(self, src)", "aten::select_scatter(self, src)")
 def _view_scatter(op: Inputs) -> Iterator[OpCall]:
-    """A copy of the whole, and one of the part over it."""
+    """Yield a copy of the whole, and a copy of the part over it."""
     for tensor in (op.tensor("self"), op.tensor("src")):
         yield from copy(tensor, tensor)
 
@@ -193,7 +193,7 @@ def _pad_backward(op: Inputs) -> Iterator[OpCall]:
          "aten::hstack(tensors)", "aten::vstack(tensors)", "aten::_chunk_cat(tensors, dim)",
          "aten::flatten_dense_tensors(tensors)")
 def _cat(op: Inputs) -> Iterator[OpCall]:
-    """Yield where the list was not recorded, the tensor it is written into tells how much is copied, in one piece.
+    """Yield a concatenation; the size of a list that was not recorded is that of the tensor it is written into.
 
     Older profilers put that tensor first.
     """
@@ -242,7 +242,7 @@ def _copied_out(op: Inputs) -> Iterator[OpCall]:
 @backward(Family.COPY, "aten::cat(tensors, dim)", "aten::stack(tensors, dim)", "aten::unbind(self)",
           "aten::clone(self)", "aten::contiguous(self)")
 def _views(op: Inputs) -> Iterator[OpCall]:
-    """The gradients of what was joined are views of the gradient; that of a copy passes on as it is."""
+    """Yield nothing: gradients of joined tensors are views of the gradient, and a copy's passes on as it is."""
     yield from ()
 
 
@@ -258,7 +258,7 @@ def _cast_back(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.TRANSFER, "aten::_local_scalar_dense(self)", "aten::item(self)")
 def _to_number(op: Inputs) -> Iterator[OpCall]:
-    """One number to the host, which waits for it."""
+    """Yield the copy of one number to the host, which waits for it."""
     yield transfer("d2h", itemsize(op.tensor("self").dtype), ("pageable",))
 
 
@@ -304,7 +304,7 @@ _HAND_BACK = words("dropout feature_dropout")
 
 
 def random(kind: str, elements: int, dtype: str) -> Iterator[OpCall]:
-    """Random numbers of that many elements; kind "dropout" drops an input's."""
+    """Yield the drawing of random numbers; kind "dropout" drops an input's elements."""
     if not elements:
         return
     size, drops = itemsize(dtype), kind == "dropout"
@@ -321,7 +321,7 @@ def _fill(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.RANDOM, *(f"aten::{name}(size)" for name in _NEW))
 def _new(op: Inputs) -> Iterator[OpCall]:
-    """A new tensor: its size is the first list of numbers; fp32, or int64 for integers, where no type tells."""
+    """Yield a new tensor: its size is the first list of numbers; fp32, or int64 for integers, if no type shows."""
     lists = [argument.value for argument in op.arguments if argument.value.startswith("[")]
     if not lists:
         op.tensor("size")
@@ -332,7 +332,7 @@ def _new(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.RANDOM, "aten::native_dropout(input, p, train)", "aten::_fused_dropout(input, p)",
          "aten::dropout(input, p, train)", "aten::feature_dropout(input, p, train)")
 def _dropout(op: Inputs) -> Iterator[OpCall]:
-    """Nothing outside training, nor where nothing is to be dropped: the input is handed back."""
+    """Yield a dropout; nothing outside training or at p = 0: the input is handed back."""
     tensor = op.tensor("input")
     drops = op.short_name not in _HAND_BACK or op.number("p") != 0
     if drops and op.flag("train", True):

@@ -4,7 +4,7 @@ Dimensions: elements of the output, tensors read, and elements of all inputs as 
 numbers and tensors without dimensions count neither).
 
     FLOPs  = elements × operations an element (1, more for the activations listed in ``OPERATIONS``)
-    bytes  = every input's distinct elements read, every output element written, each in its own type
+    Bytes  = every input's distinct elements read, every output element written, each in its own type
 
 Source: the definition. Layout: "" where all tensors lie alike without holes, "broadcast" where an input is smaller
 than the output, "strided" where one has holes or another order of dimensions.
@@ -12,7 +12,7 @@ than the output, "strided" where one has holes or another order of dimensions.
 Lists (``_foreach_*``, ``_fused_*``, Apex). Dimensions: tensors in the list and elements of all of them.
 
     FLOPs  = elements × operations an element (``_foreach_*``: 1, products with addition 3; Adam 12, Adagrad 8, SGD 4)
-    bytes  = elements × (lists read + lists written), each in its own type
+    Bytes  = elements × (lists read + lists written), each in its own type
 
 Source: the update rules as PyTorch's ``_fused_adam``, ``_fused_sgd`` and ``_fused_adagrad`` apply them. Profilers leave
 out the sizes of lists of more than 30 tensors: such calls are "unsized".
@@ -21,7 +21,7 @@ Kernels of Triton and Inductor are priced by the tensors they are given. Dimensi
 tensor among the arguments), tensors, elements of all tensors.
 
     FLOPs  = one an element read (what is fused is not among the arguments)
-    bytes  = every tensor read once but the output, which is written
+    Bytes  = every tensor read once but the output, which is written
 
 Source: Inductor names its kernels ("poi": pointwise, "red" and "per": reductions, "tem": templates) and passes inputs
 before outputs (``torch/_inductor/codegen/triton.py``).
@@ -84,7 +84,7 @@ def elementwise(
     kind: str, inputs: Sequence[TensorSpec], shape: tuple[int, ...] | None = None, out_dtype: str = "", *,
     dtype: str = "",
 ) -> Iterator[OpCall]:
-    """One pass over the broadcast shape of the inputs (or ``shape``); none if that is empty."""
+    """Yield one pass over the broadcast shape of the inputs (or ``shape``); none if that is empty."""
     shape = broadcast([tensor.shape for tensor in inputs]) if shape is None else shape
     elements = prod(shape)
     if elements <= 0:
@@ -180,7 +180,7 @@ def _number(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, "aten::arange(end)", "aten::linspace(start)", "aten::eye(n)", "aten::range(end)",
          "aten::logspace(start)")
 def _sequence(op: Inputs) -> Iterator[OpCall]:
-    """Its out variant records the output, if it has its size by then; otherwise the length follows from the numbers."""
+    """Yield a range; its length is that of a recorded output, otherwise it follows from the numbers."""
     outputs = [tensor for tensor in op.tensors() if tensor.shape]
     if outputs and outputs[-1].elements:
         yield from elementwise("fill", [], outputs[-1].shape, outputs[-1].dtype)
@@ -223,7 +223,7 @@ def _into_output(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, "_C::rotary_embedding(positions, query, key, head_size, cos_sin_cache)",
          "vllm::rotary_embedding(positions, query, key, head_size, cos_sin_cache)")
 def _rotary(op: Inputs) -> Iterator[OpCall]:
-    """Query and key in place, each element times a cosine plus its partner times a sine."""
+    """Yield a rotation of query and key in place: each element times a cosine plus its partner times a sine."""
     query, key = op.tensor("query"), op.optional("key")
     tensors = [query] if key is None else [query, key]
     elements = sum(tensor.elements for tensor in tensors)
@@ -239,7 +239,7 @@ _QUANTIZERS = {
 
 @forward(Family.ELEMENTWISE, *(f"fbgemm::{name}(input)" for name in _QUANTIZERS))
 def _quantize(op: Inputs) -> Iterator[OpCall]:
-    """Casts between floats and packed bytes, a value an element (row scales, a few bytes a row, are left out)."""
+    """Yield casts between floats and packed bytes, a value an element (row scales, a few bytes a row, are left out)."""
     source = op.tensor("input")
     yield from elementwise(op.short_name, [source], source.shape, _QUANTIZERS[op.short_name])
 
@@ -274,7 +274,7 @@ def _gradients_of_operands(op: Inputs) -> Iterator[OpCall]:
 
 @backward(Family.ELEMENTWISE, "aten::sum(self, dim)", "aten::mean(self, dim)")
 def _spread(op: Inputs) -> Iterator[OpCall]:
-    """The gradient is broadcast: a view for a sum, divided by the count for a mean."""
+    """Yield the broadcast of a gradient: a view for a sum, divided by the count for a mean."""
     if op.short_name == "mean":
         tensor = op.tensor("self")
         yield from elementwise("div", [TensorSpec(tensor.shape, tensor.dtype, (0,) * len(tensor.shape))], tensor.shape)
@@ -291,7 +291,7 @@ _ONLY_WRITTEN = frozenset({"foreach_zero"})
 
 
 def optimizer(kind: str, lists: list[list[TensorSpec]], written: int) -> Iterator[OpCall]:
-    """One pass over lists of equally large tensors, the first the results' sizes; ``written`` lists are written."""
+    """Yield one pass over lists of equally large tensors, the first the results'; ``written`` lists are written."""
     first = lists[0]
     elements = sum(tensor.elements for tensor in first)
     if not elements:
@@ -312,7 +312,7 @@ def optimizer(kind: str, lists: list[list[TensorSpec]], written: int) -> Iterato
 
 @pattern(Family.OPTIMIZER, r"aten::_foreach_\w+(\.\w+)?")
 def _foreach(op: Inputs) -> Iterator[OpCall]:
-    """Every list among the arguments is read once; one list is written, none by norms."""
+    """Yield the work on lists: each list is read once; one list is written, none by norms."""
     kind = plain_name(op.name).lstrip("_")
     lists = [tensors for tensors in op.lists() if tensors]
     if not lists:
@@ -328,7 +328,7 @@ def _foreach(op: Inputs) -> Iterator[OpCall]:
          "aten::_fused_adamw(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)",
          "aten::_fused_sgd(self, grads, momentum_buffer_list)", "aten::_fused_adagrad(self, grads, state_sums)")
 def _fused(op: Inputs) -> Iterator[OpCall]:
-    """Parameters, gradients and states read; parameters and states written."""
+    """Yield a fused optimizer: parameters, gradients and states are read, parameters and states written."""
     op.tensor_list("self")
     lists = [tensors for tensors in map(op.optional_list, op.names) if tensors]
     yield from optimizer(op.short_name.lstrip("_"), lists, len(lists) - 1)
@@ -367,6 +367,6 @@ def _generated(op: Inputs) -> Iterator[OpCall]:
 
 
 def triton_kind(name: str) -> str:
-    """ "triton_poi_fused_add_0" → "pointwise"; "user" for kernels people wrote."""
+    """Return the kind of a kernel's name: "triton_poi_fused_add_0" → "pointwise"; "user" for hand-written ones."""
     parts = name.split("_")
     return _KINDS.get(parts[1], "user") if parts[0] == "triton" and len(parts) > 1 else "user"

@@ -2,11 +2,11 @@
 
 Dimensions: lookups in all, output rows (bags; = lookups without pooling), rows and columns of a table, tables.
 
-    FLOPs  = lookups·columns with pooling (one addition each), else 0; fused backward with the optimizer 5 times that
-    bytes  = forward: lookups·columns of the table + the indices read, bags·columns written
-             backward, dense: the gradient and indices read, and the *whole* gradient table written (zeros first)
-             backward, fused: the gradient and indices read, every row looked up read and written once
-             backward, sparse: the gradient and indices read, a row of gradient written for every look-up
+    FLOPs  = lookups·columns with pooling (one addition each), else 0; fused backward with the optimizer 5 times that.
+    Bytes  = forward: ``lookups·columns`` of the table + the indices read, ``bags·columns`` written.
+             Backward, dense: the gradient and indices read, and the *whole* gradient table written (zeros first).
+             Backward, fused: the gradient and indices read, every row looked up read and written once.
+             Backward, sparse: the gradient and indices read, a row of gradient written for every look-up.
 
 Source: the definition (Lin et al. 2022, arXiv 2201.07821, section IV for the fused ones). Rows looked up twice count
 twice; how often they repeat, and which table and bag they are of, ``OpCall.accesses`` tells where it is known. Flags:
@@ -27,14 +27,14 @@ from tracer.lookup_data.noted import noted_tables
 from tracer.lookup_data.tables import QUANTIZED, TABLE_DTYPES, EmbeddingTable, stored_row_bytes
 
 _COLUMNS = 128
-"""Columns of a table where nothing tells: in the middle of published recommendation models' 16 to 320."""
+"""Columns of a table that nothing records: in the middle of published recommendation models' 16 to 320."""
 
 
 def embedding(
     kind: str, lookups: int, bags: int, table_rows: int, columns: int, tables: int, dtype: str, index_dtype: str,
     flags: tuple[str, ...] = (), noted: Sequence[EmbeddingTable] = (),
 ) -> Iterator[OpCall]:
-    """Kinds: "embedding", "bag", these with "_backward" (dense), "_backward_sparse", "_backward_fused"; or nothing.
+    """Yield look-ups. Kinds: "embedding", "bag", with "_backward" (dense), "_backward_sparse" or "_backward_fused".
 
     ``noted`` are the tables that the operation is known to look up (``tracer.lookup_data.noted``), for any batch.
     """
@@ -64,7 +64,7 @@ def embedding(
 
 
 def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
-    """The look-up, or its gradient, of tables that are noted otherwise; any other call as it is."""
+    """Return the look-up, or its gradient, of tables that are noted otherwise; any other call as it is."""
     if call.family is not Family.EMBEDDING or not noted or "unsized" in call.flags:
         return call
     lookups, bags, rows, columns, _ = call.dims
@@ -74,8 +74,7 @@ def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
 
 def _accesses(noted: Sequence[EmbeddingTable], kind: str, lookups: int, bags: int, rows: int, columns: int, dtype: str,
               weighted: bool) -> tuple[TablePart, ...]:
-    """Return what each table's share of these look-ups is: by its bags of the batch it was noted of, scaled to this
-    one."""
+    """Return each table's share of these look-ups: by its bags in the batch it was noted in, scaled to this batch."""
     pooled, total = kind.startswith("bag"), sum(table.bag for table in noted)
     fused = kind.endswith("_fused")
     optimizer: dict[str, Any] = {} if fused else {"optimizer": "none"}
@@ -111,7 +110,7 @@ def _embedding(op: Inputs) -> Iterator[OpCall]:
 
 
 def _kind(op: Inputs, kind: str) -> str:
-    """The kind of a look-up, or of its gradient: sparse by its name, or by its argument."""
+    """Return the kind of a look-up, or of its gradient: sparse by its name, or by its argument."""
     sparse = op.is_backward and ("sparse" in op.name or op.flag("sparse"))
     return kind + op.suffix + ("_sparse" if sparse else "")
 
@@ -159,7 +158,7 @@ _FUSED = tuple(
 
 @both(Family.EMBEDDING, *_FUSED, _DENSE)
 def _fused_tables(op: Inputs) -> Iterator[OpCall]:
-    """Several tables in one kernel; offsets give bags of all tables, one more than there are bags."""
+    """Yield look-ups of several tables in one kernel; offsets give the bags of all tables, and an end."""
     kind = f"bag{op.suffix}" + ("_fused" if op.is_backward and "dense" not in op.name else "")
     weights, indices, offsets = op.tensor("dev_weights"), op.tensor("indices"), op.tensor("offsets")
     if not weights.elements and "uvm_weights" in op.names:
@@ -188,7 +187,7 @@ _PRECISIONS = {"max_int4_D": "int4", "max_int8_D": "int8", "max_float16_D": "fp1
          "weights_offsets, weights_tys, D_offsets, total_D, max_int2_D, max_int4_D, max_int8_D, max_float16_D, "
          "max_float32_D, indices, offsets, pooling_mode, indice_weights, output_dtype, lxu_cache_weights)")
 def _inferred_tables(op: Inputs) -> Iterator[OpCall]:
-    """Tables of one precision that are only looked up; of several precisions the widest is taken for all.
+    """Yield look-ups of tables without gradients; of several precisions the widest is taken for all.
 
     Weights are bytes. All in one memory: the device's if it has any, else the host's, with a cache if there is one.
     """

@@ -3,9 +3,9 @@
 Dimensions: out[batch, m, n] = A[batch, m, k] · B[batch, k, n], in elements. Layout: how A and B lie in memory, "n"
 row-major and "t" column-major; a linear layer's forward, whose weight is stored [n, k], is "nt".
 
-    FLOPs  = 2·batch·m·n·k  (+ batch·m·n with a bias or an accumulated input); of complex numbers four times the first,
-             of packed pairs of fp4 (k counts pairs) twice
-    bytes  = A + B + out + bias (n) or accumulated input (m·n), each distinct element once
+    FLOPs  = ``2·batch·m·n·k`` (+ ``batch·m·n`` with a bias or an accumulated input); four times the first for complex
+             numbers, twice for packed pairs of fp4 (k counts pairs).
+    Bytes  = A + B + out + bias (n) or accumulated input (m·n), each distinct element once.
 
 A multiply-add is two operations. Source: the definition of a matrix product; it is what TraceLens and NVIDIA's "Matrix
 Multiplication Background User's Guide" count. fp8 products write the type they were asked for (flag "out_bf16").
@@ -38,11 +38,11 @@ def gemm(
     batch: int, m: int, n: int, k: int, dtype: str, layout: str = "nn", *, kind: str = "", added: str = "",
     flags: tuple[str, ...] = (), out_dtype: str = "", shared: str = "", weight_dtype: str = "",
 ) -> Iterator[OpCall]:
-    """The call of one product; none if it has no results.
+    """Yield the call of one product; none if it has no results.
 
-    ``added`` is "bias" (n values) or "accumulate" (m·n values), ``shared`` tells which of "a" and "b" all products of
-    the batch share, ``weight_dtype`` what B is stored in where it is another type than it is multiplied in ("int4",
-    "fp4": values, not packed pairs).
+    ``added`` is "bias" (n values) or "accumulate" (m·n values). ``shared`` names the operand, "a" or "b", that all
+    products of the batch share. ``weight_dtype`` is the type that B is stored in, if another than it is multiplied in
+    ("int4", "fp4": values, not packed pairs).
     """
     results = batch * m * n
     if not results:
@@ -76,7 +76,7 @@ def product(
     flags: tuple[str, ...] = (),
     kind: str = "",
 ) -> Iterator[OpCall]:
-    """A · b for matrices or batches of them, with ``added`` as the framework broadcasts it."""
+    """Yield a · b for matrices or batches of them, with ``added`` as the framework broadcasts it."""
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise Unpriceable(f"{op.name}: {a.shape} · {b.shape}")
     m, k = a.shape[-2:]
@@ -95,7 +95,7 @@ def product(
          "aten::addmm(self, mat1, mat2, beta, alpha)", "aten::_addmm_activation(self, mat1, mat2)",
          "aten::baddbmm(self, batch1, batch2, beta, alpha)", "aten::addbmm(self, batch1, batch2)")
 def _mm(op: Inputs) -> Iterator[OpCall]:
-    """One matrix times another; where there are three, the first is added to the product of the others."""
+    """Yield one matrix times another; of three matrices, the first is added to the product of the others."""
     adds = len(op.names) > 2
     a, b = map(op.tensor, op.names[1:3] if adds else op.names)
     unused = op.short_name == "baddbmm" and op.number("beta") == 0
@@ -121,7 +121,7 @@ def _cutlass_scaled_mm(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.GEMM, "aten::_grouped_mm(self, mat2, offs, bias)",
          "aten::_scaled_grouped_mm(self, mat2, scale_a, scale_b, offs, bias, scale_result, out_dtype)")
 def _grouped_mm(op: Inputs) -> Iterator[OpCall]:
-    """Products of a batch of different heights, given by offsets: priced with their mean height."""
+    """Yield products of a batch of different heights, given by offsets, priced with their mean height."""
     a, b, offsets = op.tensor("self"), op.tensor("mat2"), op.optional("offs")
     if len(a.shape) == 3 and len(b.shape) == 3:
         yield from product(op, a, b)
@@ -161,7 +161,7 @@ def _linear(op: Inputs) -> Iterator[OpCall]:
 
 @backward(Family.GEMM, "aten::linear(input, weight, bias)")
 def _linear_backward(op: Inputs) -> Iterator[OpCall]:
-    """Gradient of the input dY·W, of the weight dYᵀ·X, and of the bias a sum over rows."""
+    """Yield the gradients of the input dY·W, of the weight dYᵀ·X, and of the bias (a sum over rows)."""
     m, n, k, dtype, layout = _linear_sizes(op)
     yield from gemm(1, m, k, n, dtype, "n" + FLIP[layout[1]])
     yield from gemm(1, n, k, m, dtype, "tn")
@@ -225,7 +225,7 @@ def _addmm_backward(op: Inputs) -> Iterator[OpCall]:
 
 
 def _both_gradients(op: Inputs, a: TensorSpec, b: TensorSpec) -> Iterator[OpCall]:
-    """dA = dC·Bᵀ, and dB = Aᵀ·dC, which for a column-major B PyTorch computes as dBᵀ = dCᵀ·A."""
+    """Yield dA = dC·Bᵀ, and dB = Aᵀ·dC, which for a column-major B PyTorch computes as dBᵀ = dCᵀ·A."""
     batch = max(prod(a.shape[:-2]), prod(b.shape[:-2]))
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     dtype, lies_a, lies_b = op.math_dtype(a), layout_of(a), layout_of(b)

@@ -2,8 +2,8 @@
 
 Dimensions: elements moved, side-by-side elements of each piece, elements of the indexed tensor.
 
-    FLOPs  = 0, or one addition an element for those that accumulate
-    bytes  = elements read and written, and an index (int64 unless flagged) a piece; accumulating ones read twice
+    FLOPs  = 0, or one addition an element for those that accumulate.
+    Bytes  = elements read and written, and an index (int64 unless flagged) a piece; accumulating ones read twice
              what they write. Masks read the mask and, where the count of chosen elements is unknown, assume all.
 
 Source: the definition.
@@ -26,7 +26,7 @@ def index(
     kind: str, elements: int, inner: int, source_elements: int, dtype: str, index_dtype: str = "int64",
     flags: tuple[str, ...] = (),
 ) -> Iterator[OpCall]:
-    """The call of one indexed movement; none if it moves nothing."""
+    """Yield the call of one indexed movement; none if it moves nothing."""
     if not elements:
         return
     size, adds = itemsize(dtype), kind in _ACCUMULATE
@@ -59,7 +59,7 @@ def _gather(op: Inputs) -> Iterator[OpCall]:
 
 
 def _shared_by(chosen: TensorSpec) -> int:
-    """Side-by-side elements that one stored index picks: an expanded index, as of an embedding's rows, picks rows."""
+    """Return the side-by-side elements that one stored index picks: an expanded one (an embedding's) picks rows."""
     inner = 1
     for size, step in zip(reversed(chosen.shape), reversed(chosen.strides), strict=True):
         if step != 0:
@@ -94,7 +94,7 @@ def _index_fill(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INDEX, "aten::index(self, indices)", "aten::_unsafe_index(self, indices)")
 def _index(op: Inputs) -> Iterator[OpCall]:
-    """Yield where the indices were not recorded, as much as the tensor holds is taken to be read."""
+    """Yield an indexing; where indices were not recorded, as much as the tensor holds is taken to be read."""
     source, chosen = op.tensor("self"), op.optional_list("indices")
     if not chosen:
         yield from index("index", source.elements, 1, source.elements, source.dtype, flags=("assumed",))
@@ -104,8 +104,8 @@ def _index(op: Inputs) -> Iterator[OpCall]:
 
 
 def _chosen(source: TensorSpec, indices: list[TensorSpec]) -> tuple[int, int]:
-    """Pieces that indices choose of a tensor, and elements of each. A mask goes along as many dimensions as it has, and
-    may choose all of them."""
+    """Return the pieces that indices choose of a tensor, and elements of each. A mask goes along as many dimensions as
+    it has, and may choose all of them."""
     pieces, along = [], 0
     for each in indices:
         sizes = source.shape[along:along + len(each.shape)]
@@ -136,7 +136,7 @@ def _index_put(op: Inputs) -> Iterator[OpCall]:
          "fbgemm::block_bucketize_sparse_features(lengths, indices)",
          "fbgemm::jagged_to_padded_dense(lengths, indices)", "fbgemm::expand_into_jagged_permute(lengths, indices)")
 def _selection(op: Inputs) -> Iterator[OpCall]:
-    """Element by element, of what is chosen from as much as there is."""
+    """Yield a selection, element by element; all elements are assumed to be chosen."""
     source = op.optional("indices") or op.tensor(op.names[0])
     kind = "masked_select" if op.is_backward else op.short_name
     yield from index(kind, source.elements, 1, source.elements, source.dtype)
@@ -144,7 +144,7 @@ def _selection(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INDEX, "aten::im2col(self, kernel_size, dilation, padding, stride)")
 def _windows(op: Inputs) -> Iterator[OpCall]:
-    """Each window's values side by side, as many times as they are covered."""
+    """Yield the copy of each window's values side by side, as many times as they are covered."""
     source, kernel = op.tensor("self"), op.ints("kernel_size")
     dilation, padding, stride = (op.ints(name) for name in ("dilation", "padding", "stride"))
     if not (kernel and dilation and padding and stride):
@@ -166,7 +166,7 @@ def _search(op: Inputs) -> Iterator[OpCall]:
          "fbgemm::permute_sparse_features(permute, lengths, values, weights)",
          "fbgemm::permute_1D_sparse_data(permute, lengths, values, weights)")
 def _permute_features(op: Inputs) -> Iterator[OpCall]:
-    """Lengths, then the values of each feature, moved to new places; values of one length stay side by side."""
+    """Yield the permutation of lengths, then of each feature's values; values of one length stay side by side."""
     lengths, values, weights = op.tensor("lengths"), op.tensor("values"), op.optional("weights")
     pieces = max(lengths.elements, 1)
     yield from index("permute_sparse", values.elements, values.elements // pieces, values.elements, values.dtype)
@@ -181,7 +181,7 @@ def _permute_features(op: Inputs) -> Iterator[OpCall]:
          "fbgemm::recat_embedding_grad_output_mixed_D_batch(grad_output, dim_sum_per_rank)",
          "fbgemm::recat_embedding_grad_output_mixed_D(grad_output, dim_sum_per_rank)")
 def _permute_pooled(op: Inputs) -> Iterator[OpCall]:
-    """Columns of whole embeddings moved to new places."""
+    """Yield the permutation of the columns of whole embeddings."""
     rows, offsets = op.tensor(op.names[0]), op.optional(op.names[1])
     pieces = offsets.elements - 1 if offsets is not None and offsets.elements > 1 else 1
     columns = rows.shape[-1] if rows.shape else 1
@@ -205,7 +205,7 @@ def _bounds_check(op: Inputs) -> Iterator[OpCall]:
          "_C_cache_ops::reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)",
          "vllm::unified_kv_cache_update(key, value)")
 def _cache_update(op: Inputs) -> Iterator[OpCall]:
-    """Keys and values of the step's tokens, each token's to its place in the cache."""
+    """Yield the storing of the step's keys and values, each token's at its place in the cache."""
     key = op.tensor("key")
     if not key.shape:
         raise Unpriceable("a number has no tokens")
@@ -218,7 +218,7 @@ def _cache_update(op: Inputs) -> Iterator[OpCall]:
 @backward(Family.INDEX, "aten::index_select(self, dim, index)", "aten::gather(self, dim, index)",
           "aten::index(self, indices)")
 def _accumulate_back(op: Inputs) -> Iterator[OpCall]:
-    """Zeros of the tensor's size, then the gradients added where they came from."""
+    """Yield zeros of the tensor's size, then the gradients added where they came from."""
     source = op.tensor("self")
     yield from elementwise("fill", [], source.shape, source.dtype)
     rule = {"index_select": _index_select, "gather": _gather, "index": _index}[op.short_name]

@@ -5,12 +5,12 @@
     tokens, experts, visits a token, imbalance ──visits──▶ experts touched, rows of the fullest
     moe_calls: rows into groups ─▶ grouped product (gate and up) ─▶ activation ─▶ grouped product (down) ─▶ sum
 
-A weight is read once for each expert that any token visits. Expert i of e is visited by a share p_i of the tokens with
-p_i ∝ i^(−imbalance) (0: all alike), no expert by more than all of them; experts touched = Σ 1 − (1 − p_i)^tokens.
+A weight is read once for each expert that any token visits. A share p_i of the tokens visits expert i of e, with
+p_i ∝ i^(−imbalance) (0: all alike) and p_i at most 1. The number of experts touched is Σ 1 − (1 − p_i)^tokens.
 Source: the definition; AIConfigurator (github.com/ai-dynamo/aiconfigurator) measures with power laws of 1.01 and 1.2.
 
-Dimensions and bytes are of ``reduction`` and ``elementwise``: a sampler goes over the vocabulary's probabilities of
-each sequence a few times and writes a token; a state-space layer reads and writes its whole state for every sequence.
+Dimensions and bytes are those of ``reduction`` and ``elementwise``. A sampler goes over the vocabulary's probabilities
+of each sequence a few times and writes a token. A state-space layer reads and writes its whole state a sequence.
 Source: the definitions; sampling by rejection needs no sort (FlashInfer, github.com/flashinfer-ai/flashinfer).
 """
 
@@ -29,12 +29,12 @@ from kernel_models.families.registry import Inputs, Unpriceable, forward
 from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize
 
 VISITS = 4
-"""Experts that a token visits where nothing says how many. Set: that of gpt-oss."""
+"""Experts that a token visits where the number is not recorded. Set: that of gpt-oss."""
 
 
 @lru_cache(maxsize=4096)
 def shares(experts: int, visits: int, imbalance: float = 0.0) -> tuple[float, ...]:
-    """Share of the tokens that visit each expert, the most visited first; they add up to ``visits``."""
+    """Return the share of the tokens that visit each expert, the most visited first; they add up to ``visits``."""
     weight = np.arange(1.0, experts + 1.0) ** -imbalance
     found = np.minimum(weight * visits / float(weight.sum()), 1.0).astype(np.float64)
     for _ in range(32):
@@ -56,7 +56,7 @@ def grouped(
     tokens: int, experts: int, visits: int, n: int, k: int, dtype: str, *, imbalance: float = 0.0,
     weight_dtype: str = "", flags: tuple[str, ...] = (), out_dtype: str = "",
 ) -> Iterator[OpCall]:
-    """The grouped product of the experts that tokens visit, each with its mean number of rows."""
+    """Yield the grouped product of the experts that tokens visit, each with its mean number of rows."""
     groups = max(round(touched(tokens, experts, visits, imbalance)), 1)
     rows = -(-tokens * min(visits, experts) // groups)
     yield from gemm(groups, rows, n, k, dtype, "nt", kind="grouped", weight_dtype=weight_dtype, flags=flags,
@@ -67,16 +67,16 @@ def moe_calls(
     tokens: int, experts: int, visits: int, hidden: int, inner: int, dtype: str, *, compute_dtype: str = "",
     weight_dtype: str = "", imbalance: float = 0.0, gated: bool = True, flags: tuple[str, ...] = (),
 ) -> Iterator[OpCall]:
-    """The device work of a fused mixture of experts after its routing.
+    """Yield the device work of a fused mixture of experts after its routing.
 
     Args:
-        tokens, experts, visits: tokens of the step, experts of this device, visits of a token to them.
-        hidden, inner: width of the tokens and of an expert.
-        dtype: of the tokens; ``compute_dtype`` that they are cast to for the products, if another.
-        weight_dtype: what the experts' weights are stored in, if another than the products'.
-        imbalance: exponent of the visits' power law.
-        gated: whether gate and up projections are one product of twice the width.
-        flags: of the products.
+        tokens, experts, visits: Tokens of the step, experts of this device, visits of a token to them.
+        hidden, inner: Width of the tokens and of an expert.
+        dtype: Of the tokens; ``compute_dtype`` that they are cast to for the products, if another.
+        weight_dtype: What the experts' weights are stored in, if another than the products'.
+        imbalance: Exponent of the visits' power law.
+        gated: Whether gate and up projections are one product of twice the width.
+        flags: Of the products.
     """
     if not tokens * experts * visits:
         return
@@ -105,7 +105,7 @@ def moe_calls(
          "sglang::inplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
          "sglang::outplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)")
 def _fused_experts(op: Inputs) -> Iterator[OpCall]:
-    """Sizes are all among the arguments; which experts the tokens visit is not, and they are taken to be even.
+    """Yield fused experts. All sizes are among the arguments; the visits are not, and are taken to be even.
 
     Weights of half a value a byte are packed 4-bit ones, which are widened on their way to the products.
     """
@@ -127,8 +127,8 @@ def _fused_experts(op: Inputs) -> Iterator[OpCall]:
 def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
     """Neither the experts' width nor how many each token visits, nor their weights' type, is among the arguments.
 
-    A width equal to the hidden size, four visits and weights of the tokens' type are assumed; as servers split experts
-    between devices, so may be how many of them are here. The calls say so (flag "assumed").
+    Assumed are a width equal to the hidden size, four visits, and weights of the tokens' type. Servers split experts
+    between devices, so the number of experts here may be assumed too. The calls say so (flag "assumed").
     """
     hidden, router = op.tensor("hidden_states"), op.tensor("router_logits")
     tokens, width = hidden.shape[-2:]
@@ -149,7 +149,7 @@ def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
 
 
 PASSES = 3
-"""Times that a sampler by rejection reads the probabilities: a threshold found, tried and used."""
+"""Times that a sampler by rejection reads the probabilities: a threshold is found, tried and used."""
 
 
 @forward(Family.REDUCTION, "flashinfer::sampling_from_probs(probs)", "flashinfer::top_p_sampling_from_probs(probs)",
@@ -172,7 +172,7 @@ def _sample(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, "mamba_ssm::selective_state_update(state, x)", "vllm::selective_state_update(state, x)",
          "_C::causal_conv1d_update(conv_state, x)", "causal_conv1d::causal_conv1d_update(conv_state, x)")
 def _state(op: Inputs) -> Iterator[OpCall]:
-    """Yield the whole state of the step's sequences, read and written, as fast as memory gives it."""
+    """Yield the reading and writing of the whole state of the step's sequences, at the memory's bandwidth."""
     state = op.tensor(op.names[0])
     if len(state.shape) < 2:
         raise Unpriceable(f"{op.name}: {state.shape}")

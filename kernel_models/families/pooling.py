@@ -4,7 +4,7 @@ Pooling of one to three dimensions. Dimensions: channels in all (batch × channe
 and values a window looks at.
 
     FLOPs  = channels·out_size·window
-    bytes  = input read and output written; maxima also write int64 positions, which backward reads back;
+    Bytes  = input read and output written; maxima also write int64 positions, which backward reads back;
              backward reads the output's gradient and writes the input's
 
 Source: the definition; overlapping windows read from cache. 2020–2022 traces recorded no window: halves and 2s are
@@ -12,8 +12,8 @@ assumed (flag "assumed").
 
 Interpolation and grid sampling. Dimensions: channels in all (batch × channels), values of one channel in and out.
 
-    FLOPs  = channels·out_size × values mixed (nearest 1, linear 2 a dimension, cubic 4 a dimension) × 2
-    bytes  = input read, output written; grid sampling also reads its grid; backward the other way round
+    FLOPs  = ``channels·out_size × values mixed`` (nearest 1, linear 2 a dimension, cubic 4 a dimension) × 2.
+    Bytes  = input read, output written; grid sampling also reads its grid; backward the other way round.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MAX, _AVG = "(self, kernel_size, stride, padding, dilation)", "(self, kernel_si
          "aten::avg_pool2d_backward(grad_output, self, kernel_size, stride, padding)",
          "aten::avg_pool3d_backward(grad_output, self, kernel_size, stride, padding)")
 def _windows(op: Inputs) -> Iterator[OpCall]:
-    """Sizes from the window's, or from the gradient where that was recorded."""
+    """Yield a pooling; its sizes follow from the window's, or from the gradient where that was recorded."""
     n, source = _spatial(op), op.tensor("self")
     size = source.shape[-n:]
     kernel, stride = op.ints("kernel_size"), op.ints("stride")
@@ -90,7 +90,7 @@ def _adaptive(op: Inputs) -> Iterator[OpCall]:
 
 _MODES = ("nearest_exact", "nearest", "bilinear", "bicubic", "trilinear", "linear", "grid")
 _MIXED = {"nearest_exact": 1, "nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16, "grid": 4}
-"""Values of the input that one of the output is mixed of, by the definition of each mode."""
+"""Values of the input that are mixed into one of the output, by the definition of each mode."""
 _UPSAMPLES = ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d",
               "linear1d", "bilinear2d", "bicubic2d", "trilinear3d", "_bilinear2d_aa", "_bicubic2d_aa")
 
@@ -117,7 +117,7 @@ def _name(mode: str, suffix: str = "") -> str:
 
 @both(Family.INTERPOLATE, *(f"{_name(mode)}(self, output_size)" for mode in _UPSAMPLES))
 def _upsample(op: Inputs) -> Iterator[OpCall]:
-    """By the output's size, or by scale factors where those were given instead."""
+    """Yield an interpolation by the output's size, or by scale factors where those were given instead."""
     source, n = op.tensor("self"), _spatial(op)
     in_size = source.shape[-n:]
     size = op.ints("output_size")
@@ -154,7 +154,7 @@ def _grid(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INTERPOLATE, "torchvision::roi_align(input, rois, spatial_scale, pooled_height, pooled_width)")
 def _regions(op: Inputs) -> Iterator[OpCall]:
-    """Values of each region's bins, mixed from four neighbours; of the image no more is read than the bins ask for."""
+    """Yield each region's bins, mixed from four neighbours; no more of the image is read than the bins ask for."""
     source, regions = op.tensor("input"), op.tensor("rois")
     out = regions.shape[0] * _bins(op)
     read = min(4 * out, source.shape[0] * prod(source.shape[2:]))

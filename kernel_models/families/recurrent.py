@@ -3,9 +3,9 @@
 Dimensions: sequence, batch, input size, hidden size, layers, directions. Kinds "rnn", "gru", "lstm" (1, 3 and 4 gates),
 and these with "_backward"; "lstm_cell" and "gru_cell" are the pointwise part of one step.
 
-    FLOPs  = sequence·batch·directions · gates·hidden · 2·(inputs + hidden), summed over layers, whose inputs are the
-             input size first and directions·hidden after; backward twice that
-    bytes  = weights once, inputs and outputs of every layer once; backward twice that
+    FLOPs  = ``sequence·batch·directions · gates·hidden · 2·(inputs + hidden)``, summed over layers. The first layer has
+             the input size as inputs, the others ``directions·hidden``. Backward takes twice that.
+    Bytes  = weights once, inputs and outputs of every layer once; backward twice that.
 
 Source: the definitions (Appleyard et al. 2016, arXiv 1604.01946). A step's dependence on the last is not in them.
 """
@@ -24,7 +24,7 @@ _MODES = ("rnn", "rnn", "lstm", "gru")
 def recurrent(
     kind: str, sequence: int, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str
 ) -> Iterator[OpCall]:
-    """A whole layer stack over a whole sequence; none for an empty one."""
+    """Yield a whole layer stack over a whole sequence; none for an empty one."""
     if not sequence * batch * hidden:
         return
     gates = _GATES[kind.removesuffix("_backward")]
@@ -76,7 +76,7 @@ def _stack(op: Inputs) -> Iterator[OpCall]:
          "aten::mkldnn_rnn_layer_backward(input, weight1, weight2, weight3, weight4, hx_, cx_tmp, output, hy_, cy_, "
          "grad_output, grad_hy, grad_cy, reverse, mode, hidden_size)")
 def _one_layer(op: Inputs) -> Iterator[OpCall]:
-    """One direction of one layer on a CPU; its input has the sequence first whatever ``batch_first`` says."""
+    """Yield one direction of one layer on a CPU; its input has the sequence first even if ``batch_first`` is set."""
     source, state = op.tensor("input"), op.tensor("hx_")
     if len(source.shape) != 3 or not state.shape:
         raise Unpriceable(f"{op.name}: {source.shape}")
@@ -87,7 +87,7 @@ def _one_layer(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.RECURRENT, "aten::_thnn_fused_lstm_cell(input_gates, hidden_gates, cx)",
          "aten::_thnn_fused_gru_cell(input_gates, hidden_gates, hx)")
 def _cell(op: Inputs) -> Iterator[OpCall]:
-    """Both gate tensors and the state read, the new states written; about ten operations a gate value."""
+    """Yield a cell: both gate tensors and the state are read, new states written; some ten operations a gate value."""
     gates, state = op.tensor("input_gates"), op.tensor(op.names[2])
     batch, hidden = state.elements // max(state.shape[-1], 1), state.shape[-1]
     if batch * hidden:

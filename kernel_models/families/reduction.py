@@ -5,7 +5,7 @@ values of one result in elements (1: they lie side by side). A scan (cumsum) has
 ``outer`` × ``reduced`` too.
 
     FLOPs  = outer·reduced (norms, variances: twice that)
-    bytes  = outer·reduced read, outer written (scans: as much as is read; positions of maxima: int64)
+    Bytes  = outer·reduced read, outer written (scans: as much as is read; positions of maxima: int64)
 
 Source: the definition. Where the reduced dimensions were not recorded, everything is taken to be reduced.
 
@@ -13,14 +13,14 @@ Softmax and log-softmax. Dimensions: ``outer`` rows of ``reduced`` values, ``inn
 row in elements.
 
     FLOPs  = 5 an element forward (maximum, subtract, exponential, sum, divide), 4 backward
-    bytes  = the tensor read and written once; backward reads gradient and output
+    Bytes  = the tensor read and written once; backward reads gradient and output
 
 Source: the definition; a row is read once, as all fused kernels do. With ``half_to_float`` the output is fp32.
 
 Losses. Dimensions: rows × classes. Losses that compare value by value have one class.
 
     FLOPs  = 3 a value compared (negative log-likelihood: 2 a row)
-    bytes  = negative log-likelihood: a value and an int64 target a row; its gradient writes the whole rows × classes.
+    Bytes  = negative log-likelihood: a value and an int64 target a row; its gradient writes the whole rows × classes.
              Value by value: both tensors read; gradients write one of their size
 
 Source: the definitions. Results are taken to be reduced to one number.
@@ -29,17 +29,17 @@ Sorting, top-k and what is built on them. Dimensions: rows × columns sorted eac
 columns for a full sort).
 
     FLOPs  = rows·columns·log2(columns) comparisons for a sort, rows·columns for a top-k
-    bytes  = values read once; values and int64 positions of the k kept written
+    Bytes  = values read once; values and int64 positions of the k kept written
 
 Source: the definitions; radix sorts read and write several times, which a model's efficiency carries.
 
 Layer, RMS, batch, group and instance normalisation, forward and backward.
 
-Dimensions: rows × columns. Layer and RMS norm normalise each row's columns; for batch norm a row is a channel and its
-columns the batch's values in it; for group norm a row is a group of one sample.
+Dimensions: rows × columns. Layer and RMS norm normalise each row's columns. For batch norm a row is a channel, and its
+columns are the batch's values in it. For group norm a row is a group of one sample.
 
-    FLOPs  = 8 an element forward (mean, variance, scale and shift), 6 for RMS norm, 14 backward
-    bytes  = input read, output written, weights and row statistics once; backward reads gradient and input, writes the
+    FLOPs  = 8 an element forward (mean, variance, scale and shift), 6 for RMS norm, 14 backward.
+    Bytes  = input read, output written, weights and row statistics once; backward reads gradient and input, writes the
              gradients of input and weights. Batch norm reads its input twice in training (statistics, then values).
 
 Source: the definitions; a row that fits the chip is read once. Flags: "weight", "bias", "add" (a fused residual
@@ -74,7 +74,7 @@ _SCANS = frozenset({"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"})
 def reduction(
     kind: str, outer: int, reduced: int, inner: int, dtype: str, out_dtype: str = "", flags: tuple[str, ...] = ()
 ) -> Iterator[OpCall]:
-    """The call of one reduction or scan; none if it has no values to look at."""
+    """Yield the call of one reduction or scan; none if it has no values to look at."""
     values = outer * reduced
     if not values:
         return
@@ -142,7 +142,7 @@ without_gradient("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten
 
 
 def softmax(kind: str, tensor: TensorSpec, dim: int | None, out_dtype: str = "") -> Iterator[OpCall]:
-    """One softmax along a dimension; ``kind`` ends in "_backward" for gradients."""
+    """Yield one softmax along a dimension; ``kind`` ends in "_backward" for gradients."""
     if not tensor.elements:
         return
     at = dimension(dim, len(tensor.shape))
@@ -177,7 +177,7 @@ def _softmax(op: Inputs) -> Iterator[OpCall]:
 
 
 def sort(kind: str, rows: int, columns: int, k: int, dtype: str) -> Iterator[OpCall]:
-    """The call of one sort; none if there is nothing to sort."""
+    """Yield the call of one sort; none if there is nothing to sort."""
     if not rows * columns:
         return
     comparisons = rows * columns * (log2(max(columns, 2)) if kind != "topk" else 1)
@@ -195,7 +195,7 @@ def _along(op: Inputs, tensor: TensorSpec, dim: int, k: int | None) -> Iterator[
 
 @forward(Family.SORT, "aten::sort(self, dim)", "aten::argsort(self, dim)")
 def _sort(op: Inputs) -> Iterator[OpCall]:
-    """The stable variant has a boolean before the dimension; the last dimension is taken then."""
+    """Yield a sort; the stable variant has a boolean before the dimension, and the last dimension is taken then."""
     dim = op.number("dim") if op.text("dim") not in ("True", "False") else None
     yield from _along(op, op.tensor("self"), -1 if dim is None else int(dim), None)
 
@@ -237,7 +237,7 @@ _BY_VALUE = words("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entro
 
 
 def loss(kind: str, rows: int, classes: int, dtype: str) -> Iterator[OpCall]:
-    """The call of one loss or its gradient ("_backward"); none without rows."""
+    """Yield the call of one loss or its gradient ("_backward"); none without rows."""
     if not rows * classes:
         return
     size, backwards = itemsize(dtype), kind.endswith("_backward")
@@ -252,7 +252,7 @@ def loss(kind: str, rows: int, classes: int, dtype: str) -> Iterator[OpCall]:
 
 
 def _nll(kind: str, scores: TensorSpec) -> Iterator[OpCall]:
-    """Classes are the second dimension, or the only one."""
+    """Yield a negative log-likelihood; classes are the second dimension, or the only one."""
     classes = scores.shape[1] if len(scores.shape) > 1 else scores.elements
     yield from loss(kind, scores.elements // max(classes, 1), classes, scores.dtype)
 
@@ -298,7 +298,7 @@ def norm(
     kind: str, rows: int, columns: int, dtype: str, affine: int, *, weight: bool = True, bias: bool = True,
     flags: tuple[str, ...] = (), weight_dtype: str = "", layout: str = "",
 ) -> Iterator[OpCall]:
-    """One normalisation; ``affine`` is the length of its weight. None if there is nothing to normalise."""
+    """Yield one normalisation; ``affine`` is the length of its weight. None if there is nothing to normalise."""
     elements = rows * columns
     if not elements:
         return
@@ -322,7 +322,7 @@ def norm(
 
 
 def _columns(op: Inputs, tensor: TensorSpec) -> int:
-    """Length of what is normalised: as given, else the weight's, else the last dimension's."""
+    """Return the length of a normalised row: as given, else the weight's, else the last dimension's."""
     given = op.ints("normalized_shape")
     if given:
         return prod(given)
@@ -382,12 +382,12 @@ def _batch_norm(op: Inputs) -> Iterator[OpCall]:
          "aten::batch_norm_backward_reduce(grad_out, input, mean, invstd, weight)",
          "aten::batch_norm_backward_elemt(grad_out, input, mean, invstd, weight)")
 def _synchronised(op: Inputs) -> Iterator[OpCall]:
-    """The halves of a batch norm over several ranks: statistics or values, each one pass."""
+    """Yield one half of a batch norm over several ranks, statistics or values: one pass each."""
     yield from _by_channel(op, op.has("weight"), () if op.is_backward else ("eval",), typed=False)
 
 
 def _by_channel(op: Inputs, weight: bool, flags: tuple[str, ...], typed: bool = True) -> Iterator[OpCall]:
-    """A batch norm; ``typed`` says whether its weight's own type counts."""
+    """Yield a batch norm; ``typed`` says whether its weight's own type counts."""
     tensor = op.tensor("input")
     if len(tensor.shape) < 2:
         raise Unpriceable(f"{op.name}: {tensor.shape}")
@@ -423,7 +423,7 @@ def _instance_norm(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.NORM, "aten::_weight_norm_interface(v, g)",
          "aten::_weight_norm_interface_backward(grad_w, saved_v, saved_g)", "aten::_weight_norm(v, g)")
 def _weight_norm(op: Inputs) -> Iterator[OpCall]:
-    """A weight's rows, each scaled to a given length."""
+    """Yield a weight norm: a weight's rows, each scaled to a given length."""
     saved = "saved_" if "backward" in op.name else ""
     value, length = op.tensor(f"{saved}v"), op.tensor(f"{saved}g")
     rows = max(length.elements, 1)

@@ -24,17 +24,17 @@ from tracer.views import Argument
 
 
 class Unpriceable(Exception):
-    """An argument a formula needs was not recorded, or makes no sense."""
+    """Raised where an argument that a formula needs was not recorded, or makes no sense."""
 
 
 class Inputs:
     """The arguments of one operation by the names of its schema. What was not recorded reads as ``None``.
 
     Attributes:
-        name: the operation's name.
-        names: its arguments by the schema; one that the schema does not have reads as ``None`` too.
-        tf32: whether fp32 products run as TF32.
-        is_backward: whether the work is a gradient's: that of a forward operation, or an operation named so.
+        name: The operation's name.
+        names: Its arguments by the schema; one that the schema does not have reads as ``None`` too.
+        tf32: Whether fp32 products run as TF32.
+        is_backward: Whether the work is a gradient's: that of a forward operation, or an operation named so.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Inputs:
 
     @property
     def short_name(self) -> str:
-        """Name without name space and without the underscore of in-place variants."""
+        """Return the name without name space and without the underscore of in-place variants."""
         return plain_name(self.name)
 
     @property
     def suffix(self) -> str:
-        """What the kind of a gradient's call ends in: "_backward", "" of other work."""
+        """Return the ending of a gradient's kind: "_backward", "" for other work."""
         return "_backward" if self.is_backward else ""
 
     def tensor(self, name: str) -> TensorSpec:
-        """A tensor that must be there.
+        """Return a tensor that must be there.
 
         Raises:
             Unpriceable: it was not recorded.
@@ -70,7 +70,7 @@ class Inputs:
         return found
 
     def optional(self, name: str) -> TensorSpec | None:
-        """A tensor, or ``None`` where there is none (also for lists and numbers)."""
+        """Return a tensor, or ``None`` where there is none (also for lists and numbers)."""
         argument = self._argument(name)
         return None if argument is None else _tensor(argument)
 
@@ -79,7 +79,7 @@ class Inputs:
         return self.optional(name) is not None
 
     def tensor_list(self, name: str) -> list[TensorSpec]:
-        """The tensors of a list that must be there.
+        """Return the tensors of a list that must be there.
 
         Raises:
             Unpriceable: it was not recorded (profilers leave out long lists), or is empty.
@@ -91,12 +91,12 @@ class Inputs:
         return found
 
     def optional_list(self, name: str) -> list[TensorSpec]:
-        """The tensors of a list; empty where there is none."""
+        """Return the tensors of a list; empty where there is none."""
         argument = self._argument(name)
         return [] if argument is None else _tensor_list(argument, self._list_dtype)
 
     def tensors(self) -> list[TensorSpec]:
-        """Every tensor among the arguments, those in lists too."""
+        """Return every tensor among the arguments, those in lists too."""
         found = []
         for argument in self.arguments:
             one = _tensor(argument)
@@ -104,7 +104,7 @@ class Inputs:
         return found
 
     def named(self) -> list[TensorSpec]:
-        """The tensors of its schema that were recorded, in order.
+        """Return the tensors of its schema that were recorded, in order.
 
         Raises:
             Unpriceable: none was.
@@ -113,33 +113,33 @@ class Inputs:
         return found or [self.tensor(self.names[0])]
 
     def lists(self) -> Iterator[list[TensorSpec]]:
-        """The lists of tensors among the arguments, in order."""
+        """Return the lists of tensors among the arguments, in order."""
         return (_tensor_list(argument, self._list_dtype) for argument in self.arguments)
 
     def told(self, name: str, default: float) -> float:
-        """A number that no argument holds, where it was told."""
+        """Return a number that no argument holds, as the user stated it; ``default`` where it was not stated."""
         value = _number(self._told.get(name, ""))
         return default if value is None else value
 
     def assume(self, name: str, default: float) -> float:
-        """A number that no argument holds: as told, or ``default``, which ``assumptions`` then says."""
+        """Return a number that no argument holds, as stated, else ``default`` (listed in ``assumptions``)."""
         if _number(self._told.get(name, "")) is None:
             self._assumed[name] = f"{default:g}"
         return self.told(name, default)
 
     def told_type(self, name: str, default: str) -> str:
-        """An element type that no argument holds, where it was told."""
+        """Return an element type that no argument holds, as the user stated it; ``default`` where it was not stated."""
         found = self._told.get(name, "")
         return short_dtype(found) or (found if found in STORED_ONLY else default)
 
     def assume_type(self, name: str, default: str) -> str:
-        """The same, which ``assumptions`` says where it was not told."""
+        """Return an element type that no argument holds, as stated, else ``default`` (listed in ``assumptions``)."""
         if not self.told_type(name, ""):
             self._assumed[name] = default
         return self.told_type(name, default)
 
     def assumptions(self) -> tuple[str, ...]:
-        """Flags of a call that say what was assumed of it: "assumed" and "assumed_context=0"; none if nothing was."""
+        """Return the flags of what was assumed: "assumed" and such as "assumed_context=0"; none if nothing was."""
         return ("assumed", *(f"assumed_{name}={text}" for name, text in self._assumed.items())) if self._assumed else ()
 
     def missing(self, what: str) -> NoReturn:
@@ -151,12 +151,12 @@ class Inputs:
         raise Unpriceable(f"{self.name} has no {what}")
 
     def text(self, name: str) -> str:
-        """The recorded text of a number or list, "" where not recorded."""
+        """Return the recorded text of a number or list, "" where not recorded."""
         argument = self._argument(name)
         return "" if argument is None or argument.value == "None" else argument.value
 
     def ints(self, name: str) -> tuple[int, ...] | None:
-        """A list of integers, or of booleans as 0 and 1; ``None`` where not recorded."""
+        """Return a list of integers, or of booleans as 0 and 1; ``None`` where not recorded."""
         text = self.text(name).strip()
         if not (text.startswith(("[", "(")) and text.endswith(("]", ")"))):
             return None
@@ -169,25 +169,25 @@ class Inputs:
         return _stored_entries(self.text(name))
 
     def number(self, name: str) -> float | None:
-        """A number or boolean; ``None`` where not recorded."""
+        """Return a number or boolean; ``None`` where not recorded."""
         return _number(self.text(name).strip())
 
     def integer(self, name: str, default: int) -> int:
-        """A whole number, ``default`` where not recorded."""
+        """Return a whole number, ``default`` where not recorded."""
         value = self.number(name)
         return default if value is None else int(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A boolean, ``default`` where not recorded."""
+        """Return a boolean, ``default`` where not recorded."""
         value = self.number(name)
         return default if value is None else bool(value)
 
     def dtype(self, name: str) -> str:
-        """The element type a ``ScalarType`` argument stands for, "" where not recorded."""
+        """Return the element type that a ``ScalarType`` argument means, "" where not recorded."""
         return scalar_type(self.text(name))
 
     def math_dtype(self, tensor: TensorSpec) -> str:
-        """Element type products of this tensor are computed in: fp32 becomes tf32 where the caller says so."""
+        """Return the element type that products of this tensor are computed in: tf32 for fp32 if the caller says so."""
         return "tf32" if self.tf32 and tensor.dtype == "fp32" else tensor.dtype
 
     def _argument(self, name: str) -> Argument | None:
@@ -196,7 +196,7 @@ class Inputs:
 
 
 STORED_ONLY = ("int4",)
-"""Types that weights are stored in and no tensor says it is of."""
+"""Types that weights are stored in and no tensor has."""
 Function = Callable[[Inputs], Iterable[OpCall]]
 
 
@@ -239,7 +239,7 @@ def backward(family: Family, *signatures: str) -> Callable[[Function], Function]
 
 
 def both(family: Family, *signatures: str) -> Callable[[Function], Function]:
-    """Register a function for operations and for their gradients, which ``Inputs.is_backward`` tells apart."""
+    """Register a function for operations and their gradients, which ``Inputs.is_backward`` distinguishes."""
     def register(function: Function) -> Function:
         return forward(family, *signatures)(backward(family, *signatures)(function))
     return register
@@ -265,7 +265,7 @@ def without_gradient(*names: str) -> None:
 
 
 def forward_rule(name: str) -> Rule | None:
-    """The rule for an operation's own work."""
+    """Return the rule for an operation's own work."""
     _load()
     found = _by_name(FORWARD, name)
     if found is None and len(name) <= MOST_PART:  # generated names have up to 200 characters; longer ones take long
@@ -274,7 +274,7 @@ def forward_rule(name: str) -> Rule | None:
 
 
 def backward_rule(name: str) -> Rule | None:
-    """The rule for an operation's gradient."""
+    """Return the rule for an operation's gradient."""
     rule = forward_rule(name)
     return rule if rule is not None and rule.is_free else _by_name(BACKWARD, name)
 
@@ -299,12 +299,12 @@ def plain_name(name: str) -> str:
 
 
 def unsized(family: Family, kind: str) -> OpCall:
-    """A call of which only the family is known: all its sizes are 0, and it says so."""
+    """Return a call whose family alone is known: all its sizes are 0, and it has the flag "unsized"."""
     return OpCall(family, kind, (0,) * len(DIMENSIONS[family]), "", flags=("unsized",))
 
 
 def assumptions_of(calls: Iterable[OpCall]) -> dict[str, str]:
-    """What calls assumed of what no argument of their operation holds, by name."""
+    """Return the values that calls assumed for missing arguments, by name."""
     found = {}
     for call in calls:
         for flag in call.flags:
@@ -315,9 +315,9 @@ def assumptions_of(calls: Iterable[OpCall]) -> dict[str, str]:
 
 
 def mixed_types(read: list[TensorSpec], dtype: str, written: str = "") -> tuple[str, ...]:
-    """Flags that tell element types differing from a call's own, so that its bytes follow from what it says of itself.
+    """Return flags for element types that differ from a call's own, so that its bytes follow from the call alone.
 
-    "in_bf16" if everything read is of that type, "in_bf16=4096" if so many elements are; "out_bool" if it writes that.
+    "in_bf16": everything read is of that type. "in_bf16=4096": 4,096 elements are. "out_bool": it writes that type.
     """
     counts: dict[str, int] = {}
     for tensor in read:
@@ -329,18 +329,18 @@ def mixed_types(read: list[TensorSpec], dtype: str, written: str = "") -> tuple[
 
 
 def compute_dtype(tensors: list[TensorSpec]) -> str:
-    """Type an operation on these computes in; tensors without dimensions count only if there are no others."""
+    """Return the type that an operation computes in; tensors without dimensions count only if all are such."""
     with_sizes = [tensor.dtype for tensor in tensors if tensor.shape]
     return promoted(with_sizes or [tensor.dtype for tensor in tensors])
 
 
 def spread(sizes: tuple[int, ...] | None, n: int, missing: int) -> tuple[int, ...]:
-    """Sizes of n dimensions: one given for all, or ``missing`` where none is."""
+    """Return the sizes of n dimensions: one given for all, or ``missing`` where none is."""
     return (missing,) * n if not sizes else sizes * n if len(sizes) == 1 else sizes[:n]
 
 
 def dimension(index: int | None, rank: int) -> int:
-    """A dimension counted from the front; the last if not recorded.
+    """Return a dimension counted from the front; the last if not recorded.
 
     Raises:
         Unpriceable: there is no such dimension.
@@ -396,7 +396,7 @@ def _tensor(argument: Argument) -> TensorSpec | None:
 
 
 def _tensor_list(argument: Argument, dtype: str) -> list[TensorSpec]:
-    """Tensors of a list. "TensorList[c10::Half]" tells their type; profilers write "TensorList" only."""
+    """Return the tensors of a list. "TensorList[c10::Half]" tells their type; profilers write "TensorList" only."""
     shapes: Any = argument.shape
     dtype = short_dtype(argument.dtype.partition("[")[2].removesuffix("]")) or dtype
     if not shapes or not all(isinstance(shape, tuple) for shape in shapes):

@@ -2,10 +2,10 @@
 
 One formula for all lengths of queries and keys::
 
-    rows    = queries of the heads that share keys and values, packed     (heads / kv_heads · q_len)
-    blocks  = batch · kv_heads · ⌈rows / 128⌉, keys split where these leave units idle (flash decoding)
-    compute = operations over whole blocks / the rate of the units that have one + what each block costs to start
-    memory  = queries, results and, once, the keys and values within the window / the bandwidth that blocks can ask for
+    rows    = queries of the heads that share keys and values, packed:    ``heads / kv_heads · q_len``
+    blocks  = ``batch · kv_heads · ⌈rows / 128⌉``, keys split where these leave units idle (flash decoding).
+    Compute = operations over whole blocks / the rate of the units that have one + what each block costs to start.
+    Memory  = queries, results and, once, the keys and values in the window / the bandwidth that blocks can ask for.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ warps that take turns). A causal mask gives the last rows twice the mean work, w
 of FlashAttention-2; of Blackwell's kernels, two tiles of 128 a block. Between 64, 128 and 256 the tables of A100, H100
 and L40S (``attention_forward_causal``) and a half of SimuMax's kernels on a B200, by a hash of their sizes, chose."""
 BLOCK_CLOCKS = 2600.0
-"""Clocks of a unit that a block costs beside its arithmetic, over the rate's efficiency (5,000 in all): it finds its
-pages, loads its queries and writes its results. From one-token sequences of ``attention_forward_causal``: a sequence
-and key head more cost 0.021 µs on an H100 and 0.035 on an A100, 5,100 and 5,400 clocks of one unit, however many query
-heads share it."""
+"""Clocks of a unit that a block costs in addition to its arithmetic, over the rate's efficiency (5,000 in all). It
+finds its pages, loads its queries and writes its results. From one-token sequences of ``attention_forward_causal``: one
+more sequence and key head costs 0.021 µs on an H100 and 0.035 on an A100. That is 5,100 and 5,400 clocks of one unit,
+however many query heads share it."""
 KEY_BLOCK = 64.0
 """A block of keys of a backward pass costs as much as this many queries more, for its start and end."""
 SPLIT_KEYS = 128.0
@@ -45,9 +45,9 @@ COMBINE = 0.15
 measured."""
 CACHE_STREAM, CACHE_STREAM_ELSEWHERE = {"hopper": 0.36}, 0.4
 """Time of a byte of the cache over that of a byte of the step's own tokens. A cache streams at 0.9 of what long copies
-reach (Flash-Decoding's 131,072 over 65,536 tokens on an A100), on Hopper at all of it, as weights do (0.88 of the peak;
-FlashMLA publishes 0.9 of an H800's, github.com/deepseek-ai/FlashMLA); tokens of a step, which servers write to the
-cache and read again, reach 0.36 in ``attention_forward_causal``."""
+reach (Flash-Decoding's 131,072 over 65,536 tokens on an A100). On Hopper it streams at all of it, as weights do (0.88
+of the peak; FlashMLA publishes 0.9 of an H800's, github.com/deepseek-ai/FlashMLA). Tokens of a step, which servers
+write to the cache and read again, reach 0.36 in ``attention_forward_causal``."""
 LATENT = 1.3
 """Share of the usual rate that kernels of a latent cache (MLA) reach: 580 to 660 TFLOP/s on an H800 (FlashMLA), 0.6 of
 its peak."""
@@ -61,25 +61,25 @@ FIRST = 0.55
 A100's peak (Dao, 2023)."""
 FORWARD, BACKWARD, BACKWARD_ELSEWHERE = {"blackwell": 0.93}, {"blackwell": 0.71}, 0.89
 """The same of forward passes on a B200, of backward passes there and elsewhere, and of backward passes of heads wider
-than ``WIDE_HEAD`` on any device. Medians over a half of SimuMax's attention kernels (by a hash of their sizes), and for
-``BACKWARD_ELSEWHERE`` what keeps half of the peak, as backward passes of an A100 and H100 reach."""
+than ``WIDE_HEAD`` on any device. Medians over a half of SimuMax's attention kernels (by a hash of their sizes). With
+``BACKWARD_ELSEWHERE`` backward passes keep half of the peak, as those of an A100 and H100 do."""
 CUDNN_WIDE, CUDNN_NARROW, NARROW_HEAD = {"blackwell": (1.18, 1.31)}, {"blackwell": (0.80, 0.65)}, 64
-"""Forward and backward rates, over those of other heads, of cuDNN's kernels since version 9.18 for heads wider than
-``WIDE_HEAD``, whose values are narrower, and for heads up to ``NARROW_HEAD``, whose exponentials decide. cuDNN's own
-benchmark on a GB200 (github.com/NVIDIA/cudnn-frontend, ``benchmark/sdpa_benchmark_training/results``, January and
-February 2026; causal, 4,096 tokens): 1,324 and 1,083 TFLOP/s for 128 heads of 192 and 128 features, 574 and 617 for
-heads of 64 in a window of 1,024 tokens. For heads of 128, of which whole steps were fitted, it has more than these."""
+"""Forward and backward rates of cuDNN's kernels since version 9.18, over those of other heads. For heads wider than
+``WIDE_HEAD`` the values are narrower; for heads up to ``NARROW_HEAD`` exponentials decide. From cuDNN's own benchmark
+on a GB200, January and February 2026 (github.com/NVIDIA/cudnn-frontend, ``benchmark/sdpa_benchmark_training/results``).
+Causal, 4,096 tokens: 1,324 and 1,083 TFLOP/s for 128 heads of 192 and 128 features; 574 and 617 for heads of 64 in a
+window of 1,024 tokens. Heads of 128, to which whole steps were fitted, keep their rates; the benchmark has more."""
 EIGHT_BITS = {"blackwell": (0.69, 0.62)}
 """Of twice the rate that they have in 16 bits, what forward and backward passes reach in fp8: 1.28 to 1.48 and 1.09 to
 1.33 times as quick in the same tables."""
 EXPONENTIALS = {"10.3": (1.2, 1.08)}
-"""Rates of devices with more units for exponentials, by compute capability, over those of their architecture: cuDNN's
-figures of a GB300 over a GB200's (June 2026, 1,659 and 1,405 TFLOP/s forward, 1,150 and 1,064 backward)."""
+"""Rates of devices with more units for exponentials, by compute capability, over those of their architecture. From
+cuDNN's GB300 over its GB200 (June 2026, 1,659 and 1,405 TFLOP/s forward, 1,150 and 1,064 backward)."""
 WIDE_HEAD, WIDE_BACKWARD = 128, 0.85
 TAUGHT = (1.107, 0.96, 1.134)
-"""On boards with GDDR memory, of the step's own tokens: arithmetic, traffic and fixed cost of the form that corrections
-were fitted to (``corrections.json.gz``), relative to the default efficiencies, which other boards were fitted to since.
-"""
+"""Arithmetic, traffic and fixed cost of a step's own tokens on boards with GDDR memory, relative to the default
+efficiencies. Corrections were fitted to this form (``corrections.json.gz``); the defaults were fitted to other boards
+since."""
 HEAD_SIZES = (32, 64, 96, 128, 192, 256)
 """Features of a head that kernels are built for; others are padded to the next (FlashAttention-2, ``headdim_switch``;
 cuDNN's are taken to be like it)."""
@@ -89,11 +89,11 @@ class Blocks(NamedTuple):
     """How calls are cut [n].
 
     Attributes:
-        rows: query rows of all heads that share keys and values.
-        padded: rows that are computed over those there are.
-        keys: keys that a query row can see, as a window leaves them.
-        whole: blocks of query rows, their keys not split.
-        blocks: with split keys.
+        rows: Query rows of all heads that share keys and values.
+        padded: Rows that are computed over those there are.
+        keys: Keys that a query row can see, as a window leaves them.
+        whole: Blocks of query rows, their keys not split.
+        blocks: With split keys.
     """
 
     rows: Float64
@@ -104,7 +104,7 @@ class Blocks(NamedTuple):
 
 
 def padded_head(size: Float64) -> Float64:
-    """The features that a kernel computes for heads of a size; wider ones in whole 64s."""
+    """Return the features that a kernel computes for heads of a size; wider ones in whole 64s."""
     kernels = np.array(HEAD_SIZES, np.float64)
     place = np.searchsorted(kernels, size)
     return np.where(place < len(kernels), kernels[np.minimum(place, len(kernels) - 1)], np.ceil(size / 64.0) * 64.0)
@@ -115,7 +115,7 @@ def _is_backward(kind: str) -> float:
 
 
 def _reached(kind: str, architecture: str) -> float:
-    """Share of the usual rate that a kind of kernel reaches on an architecture."""
+    """Return the share of the usual rate that a kind of kernel reaches on an architecture."""
     written_for_ampere = kind.startswith(("flash_", "flash1_", "efficient_"))
     portable = PORTABLE.get(architecture, 1.0) if written_for_ampere else 1.0
     if kind.startswith("flash1_"):
@@ -129,7 +129,7 @@ def _reached(kind: str, architecture: str) -> float:
 
 @work_of(Family.ATTENTION)
 def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Time of the call's operations over whole blocks, of its bytes, and its kernels, µs.
+    """Return the time of the call's operations over whole blocks, of its bytes, and its kernels, µs.
 
     Heads are padded to ``HEAD_SIZES``. Where blocks are few, the one with the most keys is waited for. Source: Dao,
     FlashAttention-2 (2023), sections 3.1 and 3.2; Dao et al., "Flash-Decoding for long-context inference" (2023).
@@ -159,7 +159,7 @@ def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _by_head(table: CallTable, device: DeviceSpec) -> Float64:
-    """Share of the usual rate that heads of a width, products in 8 bits and units for exponentials make [n]."""
+    """Return the share of the usual rate for a head's width, products in 8 bits and units for exponentials [n]."""
     backward = table.by_kind(_is_backward) > 0
     wide = np.maximum(table.dim("head_dim"), table.dim("v_head_dim"))
     own = table.by_kind(lambda kind: float(kind.startswith("cudnn_"))) > 0
@@ -174,7 +174,7 @@ def _by_head(table: CallTable, device: DeviceSpec) -> Float64:
 
 
 def _as_taught(table: CallTable, heads: Float64, peak: Float64, device: DeviceSpec) -> KernelWork:
-    """Work of whole prompts in the form that corrections of boards with GDDR memory were fitted to: ``TAUGHT``."""
+    """Return the work of whole prompts in the form to which corrections of GDDR boards were fitted (``TAUGHT``)."""
     queries, keys = table.dim("q_len"), table.dim("kv_len")
     tiles = np.ceil(queries / QUERY_BLOCK)
     padding = np.where(queries < QUERY_BLOCK, np.maximum(LEAST_ROWS / queries, 1.0), tiles * QUERY_BLOCK / queries)
@@ -184,7 +184,7 @@ def _as_taught(table: CallTable, heads: Float64, peak: Float64, device: DeviceSp
 
 
 def _blended(first: KernelWork, second: KernelWork, share: Float64) -> KernelWork:
-    """The first work but for a share of the second [n]."""
+    """Return the first work with a share [n] of it replaced by the second work."""
     return KernelWork(*(getattr(first, name) * (1.0 - share) + getattr(second, name) * share
                         for name in ("compute_us", "memory_us", "kernels")))
 
@@ -206,7 +206,7 @@ def blocks_of(table: CallTable, device: DeviceSpec) -> Blocks:
 
 
 def _longest_us(table: CallTable, cut: Blocks, heads: Float64, peak: Float64, device: DeviceSpec) -> Float64:
-    """Time of the block with the most keys on one unit, at the published rate, µs [n]."""
+    """Return the time of the block with the most keys on one unit, at the published rate, µs [n]."""
     rows = np.minimum(np.maximum(cut.rows, LEAST_ROWS), LONGEST_ROWS.get(device.architecture, LEAST_ROWS))
     keys = np.minimum(cut.keys, cut.keys * cut.whole / cut.blocks)
     each = 2.0 * rows * keys * (table.dim("head_dim") + table.dim("v_head_dim")) * heads
@@ -214,25 +214,25 @@ def _longest_us(table: CallTable, cut: Blocks, heads: Float64, peak: Float64, de
 
 
 def _cache_share(table: CallTable, cut: Blocks) -> Float64:
-    """Share of the bytes that are keys and values of earlier steps [n]."""
+    """Return the share of the bytes that are keys and values of earlier steps [n]."""
     old = np.maximum(cut.keys - table.dim("q_len"), 0.0) * table.dim("batch") * table.dim("kv_heads")
     size = np.fromiter((kv_bytes(call) for call in table.calls), np.float64, len(table))
     return np.minimum(old * size / np.maximum(table.bytes_moved, 1.0), 1.0)
 
 
 def kv_bytes(call: OpCall) -> float:
-    """Bytes of one token's keys and values of one head, as the cache stores them."""
+    """Return the bytes of one token's keys and values of one head, as the cache stores them."""
     kept = next((flag[3:] for flag in call.flags if flag.startswith("kv_")), call.dtype)
     keyed, valued = call.dims[5:7] if len(call.dims) >= 7 else (1, 1)
     return float(itemsize(kept) * (keyed if "latent" in call.flags else keyed + valued))
 
 
 def padded_heads(table: CallTable) -> Float64:
-    """Factor of the arithmetic for heads that are padded [n]."""
+    """Return the factor of the arithmetic for heads that are padded [n]."""
     keyed, valued = table.dim("head_dim"), table.dim("v_head_dim")
     return (padded_head(keyed) + padded_head(valued)) / (keyed + valued)
 
 
 def idle_units(table: CallTable, device: DeviceSpec) -> Float64:
-    """Factor of the time for units that blocks leave idle [n]."""
+    """Return the factor of the time for units that blocks leave idle [n]."""
     return 1.0 / filled_units(blocks_of(table, device).blocks, device)

@@ -1,13 +1,13 @@
-"""Classes of a call, and the sizes its efficiency runs over: what corrections of the formulas are told apart by.
+"""Classes of a call, and the sizes its efficiency runs over: what corrections of the formulas are looked up by.
 
 A call belongs to classes from wide to narrow ("conv", "conv/forward/depthwise", "conv/forward/depthwise/nhwc/k9") and
 has curves, each over the logarithm of one of its sizes ("conv/pointwise/nhwc over in_channels").
 
 ::
 
-    call ──classes_of──▶ names          each with one number in a correction
-         ──classes_of──▶ curves         each with one number at every power of two
-         ──sizes_of────▶ log2 sizes     where on its curves the call lies
+    call ──classes_of──▶ names          One number of each in a correction.
+         ──classes_of──▶ curves         A number at every power of two of each.
+         ──sizes_of────▶ log2 sizes     Places on its curves.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CACHE_PARTS = 1024.0
 """Parts of the last-level cache that bytes are counted in. Set."""
 _ALIGNMENTS = (2, 4, 8, 16, 32, 64)
 ROWS = {"nn": "kn", "nt": "kn", "tn": "mn", "tt": "mkn"}
-"""Sizes that are the length of a row of an operand or of the result, by layout: a kernel reads wide words of rows only
-where these are multiples of them."""
+"""Sizes that are the length of a row of an operand or of the result, by layout. A kernel reads wide words of rows only
+where these lengths are multiples of the words."""
 _KERNELS = (1, 3, 4, 7, 9, 11, 16, 21, 25, 49, 81, 121, 256)
 """Areas of usual kernels, 1×1 to 16×16, lines of 3 to 11 and cubes of 3 among them."""
 
@@ -44,9 +44,9 @@ class Classes(NamedTuple):
     """Classes of calls that differ in their sizes alone.
 
     Attributes:
-        family: whose kernels run: a copy without a change of type or order streams as element-wise ones do.
-        names: classes, and how narrow each is (0: a family).
-        curves: name of a curve, the place of its size in ``sizes_of``, and how narrow it is.
+        family: Whose kernels run: a copy without a change of type or order streams as element-wise ones do.
+        names: Classes, and how narrow each is (0: a family).
+        curves: Name of a curve, the place of its size in ``sizes_of``, and how narrow it is.
     """
 
     family: Family
@@ -107,7 +107,7 @@ _CONV_SIZES = ("in_channels", "out_channels", "groups", "positions", "area")
 
 
 def _key(call: OpCall, device: DeviceSpec) -> _Key:
-    """All that classes depend on."""
+    """Return all that classes depend on."""
     if streams(call):
         return Family.ELEMENTWISE, "", "", "", (), ()
     family, dtype = call.family, call.dtype
@@ -194,12 +194,12 @@ def _form(inputs: int, outputs: int, groups: int, kernel: int) -> str:
 
 
 def _near(kernel: int) -> int:
-    """The usual kernel area nearest to one."""
+    """Return the usual kernel area nearest to one."""
     return min(_KERNELS, key=lambda area: abs(log2(area) - log2(max(kernel, 1))))
 
 
 def _aligned(size: int, most: int = 64) -> int:
-    """The largest power of two, up to ``most``, that divides a size."""
+    """Return the largest power of two, up to ``most``, that divides a size."""
     return min(size & -size, most) or most
 
 

@@ -46,7 +46,7 @@ _WIDE = 1
 
 
 class Weight(NamedTuple):
-    """One number of a correction: its name, how narrow what it is for is, and whether it is a curve's."""
+    """One number of a correction: its name, how narrow its class or curve is, and whether it belongs to a curve."""
 
     name: str
     level: int
@@ -54,7 +54,7 @@ class Weight(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """Traits of a device that its corrections depend on: ``names`` are those of numbers that its calls share, with
+    """Traits of a device that its corrections depend on: ``names`` are names of numbers that its calls share, with
     levels."""
 
     maker: str
@@ -67,12 +67,12 @@ class Corrections:
     """Numbers by name.
 
     Attributes:
-        points: by "part name", of classes and devices.
-        curves: by "part name", at every power of two [``KNOTS``].
-        families: whose calls were measured; others are not corrected by what those of a device have in common.
-        widths: by family, the standard deviation of the log of what all its calls of a step together are off.
-        devices: whose steps they were fitted to.
-        source: what they were fitted to.
+        points: By "part name", of classes and devices.
+        curves: By "part name", at every power of two [``KNOTS``].
+        families: Whose calls were measured; others are not corrected by what those of a device have in common.
+        widths: By family, the standard deviation of the log of what all its calls of a step together are off.
+        devices: Whose steps they were fitted to.
+        source: What they were fitted to.
     """
 
     points: Mapping[str, float]
@@ -85,7 +85,7 @@ class Corrections:
         default_factory=dict, init=False, repr=False, compare=False)
 
     def sums(self, calls: Sequence[OpCall], device: DeviceSpec) -> tuple[Float64, Float64, Float64]:
-        """The sums of every call, logarithms [n]: of its arithmetic, its traffic and its fixed cost."""
+        """Return the sums of every call, logarithms [n]: of its arithmetic, its traffic and its fixed cost."""
         found = {part: np.zeros(len(calls)) for part in PARTS}
         traits = traits_of(device)
         for group in grouped(calls, device):
@@ -116,8 +116,8 @@ class Corrections:
         return found
 
     def factors(self, table: CallTable, device: DeviceSpec) -> tuple[Float64, Float64, Float64]:
-        """On the time of every call's arithmetic, its traffic and its fixed cost [n]; their sums are found once for a
-        device at any rates."""
+        """Return the factors on the time of every call's arithmetic, traffic and fixed cost [n]; their sums are found
+        once for a device at any rates."""
         # All that sums depend on beside the calls. The corrections are kept with them, and so their identity.
         of = id(self), traits_of(device), device.vendor, tuple(device.matrix_tflops), usable_cache_bytes(device)
         _, (compute, memory, fixed) = table.once(("sums", of), lambda: (self, self.sums(table.calls, device)))
@@ -125,7 +125,7 @@ class Corrections:
         return np.exp(compute), traffic_factor(memory, excess)[0], np.exp(fixed)
 
     def of_family(self, family: Family, device: DeviceSpec) -> Corrections:
-        """Those that calls of a family on a device use."""
+        """Return the numbers that calls of a family on a device use."""
         made = maker(device)
         # Some copies stream as element-wise kernels do.
         names = "(copy|elementwise)" if family is Family.COPY else family.value
@@ -149,7 +149,7 @@ class Corrections:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Corrections:
-        """Back from ``to_json``.
+        """Return the corrections of ``to_json``.
 
         Raises:
             KeyError, TypeError, ValueError: the values are not of this form.
@@ -171,12 +171,12 @@ def parts_of(family: Family) -> tuple[str, ...]:
 
 
 def curves_of(classes: Classes, part: str) -> tuple[tuple[str, int, int], ...]:
-    """The curves of a sum; see ``Classes.curves``."""
+    """Return the curves of a sum; see ``Classes.curves``."""
     return () if part == "fixed" else classes.curves
 
 
 def plain_weights(classes: Classes, traits: Traits, part: str) -> Iterator[Weight]:
-    """The numbers that calls of the same classes share on a device."""
+    """Yield the numbers that calls of the same classes share on a device."""
     for name, level in classes.names:
         if part == "fixed" and level > _WIDE:
             continue
@@ -215,7 +215,7 @@ def traffic_factor(sums: Float64, excess: Float64) -> tuple[Float64, Float64]:
 
 
 def maker(device: DeviceSpec) -> str:
-    """Whose kernels run on a device: NVIDIA's are alike over architectures; of AMD's only one was measured."""
+    """Return whose kernels run on a device: NVIDIA's are alike over architectures; only one of AMD's was measured."""
     return device.vendor if device.vendor == "nvidia" else f"{device.vendor}-{device.architecture}"
 
 
@@ -227,7 +227,7 @@ def accumulates_at_half(device: DeviceSpec) -> bool:
 
 @cache
 def shipped_corrections() -> Corrections | None:
-    """The corrections that come with foretrace; ``None`` where there are none."""
+    """Return the corrections that come with foretrace; ``None`` where there are none."""
     if not SHIPPED_FILE.exists():
         return None
     return Corrections.from_json(msgspec.json.decode(gzip.decompress(SHIPPED_FILE.read_bytes())))

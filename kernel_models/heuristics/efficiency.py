@@ -1,7 +1,7 @@
-"""Efficiencies: how much of the published rates kernels of a family reach, by family, dtype and kind.
+"""Efficiencies: which share of the published rates kernels of a family reach, by family, dtype and kind.
 
 The defaults (``efficiencies.toml``, written by benchmarks/default_efficiencies.py from measured tables of several
-devices, and ``efficiencies_host.toml`` from a CPU's calibration) price a device nobody has calibrated;
+devices, and ``efficiencies_host.toml`` from a CPU's calibration) price a device that was never calibrated;
 ``fit_efficiencies`` takes them to one device's measurements.
 """
 
@@ -26,8 +26,8 @@ from tracer.arrays import Float64
 DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
 HOST_DEFAULTS_FILE = Path(__file__).with_name("efficiencies_host.toml")
 FEW = 3
-"""Distinct calls that a key of its own needs; fewer leave it to the next wider key. Set: the fewest whose median is not
-an end."""
+"""Distinct calls that a key needs for its own fit; with fewer the next wider key counts. Set: the fewest whose median
+is not an end."""
 ENOUGH = 20
 """A set of fewer calls of a family than this counts less among several sets. Set."""
 PRIOR_WEIGHT = 0.03
@@ -55,10 +55,10 @@ class Efficiency:
     """The efficiency of calls of one key: t = fixed·floor·kernels + overlap(compute time/compute, memory time/memory).
 
     Attributes:
-        compute, memory: shares of the published rates that are reached.
-        fixed: multiples of the device's kernel floor that every kernel costs.
-        low, high: natural logarithms of the 80% interval's ends over the median time.
-        source: what it was fitted to.
+        compute, memory: Shares of the published rates that are reached.
+        fixed: Multiples of the device's kernel floor that every kernel costs.
+        low, high: Natural logarithms of the 80% interval's ends over the median time.
+        source: What it was fitted to.
     """
 
     compute: float
@@ -79,9 +79,9 @@ class Efficiencies:
     """Efficiencies by key, such as "gemm/bf16/mm", "norm//layer_norm" (any dtype), "gemm", "*" (see ``keys``).
 
     Attributes:
-        entries: by key.
-        fitted: whether they were fitted to measurements of the device they are used for.
-        least: by family, the least log half width of an interval: what devices differ by (none for fitted ones).
+        entries: By key.
+        fitted: Whether they were fitted to measurements of the device they are used for.
+        least: By family, the least log half width of an interval: what devices differ by (none for fitted ones).
     """
 
     entries: Mapping[str, Efficiency]
@@ -89,7 +89,7 @@ class Efficiencies:
     least: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, family: Family, dtype: str, kind: str) -> Efficiency:
-        """The entry of the most specific key there is."""
+        """Return the entry of the most specific key there is."""
         for key in keys(family, dtype, kind):
             if key in self.entries:
                 return self.entries[key]
@@ -98,7 +98,7 @@ class Efficiencies:
     def columns(
         self, table: CallTable, computed: Callable[[str], str] = str,
     ) -> tuple[Float64, Float64, Float64, Float64, Float64]:
-        """Compute, memory, fixed, low and high of every call [n]; ``computed`` tells what a dtype is computed in."""
+        """Return compute, memory, fixed, low and high of each call [n]; ``computed`` gives the dtype computed in."""
         found = [self.of(table.family, computed(dtype), kind) for kind, dtype in table.groups]
         least = self.least.get(table.family.value, 0.0)
         values = np.array([[e.compute, e.memory, e.fixed, min(e.low, -least), max(e.high, least)] for e in found]
@@ -107,7 +107,7 @@ class Efficiencies:
         return taken[:, 0], taken[:, 1], taken[:, 2], taken[:, 3], taken[:, 4]
 
     def families(self) -> set[str]:
-        """Families that have an entry of their own."""
+        """Return the families that have an entry of their own."""
         return {key.split("/")[0] for key in self.entries} - {"*"}
 
     def state(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Efficiencies:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Efficiencies:
-        """Back from ``state``.
+        """Return the efficiencies of ``state``.
 
         Raises:
             KeyError, TypeError, ValueError: the state is not of this form.
@@ -149,12 +149,12 @@ class Measured:
 
 
 def default_efficiencies_of(device: DeviceSpec) -> Efficiencies:
-    """The efficiencies of a device that nobody has calibrated."""
+    """Return the efficiencies of a device that was never calibrated."""
     return default_efficiencies("host" if device.vendor == "host" else "gpu")
 
 
 def default_efficiencies(kind: Literal["gpu", "host"] = "gpu") -> Efficiencies:
-    """The efficiencies of GPUs that nobody has calibrated, or of CPUs."""
+    """Return the default efficiencies of GPUs, or of CPUs, for devices that were never calibrated."""
     return _stored(HOST_DEFAULTS_FILE if kind == "host" else DEFAULTS_FILE)
 
 
@@ -165,7 +165,7 @@ def _stored(file: Path) -> Efficiencies:
 
 
 def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
-    """Keys of a call, the most specific first; ``kind`` has its layout after a colon.
+    """Return the keys of a call, the most specific first; ``kind`` has its layout after a colon.
 
     Products differ most by dtype, other families by kind, and strided or broadcast operands more than either.
     """
@@ -180,21 +180,21 @@ def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
 
 
 def predicted_us(done: KernelWork, device: DeviceSpec, compute: Float64, memory: Float64, fixed: Float64) -> Float64:
-    """Time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap on a GPU
-    and add up on one thread of a CPU."""
+    """Return the time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap
+    on a GPU and add up on one thread of a CPU."""
     fixed_us = fixed * device.kernel_floor_us * done.kernels
     return fixed_us + together(done.compute_us / compute, done.memory_us / memory, device)
 
 
 def together(compute_us: Float64, memory_us: Float64, device: DeviceSpec) -> Float64:
-    """Time of arithmetic and traffic, µs [n]: they overlap on a GPU and add up on one thread of a CPU."""
+    """Return the time of arithmetic and traffic, µs [n]: they overlap on a GPU and add up on one thread of a CPU."""
     return compute_us + memory_us if device.vendor == "host" else overlapped(compute_us, memory_us)
 
 
 def fit_efficiencies(
     calls: Sequence[OpCall], measured_us: npt.ArrayLike, device: DeviceSpec, *, source: str = "",
 ) -> Efficiencies:
-    """Efficiencies of one device from measured calls, which need not cover every family.
+    """Return the efficiencies of one device from measured calls, which need not cover every family.
 
     Family by family, then along each call's chain of ``keys``, every key starts from the next wider one and is held
     near it as long as calls are few. A parameter minimises the mean absolute log error of the calls that tell it; half
@@ -216,7 +216,7 @@ def fit_efficiencies(
 def fit_over_devices(
     sets: Iterable[Measured], *, base: Efficiencies | None = None, source: str = "", fitted: bool = False,
 ) -> Efficiencies:
-    """As ``fit_efficiencies``, to several sets of calls, each with its device, together.
+    """Fit as ``fit_efficiencies`` does, to several sets of calls together, each with its device.
 
     Raises:
         ValueError: there is no usable measurement, or the lengths differ.
@@ -295,7 +295,7 @@ def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency
     told = _told(parts[0][0].table.family, chosen, [one.device for one, _ in parts], start)
 
     def residuals(e: Efficiency, rows: npt.NDArray[np.bool_], **tried: Float64) -> Float64:
-        """Log errors of some calls [n], or of each of the values tried of a parameter [k, 1], which is [k, n]."""
+        """Return log errors of some calls [n], or of each of the values [k, 1] tried for a parameter, [k, n]."""
         values = [tried.get(name, getattr(e, name)) for name in ("compute", "memory", "fixed")]
         ends = np.cumsum([len(each) for each in measured])[:-1]
         return np.concatenate([
@@ -331,10 +331,10 @@ def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency
 
 def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], start: Efficiency,
           ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Parameters that the calls can tell, and which calls tell each.
+    """Return which calls determine each parameter, for the parameters that calls can determine.
 
-    Short calls say nothing of rates, and long ones nothing of fixed costs: a parameter follows only the calls whose
-    time is at least ``TELLING`` due to it, and stays as it was where fewer than ``FEW`` are.
+    Short calls say nothing of rates, and long ones nothing of fixed costs. A parameter follows only the calls that owe
+    it at least the share ``TELLING`` of their time. With fewer than ``FEW`` such calls it stays as it was.
     """
     seen: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in _BOUNDS}
     for one, device in zip(done, devices, strict=True):
@@ -350,7 +350,7 @@ def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], sta
 
 
 def spread(residuals: Float64, weight: Float64 | None = None) -> tuple[float, float]:
-    """Ends of the 80% interval of log residuals, widened by 1 + 2/n for n residuals; never one-sided."""
+    """Return the ends of the 80% interval of log residuals, widened by 1 + 2/n for n residuals; never one-sided."""
     order = np.argsort(residuals)
     weights = np.ones(len(residuals)) if weight is None else weight
     share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()

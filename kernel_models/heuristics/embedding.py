@@ -2,13 +2,13 @@
 
 A device has many bags in flight and each reads its rows one after another, so a look-up kernel takes the longest of
 
-    traffic      Σ look-ups · sectors of a row / bandwidth, rows looked up again moving faster if a cache kept them
-    the longest bag     look-ups of it · latency of one
-    all bags     Σ look-ups · latency / bags in flight
+    traffic      Σ look-ups · sectors of a row / bandwidth; rows looked up again move faster if a cache kept them.
+    The longest bag     look-ups of it · latency of one.
+    All bags     Σ look-ups · latency / bags in flight.
 
 Quantized rows are also computed with. Rows of a table in the host's memory come over its link instead, in whole lines
-and after a longer wait; of a table that the device keeps a cache of, those that the cache lacks, once a batch, while
-others go back. No measurement has either: the interval is wide (``kernel_models.spreads.HOST_ROWS``).
+and after a longer wait. Of a table that the device keeps a cache of, rows missing in the cache come so, once a batch,
+while others go back. Neither was measured: the interval is wide (``kernel_models.spreads.HOST_ROWS``).
 
 The gradient with a fused optimizer sorts the look-ups by row and sums each row's gradients: kernel after kernel, each
 with its traffic and its waits. Source: FBGEMM's table-batched embedding (kernels and grids as recorded on V100 and
@@ -42,8 +42,8 @@ from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, stored_row_bytes
 
 HIT_CYCLES, MISS_CYCLES = 193.0, 1029.0
-"""Cycles from a load to its value: from the last-level cache, and from memory whose page is not at hand, as rows that
-lie anywhere in gigabytes are. Source: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking"
+"""Cycles from a load to its value, from the last-level cache and from memory. Rows lie anywhere in gigabytes, so their
+page is not at hand. Source: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking"
 (2018, arXiv 1804.06826), taken for every GPU."""
 LOADS_BEFORE = 2.0
 """Loads that a bag waits for before its first row: its start, and the index there. Set, not measured."""
@@ -60,8 +60,8 @@ RADIX_BITS = 8.0
 """Bits of an index sorted in one pass, at most (CUB's radix sort)."""
 INDEX_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 8.0, 4.0, 4.0
 FUSED_KERNELS, DENSE_KERNELS = 28.0, 8.0
-"""Kernel floors of a gradient besides its sort's passes. Fused: ten kernels, most of them of one or a few blocks that
-wait for each other; as much as ranks 0 to 3 of the recorded DLRM step (V100) need. Dense: PyTorch's own kernels."""
+"""Kernel floors of a gradient in addition to its sort's passes. Fused: ten kernels, mostly of one or a few blocks that
+wait for each other. Ranks 0 to 3 of the recorded DLRM step (V100) need as much. Dense: PyTorch's own kernels."""
 LONG_ROW = 32.0
 """Look-ups of one row from which the 32 warps of a block, not one warp, sum its gradients, 1,024 a block."""
 DENSE_PIECE = 10.0
@@ -75,9 +75,9 @@ HOST_LINE, HOST_LATENCY_US = 128.0, 1.5
 measured: of the order that PCIe and NVLink-C2C show. The rate is the link's, times the share of a bandwidth that
 look-ups reach (0.8; long reads over NVLink-C2C reach 375 of 450 GB/s: Schieffer et al., 2024, arXiv 2407.07850)."""
 CACHE_LOOKUP_BYTES, CACHE_KERNELS = 350.0, 20.0
-"""Costs of a cache in the device's memory. Bytes a look-up: its index numbered among all tables' (8 read, 8 written)
-and sorted (4 passes of 16), its set of 32 ways of 8 bytes read, its place written and read; and kernels, most of them
-the sort's. Counted in FBGEMM's ``lru_cache_populate`` and ``lxu_cache_lookup``."""
+"""Costs of a cache in the device's memory: bytes a look-up, and kernels, most of them the sort's. Bytes: the index is
+numbered among all tables' (8 read, 8 written) and sorted (4 passes of 16). Its set of 32 ways of 8 bytes is read, its
+place written and read. Counted in FBGEMM's ``lru_cache_populate`` and ``lxu_cache_lookup``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +113,18 @@ class LookupParts:
     host_state_bytes: Float64
 
     def sum(self, values: Float64, calls: int) -> Float64:
-        """Over the parts of each call [n]."""
+        """Return the sum over the parts of each call [n]."""
         return np.bincount(self.call, weights=values, minlength=calls).astype(np.float64)
 
     def most(self, values: Float64, calls: int) -> Float64:
-        """The largest of the parts of each call [n]."""
+        """Return the largest value among the parts of each call [n]."""
         found = np.zeros(calls)
         np.maximum.at(found, self.call, values)
         return found
 
 
 def even_distinct(lookups: Float64, table_rows: Float64) -> Float64:
-    """Different rows that look-ups touch if every row is as likely: T·(1 − (1 − 1/T)^lookups)."""
+    """Return the different rows that look-ups touch if all rows are equally likely: T·(1 − (1 − 1/T)^lookups)."""
     even = -table_rows * np.expm1(lookups * np.log1p(-1.0 / np.maximum(table_rows, 1.0 + 1e-9)))
     return np.minimum(np.minimum(even, table_rows), lookups)
 
@@ -215,13 +215,13 @@ def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: B
 
 
 def sorting(lookups: Float64, rows: Float64) -> tuple[Bool, Float64]:
-    """Return whether one block sorts so many look-ups by itself, and the passes of a sort by rows so many [n]."""
+    """Return whether one block sorts the look-ups by itself, and the passes of a sort by row among ``rows`` [n]."""
     alone: Bool = lookups <= ONE_BLOCK
     return alone, np.ceil(np.log2(np.maximum(rows, 2.0)) / RADIX_BITS)
 
 
 def gradient_kernels(fused: Bool, alone: Bool, passes: Float64) -> Float64:
-    """Kernel floors of a gradient [n]."""
+    """Return the kernels of a gradient, in kernel floors [n]."""
     return np.where(fused, FUSED_KERNELS, DENSE_KERNELS) + np.where(alone, passes, 3.0 * passes + 4.0)
 
 
@@ -289,10 +289,10 @@ def _longest(part: TablePart) -> float:
 
 
 def unequal(tables: Float64) -> Float64:
-    """Return how many times longer than the mean the longest bag of n tables is where nothing tells: H_n = 1 + … + 1/n.
+    """Return how many times longer than the mean the longest bag of n tables is, if unknown: H_n = 1 + … + 1/n.
 
-    Bags of published models differ from table to table by two orders of magnitude (of MLPerf's DLRM from 1 to 100);
-    the largest of n lengths drawn from an exponential law is H_n times their mean.
+    Bags of published models differ from table to table by two orders of magnitude (of MLPerf's DLRM from 1 to 100).
+    The largest of n lengths drawn from an exponential law is H_n times their mean.
     """
     return np.log(tables) + 0.5772 + 0.5 / tables - np.where(tables < 1.5, 0.0772, 0.0)
 
@@ -319,17 +319,17 @@ def _hits(parts: LookupParts, touched: Float64, device: DeviceSpec) -> Float64:
 
 
 def _sectors(parts: LookupParts) -> Float64:
-    """Bytes of memory that a row costs [p]."""
+    """Return the bytes of memory that a row costs [p]."""
     return sector_bytes(np.ones(len(parts.call)), parts.row_bytes, SECTOR_BYTES)
 
 
 def _link_us(rows: Float64, row_bytes: Float64, device: DeviceSpec) -> Float64:
-    """Time of rows over the host's link, in whole lines, µs [p]."""
+    """Return the time of rows over the host's link, in whole lines, µs [p]."""
     return sector_bytes(rows, row_bytes, HOST_LINE) / (device.host_gbps * GB_PER_S_IN_BYTES_PER_US)
 
 
 def _latency_us(parts: LookupParts, hits: Float64, device: DeviceSpec) -> Float64:
-    """From a look-up to its row, on average over a part's look-ups, µs [p]."""
+    """Return the time from a look-up to its row, on average over a part's look-ups, µs [p]."""
     share = hits / np.maximum(parts.lookups, 1.0)
     near = (share * HIT_CYCLES + (1.0 - share) * MISS_CYCLES) / device.boost_clock_mhz
     return np.where(parts.far > 0, HOST_LATENCY_US, near)
@@ -342,7 +342,7 @@ def _in_flight(parts: LookupParts, device: DeviceSpec) -> Float64:
 
 
 def _most_accesses(parts: LookupParts) -> Float64:
-    """Look-ups of the row that is looked up most often, by the histogram's last bin that is not empty [p]."""
+    """Return the look-ups of the most popular row, by the histogram's last bin that is not empty [p]."""
     often = np.where(parts.rows_of_bin > 0.5, parts.accesses_of_bin / np.maximum(parts.rows_of_bin, 1e-12), 0.0)
     return np.minimum(np.maximum(often.max(1), 1.0), np.maximum(parts.lookups, 1.0))
 

@@ -1,7 +1,7 @@
 """Formulas of a CPU where it differs from a GPU: no tiles to fill, operands that are copied before they are multiplied.
 
-A core's arithmetic and its traffic add up (``efficiency.together``): a product first brings its operands into the
-order that its innermost loop wants, and one thread does one thing at a time.
+A core's arithmetic and its traffic add up (``efficiency.together``). A product first brings its operands into the order
+that its innermost loop wants, and one thread does one thing at a time.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ AS_IT_STANDS = 0.13
 """Share of oneDNN's fixed cost that a convolution made of products has (fitted to a calibration on one thread of an AMD
 EPYC: 4 µs against 52 forward, 8 to 12 against 58 backward)."""
 FEW_BATCHES, FEW_VALUES, SMALL_KERNEL = 16.0, 20480.0, 3.0
-"""PyTorch makes convolutions of products rather than by oneDNN below these: samples where a kernel is 1×1 without a
-stride, values of a single image, and a kernel's height or width (``ConvParams::use_mkldnn``,
-ATen/native/Convolution.cpp; of fp32, on one thread)."""
+"""PyTorch computes convolutions as products instead of by oneDNN below these: Samples where a kernel is 1×1 without a
+stride; values of a single image; a kernel's height or width. From ``ConvParams::use_mkldnn`` in
+ATen/native/Convolution.cpp, for fp32 on one thread."""
 QUERY_BLOCK, SKIPS = 256.0, 768.0
 """Queries of a block of fused attention, from this length of sequence on (shorter ones' are of 32 and 64)."""
 LOOKUP_CYCLES, ROW_CYCLES, BAG_CYCLES = 2.5, 10.0, 6.0
-"""Cycles of a look-up of a bag, of one without a bag, and of a bag, besides its arithmetic and its traffic. These and
+"""Cycles of a look-up of a bag, of one without a bag, and of a bag, on top of its arithmetic and its traffic. These and
 those that follow: ``benchmarks/dlrm_lookups.py`` on an AMD EPYC (one thread)."""
 SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES = 236.0, 2.25, 6.0
 """Costs of a gradient: cycles of a look-up and of an element of a different row (dense), and of a look-up (sparse)."""
@@ -53,8 +53,8 @@ MISSED_CYCLES = 14.0
 ADDED_CYCLES, BYTE_CYCLES = 60.0, 0.16
 """Cycles of a row added to another: no less than the first, nor than its bytes times the second."""
 NEAR_CYCLES, WALK_CYCLES, FAR_CYCLES = 47.0, 80.0, 330.0
-"""More of them of a row outside a core's own cache, of one on a page whose place the core does not hold, and of one
-outside half of the last cache, which what is added streams through too."""
+"""Further cycles of an added row that is outside a core's own cache, on a page that the core has no address of, and
+outside half of the last cache. Added values stream through the last cache too."""
 NUMBER_BYTES, NUMBER_SHARE = 32.0, 0.15
 """A number's bytes, read and written, at most, and the share of a copy's fixed cost that reading one has
 (``aten::_local_scalar_dense`` in traces/host: 0.1 µs)."""
@@ -88,8 +88,8 @@ def convolution_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Multiply-adds with channels rounded up to whole vectors, and input, weights and output once each, µs.
 
     Source: Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures" (2018):
-    channels lie in blocks of a vector's width. Preparing that is what a call costs whatever its size; small ones are
-    products as they stand.
+    channels lie in blocks of a vector's width. Preparing them costs every call the same; small ones are products as
+    they stand.
     """
     groups = table.dim("groups")
     inputs, outputs = (np.maximum(table.dim(name) / groups, 1.0) for name in ("in_channels", "out_channels"))
@@ -101,7 +101,7 @@ def convolution_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _of_products(table: CallTable) -> Bool:
-    """Return which convolutions PyTorch makes of products."""
+    """Return which convolutions PyTorch computes as products."""
     window = np.prod([table.dim(f"{name}_{axis}") for name in ("kernel", "stride") for axis in "dhw"], axis=0)
     batch = table.dim("batch")
     values = np.prod([table.dim(f"in_{axis}") for axis in ("channels", "d", "h", "w")], axis=0)
@@ -114,10 +114,10 @@ def _of_products(table: CallTable) -> Bool:
 
 @work_of(Family.ATTENTION, on_host=True)
 def attention_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """The operations that are done at the peak rate, and the call's bytes, µs.
+    """Return the operations that are done at the peak rate, and the call's bytes, µs.
 
-    A causal mask saves less than the call's own count of operations says: a block of queries takes all keys up to its
-    last query's, and of short sequences masking the scores costs what is left out (measured: nothing saved up to 512
+    A causal mask saves less than the call's own count of operations says. A block of queries takes all keys up to its
+    last query's. In short sequences masking the scores costs what is left out (measured: nothing saved up to 512
     tokens, 38% of 2,048). Source: ATen/native/cpu/FlashAttentionKernel.cpp.
     """
     keys = table.dim("kv_len")
@@ -132,10 +132,10 @@ def attention_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.EMBEDDING, on_host=True)
 def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Instructions of every look-up and bag, rows from memory the first time and from a core's cache again, µs.
+    """Return instructions of every look-up and bag, rows from memory the first time and from a core's cache again, µs.
 
-    A dense gradient finds the place of each look-up's row, and clears a gradient as large as the table before; a sparse
-    one copies a row for each look-up.
+    A dense gradient first clears a gradient as large as the table and then finds the place of each look-up's row. A
+    sparse one copies a row for each look-up.
     """
     n = len(table)
     parts = parts_of(table)
@@ -164,9 +164,9 @@ def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.INDEX, on_host=True)
 def index_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """As on other devices, but rows added to where they belong wait for their place, µs: one thread has one at a time.
+    """Return the work as on other devices, except that rows added to a table wait for their place, µs: one at a time.
 
-    What an optimizer adds of a sparse gradient falls anywhere in its table.
+    An optimizer adds the rows of a sparse gradient anywhere in its table.
     """
     plain = WORK[Family.INDEX](table, device)
     added = table.by_kind(lambda kind: float(kind == "index_add")) > 0
@@ -182,7 +182,7 @@ def index_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _added_to(table: CallTable) -> LookupParts:
-    """The table that each call adds rows to; of one that does not say which rows, they are drawn evenly."""
+    """Return the table that each call adds rows to; of one that does not say which rows, they are drawn evenly."""
     inner = np.maximum(table.dim("inner"), 1.0)
     numbers = np.stack((table.dim("source_elements") / inner, inner, table.dim("elements") / inner), axis=1).astype(int)
     parts = [call.accesses[0] if call.accesses else TablePart(max(rows, 1), columns, call.dtype, added, added)
@@ -191,7 +191,7 @@ def _added_to(table: CallTable) -> LookupParts:
 
 
 def _misses(parts: LookupParts, size: Float64, held: float) -> Float64:
-    """Look-ups [p] whose row is not among the most popular ones that are held, where each row takes so much.
+    """Return the look-ups [p] whose row is not among the held, most popular ones; ``size`` is what each row takes.
 
     A few batches' rows are what could be held; rows looked up once in a batch are others in the next.
     """
@@ -207,7 +207,7 @@ def _misses(parts: LookupParts, size: Float64, held: float) -> Float64:
 
 @work_of(Family.TRANSFER, on_host=True)
 def transfer_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """As on other devices, but a number that is read lies where it is wanted, µs."""
+    """Return the work as on other devices, except that a number that is read is already on the host, µs."""
     plain = WORK[Family.TRANSFER](table, device)
     there = table.bytes_moved <= NUMBER_BYTES
     return KernelWork(plain.compute_us, np.where(there, 0.0, plain.memory_us),
@@ -216,13 +216,13 @@ def transfer_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)
 def rows_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Each byte once, however few rows there are, µs."""
+    """Return the time to move each byte once, however few rows there are, µs."""
     return KernelWork(np.zeros(len(table)), memory_us(table.bytes_moved, device), one(table))
 
 
 @work_of(Family.RECURRENT, on_host=True)
 def recurrent_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Steps one after another, each of which reads the recurrent weights again, µs."""
+    """Steps one after another, each reading the recurrent weights again, µs."""
     gates = table.by_kind(lambda kind: _GATES.get(kind.split("_")[0], 1.0))
     steps = table.dim("sequence") * table.dim("layers") * table.dim("directions")
     weights = gates * table.dim("hidden") ** 2 * table.item_bytes()

@@ -45,9 +45,9 @@ class Tiling(NamedTuple):
     """Factors by which products take longer, in their best tile and split, than in full, largest tiles [n].
 
     Attributes:
-        tiles: rows and columns that the result's last tiles have for nothing.
-        waves: units that the last wave of blocks leaves idle, or all blocks where they are fewer than the units.
-        small: smaller tiles, which load their operands more often, and split sums.
+        tiles: Rows and columns that the result's last tiles have for nothing.
+        waves: Units that the last wave of blocks leaves idle, or all blocks where they are fewer than the units.
+        small: Smaller tiles, which load their operands more often, and split sums.
     """
 
     tiles: Float64
@@ -57,9 +57,9 @@ class Tiling(NamedTuple):
 
 def padded_product_us(batch: Float64, m: Float64, n: Float64, k: Float64, peak_tflops: Float64, device: DeviceSpec,
                       ) -> Float64:
-    """Time of batch·m·n·k multiply-adds at the peak rate with whole tiles and waves, µs: the best tile and split.
+    """Return the time of batch·m·n·k multiply-adds at the peak rate in whole tiles and waves, µs: best tile and split.
 
-    blocks = ⌈m/Tm⌉·⌈n/Tn⌉·batch·split, waves = blocks/units, of which a partly filled last one counts ``QUANTISED``;
+    blocks = ⌈m/Tm⌉·⌈n/Tn⌉·batch·split, waves = blocks/units, where a partly filled last one counts ``QUANTISED``;
     t = waves · 2·Tm·Tn·k/split / (rate of a unit · tile efficiency). The minimum over tiles and splits
     never falls when a size grows. Source: NVIDIA "Matrix Multiplication Background User's Guide" (tile and wave
     quantisation); ``TILE_COST`` and ``QUANTISED`` are the best of 4 to 48 and 0 to 1 on the products of
@@ -92,7 +92,7 @@ def tiling(batch: Float64, m: Float64, n: Float64, device: DeviceSpec) -> Tiling
 
 def _every_tiling(batch: Float64, m: Float64, n: Float64, k: Float64, peak_tflops: Float64, device: DeviceSpec,
                   ) -> Iterator[tuple[Float64, tuple[Float64, float, float]]]:
-    """For every tile and split its time, µs, and its number of tiles, their area, and what tile and split cost more."""
+    """Return for every tile and split its time, µs, its number of tiles, their area, and extra cost."""
     for rows, columns, split, cost, more in zip(*_Tilings.all(), strict=True):
         us, tiles = _tiling_us(device, batch, m, n, k, peak_tflops, rows, columns, split, cost, more)
         yield us, (tiles, float(rows * columns), cost * more)
@@ -110,7 +110,7 @@ class _Tilings(NamedTuple):
     @classmethod
     @lru_cache(maxsize=1)
     def all(cls) -> _Tilings:
-        """Make them."""
+        """Return all tiles with all splits."""
         reference = 1.0 + TILE_COST * (1 / 256 + 1 / 128)
         each = [(rows, columns, split, (1.0 + TILE_COST * (1 / rows + 1 / columns)) / reference,
                  1.0 + SPLIT_COST * np.log2(split)) for rows, columns in TILES for split in SPLITS]
@@ -120,7 +120,7 @@ class _Tilings(NamedTuple):
 def _tiling_us(device: DeviceSpec, batch: Float64, m: Float64, n: Float64, k: Float64, peak_tflops: Float64,
                rows: Float64, columns: Float64, split: Float64, cost: Float64, more: Float64,
                ) -> tuple[Float64, Float64]:
-    """Time of products in one tile and split, µs, and their number of tiles."""
+    """Return the time of products in one tile and split, µs, and their number of tiles."""
     unit_rate = peak_tflops * 1e6 / device.sm_count  # operations per µs
     tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
     waves = tiles * split / device.sm_count
@@ -130,7 +130,7 @@ def _tiling_us(device: DeviceSpec, batch: Float64, m: Float64, n: Float64, k: Fl
 
 
 def filled_units(blocks: Float64, device: DeviceSpec) -> Float64:
-    """Share of the units' time that equal blocks use, from 0 to 1, with the last wave counted as above."""
+    """Return the share of the units' time that equal blocks use, from 0 to 1, with the last wave counted as above."""
     waves = np.maximum(blocks, 1e-9) / device.sm_count
     return waves / (QUANTISED * np.ceil(waves) + (1.0 - QUANTISED) * np.maximum(waves, 1.0))
 
@@ -139,11 +139,11 @@ LOAD_BYTES, LEAST_BYTES = 16, 4
 """A row of whole loads of 16 bytes is copied to shared memory by the widest; the narrowest asynchronous one has 4 (CUDA
 C++ Programming Guide, ``cp.async``). Rows of 16 bits at odd places are read value by value."""
 NARROW, SINGLE = 1.49, 3.61
-"""Times the arithmetic takes where the shortest-aligned row is no multiple of 16, and of 4 bytes.
+"""Factor on the time of the arithmetic where the shortest-aligned row is no multiple of 16, and of 4 bytes.
 
 Fitted: an A100's sweep through the contraction (``vocab_h_sweep`` of ``kernels/gemm_alignment_fp16``, medians over rows
 of whole loads; ``benchmarks/shape_advice.py`` computes them again and judges the other sweeps). Taken for all of
-NVIDIA's data center boards with matrix units, of which A100 and V100 were measured; the MI250X of that table shows
+NVIDIA's data center boards with matrix units (A100 and V100 were measured); the MI250X of that table shows
 none."""
 DEPTH_BYTES = 64
 """Bytes of a contraction that a tile takes at a time: 32 values of 16 bits, as kernels' names tell
@@ -161,12 +161,12 @@ def affected(table: CallTable, device: DeviceSpec) -> Bool:
 
 
 def narrow_rows(table: CallTable, device: DeviceSpec) -> Float64:
-    """Factor of the arithmetic for rows that are no whole number of the widest loads [n]."""
+    """Return the factor of the arithmetic for rows that are no whole number of the widest loads [n]."""
     return np.where(affected(table, device), table.once("narrow rows", lambda: _narrow(table)), 1.0)
 
 
 def _narrow(table: CallTable) -> Float64:
-    """The same where it counts."""
+    """Return the factor of ``narrow_rows`` without asking whether it counts."""
     by_name = {name: table.dim(name) * table.item_bytes() for name in "mnk"}
     rest: Float64 = np.full(len(table), float(LOAD_BYTES))
     layouts = np.array([ROWS.get(call.layout, "nk") for call in table.calls])
@@ -179,7 +179,7 @@ def _narrow(table: CallTable) -> Float64:
 
 
 def whole_depth(table: CallTable, device: DeviceSpec) -> Float64:
-    """The contraction in whole steps of a tile [n]."""
+    """Return the contraction in whole steps of a tile [n]."""
     k, step = table.dim("k"), DEPTH_BYTES / table.item_bytes()
     return np.where(affected(table, device), np.ceil(k / step) * step, k)
 
@@ -189,45 +189,45 @@ FEW_ROWS = 16
 smallest tile of matrix instructions (``mma.m16n8k16``)."""
 
 STREAMED = {"hopper": 0.83, "ampere": 0.96}
-"""Time of a weight's byte over that of other operands': products of few rows read their weights at 0.88 of an H100's
-published bandwidth and at 0.77 of an A100's (``gemm_forward``, m up to 64, weights of 64 MB and more)."""
+"""Time of a weight's byte over that of other operands'. Products of few rows read their weights at 0.88 of an H100's
+bandwidth and at 0.77 of an A100's (``gemm_forward``, m up to 64; weights of 64 MB and more)."""
 DEPTH_FLOORS, DEEPEST = 6e-5, 8192.0
 """What each of the contraction's steps adds to a product's fixed cost, and from how many on it is split: blocks go
 through all of them one after another. From the same rows of 1 to 8 MB: 0.2 ns for each of k on A100, H100 and H200
-alike. Of 16 bits, and of 8 where activations are not cast beside the product."""
+alike. Of 16 bits, and of 8 where the product does not also cast its activations."""
 GROUPED = {"nt": 0.92, "nn": 0.86, "tn": 0.75}
-"""Of the rate of single products, what grouped ones reach, by layout: forward, input gradient, weight gradient. Of
-SimuMax's rows those of an A100, and those of a B200 of 1,000 rows a group and more, beside their single products."""
+"""Rate of grouped products over that of single ones, by layout: forward, input gradient, weight gradient. From
+SimuMax's rows of an A100, and those of a B200 with 1,000 rows a group and more, compared with their single products."""
 GROUP_US = {"blackwell": 4.5}
-"""What each group of such a product costs besides, µs, by architecture: Transformer Engine launches one product a
-group, and on a B200 each is over before the next has filled the device (SimuMax's rows "chosen on" of
-``benchmarks/inference_kernels.py``, groups of 128 to 10,000 rows). None on an A100. Fused kernels of servers pay
+"""Extra cost of each group of such a product, µs, by architecture. Transformer Engine launches one product a group, and
+on a B200 each ends before the next has filled the device. From SimuMax's rows "chosen on" of
+``benchmarks/inference_kernels.py``, groups of 128 to 10,000 rows. None on an A100. Fused kernels of servers pay
 none."""
 GROUPED_FP8 = 0.6
-"""The same of 8 and 4 bits, besides: kernels that scale blocks of values on their way (DeepSeek's DeepGEMM publishes
-0.5 to 0.7 of an H800's peak for groups of 4,096 rows, servers' Triton kernels reach less). Set, not measured. Products
-whose scales are of whole tensors, or are applied by the matrix units (MX, NVFP4; flag "unit_scales"), lose nothing to
-them: Transformer Engine runs such a product of each group as it runs one alone."""
+"""A further factor on that rate for 8 and 4 bits: kernels scale blocks of values on their way. DeepSeek's DeepGEMM
+publishes 0.5 to 0.7 of an H800's peak for groups of 4,096 rows; servers' Triton kernels reach less. Set, not measured.
+Products whose scales are of whole tensors, or are applied by the matrix units (MX, NVFP4; flag "unit_scales"), lose
+nothing to them: Transformer Engine runs such a product of each group as it runs one alone."""
 ROUTED = 0.5
-"""The same of servers' fused kernels, which gather tokens of experts as they go (Triton's, Marlin's, of any type): in a
+"""The same of servers' fused kernels, which gather tokens of experts as they go (Triton's, Marlin's, of any type). In a
 recorded step of gpt-oss the experts of 8,192 tokens reach 0.5 on an MI300X (trace ``vllm-cuda-graph``)."""
 
 ROUTED_WIDENED, ROUTED_FP8 = 0.23, 0.3
-"""The same on NVIDIA's GPUs for weights that are widened to 16 bits as they are read (Marlin's and Triton's kernels for
-int4 and MXFP4), and for 8 bits scaled by blocks, where each expert has ``FILLED`` rows or more, as prompts have. Set
-with times to the first token of the looked-at half of the serving table (``benchmarks/serving.py``), which judges them
-by the other half; how quick experts of few rows are says ``ROUTED``."""
+"""The same on NVIDIA's GPUs where each expert has ``FILLED`` rows or more, as prompts have. The first is for weights
+widened to 16 bits as they are read (Marlin's and Triton's kernels for int4 and MXFP4), the second for 8 bits scaled by
+blocks. Set with times to the first token of the looked-at half of the serving table (``benchmarks/serving.py``). It
+judges them by the other half. Experts of few rows reach ``ROUTED``."""
 FILLED, BARE = 16.0, 4.0
 """Rows of an expert from which a block's products fill its time, and up to which its weights do. Set, not measured."""
 
 
 @work_of(Family.GEMM)
 def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Time of 2·batch·m·n·k operations in whole tiles and waves, and of A, B and the output once each, µs.
+    """Return the time of 2·batch·m·n·k operations in whole tiles and waves, and of A, B and the output once each, µs.
 
     A product of a few rows by a few columns, such as the gradient of weights that mix attention heads, is summed up
-    without matrix units, which would fill a tile with nothing: the quicker form counts. Source: roofline (Williams et
-    al., 2009) with tile and wave quantisation (``padded_product_us``) and rows that are no whole number of loads
+    without matrix units. These would fill a tile with nothing, so the quicker form counts. Source: roofline (Williams
+    et al., 2009) with tile and wave quantisation (``padded_product_us``) and rows that are no whole number of loads
     (``narrow_rows``).
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
@@ -246,13 +246,13 @@ def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _goes_through(table: CallTable) -> Float64:
-    """Whether the depth of a call counts [n]."""
+    """Return whether the depth of a call counts [n]."""
     counts = [dtype in ("fp16", "bf16") or (dtype == "fp8" and kind != "mm") for kind, dtype in table.groups]
     return np.array(counts, np.float64)[table.group]
 
 
 def _weight_share(table: CallTable) -> Float64:
-    """Share of the bytes that are the larger operand's: a weight's, where rows are few [n].
+    """Return the share of the bytes that are the larger operand's: a weight's, where rows are few [n].
 
     No cache has kept it, since a model's other weights were read after it."""
     k, many = table.dim("k"), np.maximum(table.dim("m"), table.dim("n"))
@@ -268,7 +268,7 @@ def stored_bytes(flags: tuple[str, ...], dtype: str) -> float:
 
 
 def _grouped(table: CallTable, device: DeviceSpec) -> Float64:
-    """Share of a single product's rate that grouped ones reach [n]."""
+    """Return the share of a single product's rate that grouped ones reach [n]."""
     found = np.ones(len(table))
     narrow = table.by_dtype(lambda dtype: GROUPED_FP8 if dtype in ("fp8", "fp4", "int8") else 1.0)
     rows = table.dim("m")
@@ -280,7 +280,7 @@ def _grouped(table: CallTable, device: DeviceSpec) -> Float64:
 
 
 def _launched(table: CallTable, device: DeviceSpec) -> Float64:
-    """What the groups of grouped products cost besides, µs [n]."""
+    """Return the extra cost of the groups of grouped products, µs [n]."""
     each = GROUP_US.get(device.architecture, 0.0)
     apart = [each if call.kind == "grouped" and not {"routed", "one_launch"} & set(call.flags) else 0.0
              for call in table.calls]
@@ -288,7 +288,7 @@ def _launched(table: CallTable, device: DeviceSpec) -> Float64:
 
 
 def _routed(dtype: str, flags: tuple[str, ...], rows: float, device: DeviceSpec) -> float:
-    """Share of a single product's rate that a server's fused experts of so many rows each reach."""
+    """Return the share of a single product's rate that a server's fused experts reach with ``rows`` rows each."""
     widened = any(flag.startswith("weight_") for flag in flags)
     if device.vendor != "nvidia" or not (widened or dtype == "fp8"):
         return ROUTED
@@ -299,11 +299,11 @@ def _routed(dtype: str, flags: tuple[str, ...], rows: float, device: DeviceSpec)
 
 @work_of(Family.CONV)
 def convolution_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Time of the implicit product in whole tiles and waves, and of input, weights and output once each, µs.
+    """Return the time of the implicit product in whole tiles and waves, and of input, weights and output once each, µs.
 
-    Forward: m = batch·output positions, n = output channels of a group, k = input channels of a group · kernel size;
-    the gradient of the input swaps input and output channels, with k shared out over the stride; that of the weights
-    contracts over batch and positions. A depthwise kernel does no products but sums on the other units: the quicker
+    Forward: m = batch·output positions, n = output channels of a group, k = input channels of a group · kernel size.
+    The gradient of the input swaps input and output channels, with k shared out over the stride. The gradient of the
+    weights contracts over batch and positions. A depthwise kernel sums on the other units without products: the quicker
     form counts. Source: cuDNN (Chetlur et al., 2014, "implicit GEMM"); NVIDIA "Convolutional Layers User's Guide".
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
@@ -314,7 +314,7 @@ def convolution_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _product(table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64, Float64]:
-    """Groups, input and output channels of one, and m, n and k of the implicit product [n] each."""
+    """Return groups, input and output channels of one, and m, n and k of the implicit product [n] each."""
     groups = table.dim("groups")
     batch = table.dim("batch")
     inputs = np.maximum(table.dim("in_channels") / groups, 1.0)

@@ -28,17 +28,17 @@ from kernel_models.spreads import (
 from tracer.arrays import Float64
 
 UNSIZED_FLOORS = (1.0, 3.0, 60.0)
-"""Low, expected and high time of a call without recorded sizes, in kernel floors: from the 10%, 50% and 90% quantiles
-of kernels of the training traces V100 ResNet-50 and A100 recommendation (2, 6 and 120 µs)."""
+"""Low, expected and high time of a call without recorded sizes, in kernel floors. These are the 10%, 50% and 90%
+quantiles of kernels of two training traces, V100 ResNet-50 and A100 recommendation (2, 6 and 120 µs)."""
 
 REACHED, BOOSTED = 0.95, 1.1
-"""Share of the published rate of products that a correction may come to; GeForce boards run above the clock of their
-data sheet. Set: the best 16-bit products of the tables reach 0.93 of it (fp32 ones 0.99, more where a board's power
-limits the rate), and what steps teach of one layout or type is carried over to others that nobody measured."""
+"""Highest share of the published rate of products after a correction; GeForce boards run above the clock of their data
+sheet. Set: the best 16-bit products of the tables reach 0.93 of it (fp32 ones 0.99, more where a board's power limits
+the rate). What steps teach of one layout or type is carried over to others that were not measured."""
 CACHED = 2.5
-"""Times the bandwidth of long copies that a correction may come to: a cache keeps some of what the kernel before has
-written, and casts hide in their neighbours. Set: nearer to 1 it binds casts and norms of steps, whose time the fit
-then takes from convolutions, and a GPU left out is predicted within 15, not 11% (one fold, every fourth model)."""
+"""Highest multiple of the bandwidth of long copies after a correction: a cache keeps some of what the kernel before has
+written, and casts hide in their neighbours. Set: nearer to 1 it binds casts and norms of steps. The fit then takes
+their time from convolutions, and a GPU left out is predicted within 15, not 11% (one fold, every fourth model)."""
 
 
 class Parts(NamedTuple):
@@ -57,7 +57,7 @@ class Least(NamedTuple):
 
 
 class RooflineModel:
-    """One family on one device: ``HEURISTIC`` with efficiencies fitted to it, else ``DATASHEET``.
+    """Prices one family on one device: ``HEURISTIC`` with efficiencies fitted to it, else ``DATASHEET``.
 
     Args:
         family: The family it prices.
@@ -75,16 +75,16 @@ class RooflineModel:
 
     @property
     def source(self) -> Source:
-        """Return whether the efficiencies were fitted to the device."""
+        """Return ``HEURISTIC`` if the efficiencies were fitted to the device, else ``DATASHEET``."""
         own = self.corrections is not None and self.device.name in self.corrections.devices
         return Source.HEURISTIC if self.efficiencies.fitted or own else Source.DATASHEET
 
     def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
-        """Every call of the family: the formulas hold for any size, the interval tells how well."""
+        """Return true for every call of the family: the formulas hold for any size, the interval shows how well."""
         return np.fromiter((call.family == self.family for call in calls), np.bool_, len(calls))
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.together``)."""
+        """Return times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.together``)."""
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, low, high = self._reached(table)
         parts = self._parts(table, compute, memory, fixed)
@@ -111,7 +111,7 @@ class RooflineModel:
         return Times(time, low_us, high_us, 2.0 * width / np.log(high_us / low_us))
 
     def _reached(self, table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64]:
-        """Efficiencies of every call and the logs of its interval's ends [n] each, found once for a device's rates."""
+        """Return efficiencies of every call and the logs of its interval's ends, [n] each, found once for a device."""
         device = self.device
         of = id(self.efficiencies), device.vendor, device.placeholder, tuple(device.matrix_tflops)
 
@@ -137,7 +137,7 @@ class RooflineModel:
         return compute, memory, fixed, low, high
 
     def _not_said(self, table: CallTable) -> Float64:
-        """Half width, a logarithm, for what calls had to assume, and for caches that no table has [n]."""
+        """Return the log half width for what calls had to assume, and for caches that no table has [n]."""
         found = ASSUMED_SIZES * table.flagged("assumed")
         if self.family is Family.ATTENTION and not self.efficiencies.fitted:
             older = 1.0 - np.minimum(table.dim("q_len") / table.dim("kv_len"), 1.0)
@@ -145,7 +145,7 @@ class RooflineModel:
         return found
 
     def _common_width(self) -> float | None:
-        """Half width, a logarithm, of the 80% interval of a step's whole time in this family; ``None`` if not known."""
+        """Return the log half width of the 80% interval of a step's whole time in this family; ``None`` if unknown."""
         if self.corrections is None or self.family.value not in self.corrections.widths:
             return None
         elsewhere = 1.0 if self.device.name in self.corrections.devices else OTHER_DEVICE
@@ -175,12 +175,12 @@ class RooflineModel:
                      np.minimum(parts.memory_us, memory_us(table.bytes_moved, self.device) / CACHED))
 
     def _lacks(self, dtype: str) -> bool:
-        """Return whether the device, or what was measured, has no products of a type: their efficiency is another
-        type's."""
+        """Return whether the device, or the measurements, lack products of a type: then another type's efficiency
+        counts."""
         return dtype == "fp4" or computed_as(self.device, dtype) != dtype
 
     def _efficiency_of(self, dtype: str) -> str:
-        """The type whose efficiency counts: no measurement has fp4, which is taken to be like fp8."""
+        """Return the type whose efficiency counts: no measurement has fp4, which is taken to be like fp8."""
         if self.family not in PRODUCTS or self.efficiencies.fitted:
             return dtype
         if self.device.vendor == "host":
@@ -190,7 +190,7 @@ class RooflineModel:
         return "fp8" if dtype == "fp4" else dtype
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
-        """Family, device and the efficiencies of this family alone."""
+        """Return family, device and the efficiencies of this family alone."""
         mine = {key: entry for key, entry in self.efficiencies.entries.items()
                 if key == "*" or key.split("/")[0] == self.family.value}
         return {"family": self.family.value, "device": self.device.name,
@@ -200,7 +200,7 @@ class RooflineModel:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], arrays: Arrays, spec: DeviceSpec | None = None) -> RooflineModel:
-        """Back from ``state``, on ``spec`` or the device the state names.
+        """Return the model of ``state``, on ``spec`` or the device the state names.
 
         Raises:
             DeviceError: no such device.
@@ -214,8 +214,8 @@ class RooflineModel:
 def heuristic_models(spec: DeviceSpec, efficiencies: Efficiencies | None = None) -> dict[Family, RooflineModel]:
     """A model for every family on a device, with fitted efficiencies, or the defaults and what steps have taught.
 
-    Steps were measured on NVIDIA's boards with GDDR memory, and only such boards are corrected: of others tables of
-    kernels come out better, but recorded steps of ResNet-50, BERT and GPT worse.
+    Steps were measured on NVIDIA's boards with GDDR memory, and only such boards are corrected. On others, corrections
+    improve tables of kernels but worsen recorded steps of ResNet-50, BERT and GPT.
     """
     like = spec.vendor == "nvidia" and spec.memory_kind.startswith("GDDR")
     corrections = shipped_corrections() if efficiencies is None and like else None

@@ -18,7 +18,7 @@ ROWS, DEPTH, TILES, WAVES, SMALL, HEADS = "rows", "depth", "tiles", "waves", "sm
 TERMS: Mapping[str, str] = {
     ROWS: "rows of no whole 16 bytes", DEPTH: "contractions of no whole tile's depth", TILES: "partly empty tiles",
     WAVES: "idle units of the last wave", SMALL: "small tiles and split sums", HEADS: "padded heads"}
-"""Terms, and what time goes to them for."""
+"""Terms, and what their time is lost to."""
 
 
 def shape_terms(calls: Sequence[OpCall], device: DeviceSpec) -> dict[str, Float64]:

@@ -41,9 +41,9 @@ WATTS_PER_TFLOPS = {("turing", False): 13.9, ("ada", False): 7.0, ("rtx-blackwel
 """Board power that one 10¹² operations/s take, by architecture and whether on matrix units.
 
 Large fp32 products of NeuSight run at 5.0 TFLOP/s on a T4 (70 W) and 10.3 on an L4 (72 W); Ada's matrix units from
-bf16 products on an L40S, which its 350 W do not slow; Turing's by the ratio of its peaks. RTX Blackwell's fp32: the
-best of cuBLASLt on an RTX 5090 (83 TFLOP/s at 575 W), an RTX PRO 6000 (84, 600 W) and an RTX PRO 5000 (52, 300 W), as
-published in github.com/xzwgit/gpu-flops-bench; its matrix units are taken to be like Ada's, of the same process (the
+bf16 products on an L40S, which its 350 W do not slow; Turing's by the ratio of its peaks. RTX Blackwell's fp32 is the
+best of cuBLASLt in github.com/xzwgit/gpu-flops-bench: RTX 5090 83 TFLOP/s at 575 W, RTX PRO 6000 84 at 600 W, RTX PRO
+5000 52 at 300 W. Its matrix units are assumed to be like Ada's, of the same process (the
 PRO 5000's 257 TFLOP/s of bf16 at 300 W say no more than 1.17). Others are not limited.
 """
 
@@ -58,7 +58,7 @@ reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 and 4 are taken to b
 
 _ONE_PASS, _TWO_PASSES, _ATTENTION = 1.0, 1.8, 3.5
 SCATTERED = 1.7
-"""Times these of operands that do not lie side by side, whose places each element's thread computes. Set, not
+"""The same of scattered operands, whose places each element's thread computes, as a factor on those above. Set, not
 measured."""
 MOST_FLOORS: Mapping[str, Mapping[Family, float]] = {"blackwell": {
     **dict.fromkeys((Family.ELEMENTWISE, Family.COPY, Family.TRITON, Family.MEMSET, Family.RANDOM, Family.POOLING,
@@ -66,18 +66,18 @@ MOST_FLOORS: Mapping[str, Mapping[Family, float]] = {"blackwell": {
     **dict.fromkeys((Family.NORM, Family.SOFTMAX, Family.REDUCTION, Family.CONCAT, Family.INDEX, Family.EMBEDDING,
                      Family.LOSS, Family.OTHER), _TWO_PASSES),
     Family.GEMM: 2.2, Family.ATTENTION: _ATTENTION}}
-"""By architecture and family, the most kernel floors that a kernel costs before its work, of the default efficiencies.
+"""Most kernel floors that a kernel costs before its work, by architecture and family, with the default efficiencies.
 
-Those are multiples that V100, A100 and tables of long calls left, whose times are whole microseconds or say little of
-short ones; on a B200 short kernels take a floor or two (trace `vllm-eager-B200`, whose kinds of kernels
-``benchmarks/inference_kernels.py`` prints in two halves).
-Of products, what bf16's tables left. Other architectures are not limited: on an H100 norms, reductions and softmax of
-short rows are priced at twice what they take, too, but whole recorded steps then err more the other way.
+Those efficiencies hold multiples of the floor from V100, A100 and tables of long calls. Their times are whole
+microseconds or say little of short calls. On a B200 short kernels take a floor or two (trace `vllm-eager-B200`, whose
+kinds of kernels ``benchmarks/inference_kernels.py`` prints in two halves).
+Of products, what bf16's tables left. Other architectures are not limited. On an H100 norms, reductions and softmax of
+short rows are also priced at twice their time, but with a limit whole recorded steps err more the other way.
 """
 
 
 def most_floors(device: DeviceSpec, family: Family, scattered: bool = False) -> float:
-    """Kernel floors that a kernel of a family costs at most, before its work."""
+    """Return the most kernel floors that a kernel of a family costs before its work."""
     most = MOST_FLOORS.get(device.architecture, {}).get(family, float("inf"))
     return SCATTERED * most if scattered else most
 
@@ -86,17 +86,17 @@ _WIDER = {"fp4": "fp8", "fp8": "fp16", "fp16": "fp32", "bf16": "fp32"}
 
 
 def bandwidth_gbps(device: DeviceSpec) -> float:
-    """Bandwidth that long copies reach, reads and writes together, 10⁹ bytes/s."""
+    """Return the bandwidth that long copies reach, reads and writes together, 10⁹ bytes/s."""
     reached = REACHED_BANDWIDTH.get((device.architecture, device.memory_kind), REACHED_BY_VENDOR[device.vendor])
     return device.memory_bandwidth_gbps * reached
 
 
 def computed_as(device: DeviceSpec, dtype: str) -> str:
-    """The type that products of an element type are computed in on a device.
+    """Return the type that products of an element type are computed in on a device.
 
     Where matrix units lack an 8- or 4-bit type, operands are widened to the next type these have. Without matrix units
     for 16-bit types, cuBLAS and rocBLAS multiply them in fp32, as PyTorch asks them to ("compute type" of
-    ``cublasGemmEx``), whatever the rate of fp16 arithmetic is.
+    ``cublasGemmEx``). A high rate of fp16 arithmetic does not change that.
     """
     if device.vendor == "host":
         return dtype
@@ -106,7 +106,7 @@ def computed_as(device: DeviceSpec, dtype: str) -> str:
 
 
 def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
-    """The published rate, or what the board's power feeds if that is less, 10¹² operations/s."""
+    """Return the published rate, or what the board's power feeds if that is less, 10¹² operations/s."""
     if matrix:
         dtype = computed_as(device, dtype)
     peak = device.peak_tflops(dtype, matrix=matrix)
@@ -124,8 +124,8 @@ def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
 L2_SPEEDUP = 1.5
 """Bandwidth of a last-level cache over that of the memory behind it.
 
-Chosen among 1.5, 2.5 and 4, with ``L2_USABLE`` among 0.2 to 0.7, as what errs least on vLLM's element-wise kernels on
-A100, A40 and H100 (Vidur) and PyTorch's on H100 (TraceLens' video model).
+Chosen among 1.5, 2.5 and 4, with ``L2_USABLE`` among 0.2 to 0.7, for the least error on element-wise kernels. These are
+vLLM's on A100, A40 and H100 (Vidur) and PyTorch's on H100 (TraceLens' video model).
 """
 L2_USABLE = 0.5
 """Share of the last-level cache that holds a kernel's data: it is split in partitions and shared with older data.
@@ -137,16 +137,16 @@ roofline's maximum. Corrections were fitted with it (``step_fit``)."""
 
 
 def usable_cache_bytes(device: DeviceSpec) -> float:
-    """Bytes that a kernel finds again in the last-level cache."""
+    """Return the bytes that a kernel finds again in the last-level cache."""
     return L2_USABLE * max(device.l2_mb, device.l3_mb) * 2**20
 
 
 def memory_us(moved_bytes: Float64, device: DeviceSpec) -> Float64:
     """Time to move bytes at the bandwidth of long copies, with what fits in the last-level cache moving faster, µs.
 
-    With c = usable cache and h = min(1, c/bytes)² the share that still hits (a stream longer than the cache evicts
-    itself, so hits fall faster than c/bytes):  t = bytes · (h/(s·B) + (1 − h)/B). Its slope is at least 1/(s·B).
-    Source: cache-residency roofline (Ilic et al., "Cache-aware Roofline model", 2014) with a measured speed-up s.
+    t = bytes · (h/(s·B) + (1 − h)/B), with c = usable cache and h = min(1, c/bytes)² the share that still hits. A
+    stream longer than the cache evicts itself, so hits fall faster than c/bytes. The slope is at least 1/(s·B). Source:
+    cache-residency roofline (Ilic et al., "Cache-aware Roofline model", 2014) with a measured speed-up s.
     """
     bandwidth = bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US
     cache = usable_cache_bytes(device)
@@ -189,11 +189,11 @@ T = TypeVar("T")
 
 
 class FamilyCalls(list[OpCall]):
-    """Calls of one family that are priced on one device after another: their columns are made once."""
+    """Calls of one family that are priced on several devices one after another: their columns are made once."""
 
     @cached_property
     def table(self) -> CallTable:
-        """Their columns."""
+        """Return the columns of the calls."""
         return CallTable.made_of(self[0].family, self)
 
 
@@ -202,7 +202,7 @@ class CallTable:
     """Columns of n calls of one family.
 
     ``groups`` are the distinct (kind, dtype), a kind with its layout after a colon ("add:broadcast", "h2d:pinned");
-    ``group`` [n] indexes them: whatever depends on those alone is looked up once a group. ``dims`` [n, d]
+    ``group`` [n] indexes them: what depends on those alone is looked up once a group. ``dims`` [n, d]
     is as ``DIMENSIONS`` names it; bytes and operations are floats.
     """
 
@@ -254,35 +254,35 @@ class CallTable:
 
     @property
     def bytes_moved(self) -> Float64:
-        """Read and written, bytes [n]."""
+        """Return bytes read and written [n]."""
         return self.bytes_read + self.bytes_written
 
     def once(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Return ``make()``, or what it returned before: of these calls, and of what ``what`` names besides. Nobody may
-        change it."""
+        """Return ``make()``, or the value kept of an earlier call with the same ``what`` for these calls. Callers must
+        not change the value."""
         if what not in self._kept:
             self._kept[what] = make()
         return self._kept[what]  # type: ignore[no-any-return]
 
     def dim(self, name: str) -> Float64:
-        """One size of every call [n]; zero and negative sizes count as one."""
+        """Return one size of every call [n]; zero and negative sizes count as one."""
         return self.once(("dim", name), lambda: np.maximum(self.dims[:, DIMENSIONS[self.family].index(name)], 1.0))
 
     def flagged(self, flag: str) -> Float64:
-        """1 of every call with a flag, 0 of the others [n]."""
+        """Return 1 for every call with a flag, 0 for the others [n]."""
         return self.once(("flag", flag), lambda: np.fromiter(
             (flag in call.flags for call in self.calls), np.float64, len(self)))
 
     def by_dtype(self, value: Callable[[str], float]) -> Float64:
-        """A number of each call's dtype [n]."""
+        """Return a number of each call's dtype [n]."""
         return np.array([value(dtype) for _, dtype in self.groups], np.float64)[self.group]
 
     def by_kind(self, value: Callable[[str], float]) -> Float64:
-        """A number of each call's kind (with its layout after a colon) [n]."""
+        """Return a number of each call's kind (with its layout after a colon) [n]."""
         return np.array([value(kind) for kind, _ in self.groups], np.float64)[self.group]
 
     def item_bytes(self) -> Float64:
-        """Bytes of an element of each call's dtype [n]."""
+        """Return the bytes of an element of each call's dtype [n]."""
         return self.by_dtype(itemsize)
 
 
@@ -290,7 +290,7 @@ class CallTable:
 class KernelWork:
     """Times of n calls at published rates, µs [n]: of the arithmetic and of the memory traffic, which overlap.
 
-    ``kernels`` [n] counts the kernels a call is known to be made of, each of which costs a device's kernel floor.
+    ``kernels`` [n] counts the kernels that a call is known to consist of; each costs a device's kernel floor.
     """
 
     compute_us: Float64
@@ -305,7 +305,7 @@ _MODULES = ("products", "attention", "embedding", "on_host")
 
 
 def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction], WorkFunction]:
-    """Register the work function of families; ``on_host``: of what a CPU does otherwise than a GPU."""
+    """Register the work function of families; ``on_host``: for a CPU where it differs from a GPU."""
     def register(function: WorkFunction) -> WorkFunction:
         for family in families:
             (HOST_WORK if on_host else WORK)[family] = function
@@ -314,7 +314,7 @@ def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction]
 
 
 def work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """The work of calls; a family that registered nothing counts by its bytes and operations."""
+    """Return the work of calls; a family that registered nothing counts by its bytes and operations."""
     _register()
     known = WORK | HOST_WORK if device.vendor == "host" else WORK
     return known.get(table.family, WORK[Family.OTHER])(table, device)
@@ -339,7 +339,7 @@ def vector_us(table: CallTable, device: DeviceSpec) -> Float64:
 
 
 def one(table: CallTable) -> Float64:
-    """One kernel a call."""
+    """Return one kernel a call."""
     return np.ones(len(table))
 
 
@@ -366,7 +366,7 @@ def streaming_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.COPY, Family.CONCAT)
 def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes read in runs and written side by side; short runs cost whole sectors, µs (``sector_bytes``)."""
+    """Return bytes read in runs and written side by side; short runs cost whole sectors, µs (``sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.bytes_read / np.maximum(piece, 1.0)
     # A transposition through shared memory reads whole sectors too: no run costs more than four times its bytes.
@@ -376,7 +376,7 @@ def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.INDEX)
 def index_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Pieces gathered from or scattered to anywhere: each costs whole sectors, µs (``sector_bytes``)."""
+    """Return the work of pieces gathered from or scattered to anywhere: whole sectors each, µs (``sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.dim("elements") / table.dim("inner")
     extra = np.maximum(sector_bytes(pieces, piece, SECTOR_BYTES) - pieces * piece, 0.0)
@@ -385,7 +385,7 @@ def index_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.REDUCTION, Family.SOFTMAX)
 def reduction_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes at the bandwidth of as many units as the results keep busy, µs.
+    """Return the bytes at the bandwidth of as many units as the results keep busy, µs.
 
     A reduction over everything is split over all units; one over rows gives each row to a block or part of one.
     """
@@ -397,7 +397,7 @@ def reduction_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.NORM)
 def norm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes at the bandwidth of as many units as there are rows or groups for, µs; long groups are split.
+    """Return the bytes at the bandwidth of as many units as there are rows or groups for, µs; long groups are split.
 
     A fused residual addition has each unit ask for two rows at once (flag "add"): twice the bytes in about the time.
     """
@@ -435,7 +435,7 @@ def recurrent_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _idle(parallel: Float64, device: DeviceSpec) -> Float64:
-    """Return how much longer moving bytes takes when only so many blocks do it: 1 from ``ROWS_PER_UNIT`` a unit on."""
+    """Return how much longer moving bytes takes with few blocks [n]: 1 from ``ROWS_PER_UNIT`` blocks a unit on."""
     return np.maximum(1.0, device.sm_count * ROWS_PER_UNIT / np.maximum(parallel, LONE_ROWS))
 
 
@@ -461,6 +461,6 @@ def transfer_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _plain(kind: str) -> str:
-    """ "d2d", "DtoD", "device_to_device" → "dtod"; "p2p" → "ptop"."""
+    """Return a plain kind: "d2d", "DtoD", "device_to_device" → "dtod"; "p2p" → "ptop"."""
     kind = kind.lower().split(":")[0]
     return kind.replace("device", "d").replace("host", "h").replace("_", "").replace("2", "to")

@@ -3,24 +3,24 @@ other programs share.
 
 A step is taken at the level at which it is traced::
 
-    recorded   |--- aten::linear ---|                       operations nest
+    recorded   |--- aten::linear ---|                       Operations nest.
                  |t| |- aten::addmm -|
-    here         t      addmm                               what the dispatcher runs below autograd
-    host     [b ]t[ b ][    addmm    ][    before next       time in each operation, and before it
+    here         t      addmm                               Below autograd.
+    host     [b ]t[ b ][    addmm    ][    before next       Time in each operation, and before it.
 
 The outermost operations that are not made of others everywhere (``composite_operations``) have a row each. What wraps
 them (modules, autograd's nodes, operations made of others, Python) lies in the time before them.
 
-An event is an operation's own time, or the time before it. Four of a step are events of their own, whatever operation
-comes next, and cost by what they go over:
+An event is an operation's own time, or the time before it. Four of a step are events of their own, for any operation
+that comes next, and cost by what they go over:
 
 ::
 
     |begin| forward … |backward| its operations … |optimizer| its operations … |end|
      parameters        autograd's nodes            parameters                   parameters
 
-Operations are called what a trace by shapes calls them: memory that PyTorch asks for within ``torch.tensor`` is a part
-of it, and gradients that autograd adds in place are added.
+Operations have the names that a trace by shapes gives them. Memory that PyTorch asks for within ``torch.tensor`` is a
+part of it. Gradients that autograd adds in place are added.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ Names = npt.NDArray[np.object_]
 LISTS = ("_foreach", "_fused")
 """Marks in the names of operations on lists of tensors."""
 Label = tuple[str, ...]
-"""Of an event or a pool: "own" or "before", then what tells it apart; fewer words are a wider pool."""
+"""Label of an event or a pool: "own" or "before", then what identifies it; fewer words are a wider pool."""
 COLDER, EVICTS_NS = 2.7, 4_300.0
 """Growth of an event's cost with what the host computed itself since an operation of that name last ran there, for each
-e-fold of that over ``EVICTS_NS``: computing fills the caches with other data (``kernel_models.host.model``)."""
+e-fold of that over ``EVICTS_NS``. Computing fills the caches with other data (``kernel_models.host.model``)."""
 WARM_EVENTS, COLDER_EVENTS = 8.0, 0.2
-"""Where a GPU computes, other code alone fills them: events within which the same one still finds them warm, and the
-natural logarithm of its cost's growth for each doubling of their number beyond."""
+"""Where a GPU computes, other code alone fills the caches. The first: events within which the same event still finds
+them warm. The second: natural logarithm of its cost's growth for each doubling of their number beyond."""
 LOOP_CALLS = 3
-"""Calls of Python before a step's first operation that are the loop's own: its model has not begun."""
+"""Fewer calls of Python than this before a step's first operation are the loop's own: its model has not begun."""
 LOADER_CALLS, PLAIN_END_CALLS = 7, 5
-"""So many before a step's first operation are a loader's too; so many after its last one are an optimizer's own."""
+"""From the first number of calls on, a loader ran before a step; up to the second, only an optimizer's end after it."""
 SHARDED = "s"
 """Marks phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors lie around the
-same operations. What is known of such programs goes before what is known of others."""
+same operations. Figures of such programs come before those of others."""
 BEGIN, BACKWARD, OPTIMIZER, FINISH = "begin", "backward", "optimizer", "end"
 _SPECIAL = (BEGIN, BACKWARD, OPTIMIZER, FINISH)
 _IN_BACKWARD, _IN_OPTIMIZER = "2", "3"
@@ -73,13 +73,13 @@ class HostStep:
     """One step of one program.
 
     Attributes:
-        name, phase: of each operation, and the ``Phase`` it belongs to, in the order they run; [n].
-        tensors: in the list that an operation works on; 0 for none; [n].
-        before_ns: time before each operation, and after the last one; [n + 1]; zeros where nobody measured it.
-        inside_ns: time in each, with its calls, without a CPU's own computation; [n].
-        compute_ns: what each computes on the host itself; zeros where a GPU does; [n].
-        launch_ns: what one launch took; 0 where none was recorded.
-        calls: of Python functions before each operation, and after the last one; [n + 1]; ``None`` where nobody
+        name, phase: Of each operation, and the ``Phase`` it belongs to, in the order they run; [n].
+        tensors: In the list that an operation works on; 0 for none; [n].
+        before_ns: Time before each operation, and after the last one; [n + 1]; zeros where not measured.
+        inside_ns: Time in each, with its calls, without a CPU's own computation; [n].
+        compute_ns: What each computes on the host itself; zeros where a GPU does; [n].
+        launch_ns: What one launch took; 0 where none was recorded.
+        calls: Calls of Python functions before each operation, and after the last one; [n + 1]; ``None`` where not
             counted.
     """
 
@@ -126,7 +126,7 @@ def is_flat(name: str) -> bool:
 
 
 def host_class(name: str) -> str:
-    """Class of an operation by what the host does for it."""
+    """Return the class of an operation by what the host does for it."""
     if any(mark in name for mark in LISTS):
         return "list"
     if is_free(name) or name in ("aten::empty", "aten::empty_like", "aten::detach"):
@@ -141,12 +141,12 @@ class HostMoment:
     """One event of one step.
 
     Attributes:
-        label: what it shares with others.
-        tensors: it goes over: of a list, or of the program where the event is one of the four.
-        cold: what it costs over one that finds its caches as it left them.
-        ns: its time.
-        calls: of Python functions in it; 0 where they are of no account.
-        first, place: it stands for the places from ``first`` to ``place`` of (before, in, before, …, after the last).
+        label: What it shares with others.
+        tensors: Tensors it goes over: of a list, or of the program where the event is one of the four.
+        cold: Its cost over that of an event that finds its caches as it left them.
+        ns: Its time.
+        calls: Calls of Python functions in it; 0 where they do not count.
+        first, place: The first and last of the places that it covers, in (before, in, before, …, after the last).
     """
 
     label: Label
@@ -196,7 +196,7 @@ def host_events(step: HostStep, counted: bool) -> list[HostMoment]:
 
 
 def _cold(step: HostStep, rows: np.ndarray, labels: Sequence[Label]) -> Float64:
-    """What each event costs over a warm one."""
+    """Return what each event costs over a warm one."""
     if step.compute_ns.any():
         reached = np.append(0.0, np.cumsum(step.compute_ns))
         computed = np.append(reached[rows], reached[-1])[np.arange(len(labels)) // 2]
@@ -209,7 +209,7 @@ def _cold(step: HostStep, rows: np.ndarray, labels: Sequence[Label]) -> Float64:
 
 
 def _since(at: Float64, total: float, codes: Sequence[Label]) -> Float64:
-    """How far each event lies from the last one of its code, around the step's end."""
+    """Return how far each event lies from the last one of its code, around the step's end."""
     before = {code: now - total for code, now in zip(codes, at.tolist(), strict=True)}  # in the step before
     found = np.empty(len(at))
     for place, (code, now) in enumerate(zip(codes, at.tolist(), strict=True)):
@@ -223,7 +223,7 @@ def _is_special(label: Label) -> bool:
 
 
 def _code(label: Label) -> Label:
-    """What code an event runs: that of its operation in any phase, or of one of the four."""
+    """Return what code an event runs: that of its operation in any phase, or of one of the four."""
     return label[:2] if _is_special(label) else (label[0], label[2])
 
 
@@ -238,7 +238,7 @@ def is_same_without_calls(label: Label) -> bool:
 
 
 def unsharded(label: Label) -> Label:
-    """Return the same label of other programs."""
+    """Return the label that programs without sharding have for the event."""
     return (label[0], label[1].removesuffix(SHARDED), *label[2:])
 
 
@@ -268,7 +268,7 @@ def pools_of(label: Label) -> list[Label]:
 
 def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], calls: Float64 | None,
              mark: str) -> dict[int, tuple[Label, int]]:
-    """The events of a step that are their own: by the row they lie before their label and what they go over."""
+    """Return the events of a step that are their own: by the row they lie before their label and what they go over."""
     parameters = max(lists) or _parameters(names, phases)
     kind = _optimizer_kind([name for name, phase in zip(names, phases, strict=True) if phase[0] == _IN_OPTIMIZER])
     found: dict[int, tuple[Label, int]] = {}
@@ -288,8 +288,8 @@ def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], 
 
 
 def _optimizer_kind(names: Sequence[str]) -> str:
-    """What an optimizer's Python goes over: a list in one operation or several, or tensors one by one; with an average
-    of squares for each tensor, as Adam has, or without; "none" where none ran."""
+    """Return what an optimizer's Python goes over: a list in one operation or several, or tensors one by one. With a
+    second part: "moments" for an average of squares for each tensor, as Adam has. "none": no optimizer ran."""
     if not names:
         return "none"
     moments = any(mark in name for name in names for mark in _MOMENTS)
@@ -298,27 +298,27 @@ def _optimizer_kind(names: Sequence[str]) -> str:
 
 
 def _begin_kind(calls: float) -> str:
-    """Who is at work before a step's first operation: nobody, the model's own Python, or a loader besides."""
+    """Return what runs before a step's first operation: no Python, the model's own Python, or a loader too."""
     return _NO_PYTHON if calls < LOOP_CALLS else _PYTHON if calls < LOADER_CALLS else _LOADER
 
 
 def _end_kind(calls: Float64 | None, usual: int) -> tuple[str, ...]:
-    """Whether anything but the optimizer's own end (``PLAIN_END_CALLS``, and ``usual`` ones of parameters in some) is
-    called after a step's last operation; nothing where calls were not counted."""
+    """Return whether anything but the optimizer's own end (``PLAIN_END_CALLS``, and ``usual`` ones of parameters in
+    some) is called after a step's last operation; nothing where calls were not counted."""
     if calls is None:
         return ()
     return (_PYTHON if calls[-1] > usual + PLAIN_END_CALLS else _NO_PYTHON,)
 
 
 def _parameters(names: Sequence[str], phases: Sequence[str]) -> int:
-    """Parameters of an optimizer that goes over them one by one: each has every one of its operations once."""
+    """Return the parameters of an optimizer that goes over them singly: each has all its operations once."""
     count = Counter(name for name, phase in zip(names, phases, strict=True) if phase.startswith(_IN_OPTIMIZER))
     most = max(count.values(), default=0)
     return min((number for number in count.values() if 2 * number >= most), default=0)
 
 
 def _as_traced(step: HostStep) -> tuple[list[str], np.ndarray]:
-    """Names as a trace by shapes has them, and the rows they are of."""
+    """Return names as a trace by shapes has them, and their rows in the step."""
     recorded = step.name.tolist()
     names, rows = [], []
     for row, (name, phase) in enumerate(zip(recorded, step.phase.tolist(), strict=True)):

@@ -1,26 +1,25 @@
-"""Fits a ``HostModel``: events of several programs as arrays, so that each program can be left out in turn at little
-cost.
+"""Fits a ``HostModel``. Events of several programs are arrays, so that leaving out each program once costs little.
 
 ::
 
-    events   program · label · cold · calls · tensors · ns
+    events   program · label · cold · calls · tensors · ns.
                         |
-    labels   value [labels, programs]: logarithm of what an event of that label costs warm, in each program
+    labels   value [labels, programs]: Logarithm of what an event of that label costs warm, in each program.
                         |
-    pools    mean of the labels' bases, nearest kind first (``pools_of``)
+    pools    mean of the labels' bases, nearest kind first (``pools_of``).
 
-A host of which a few programs were recorded (``fit_few``) takes the law of other hosts' programs, times one factor,
-drawn towards its own::
+A host with few recorded programs (``fit_few``) takes the law of other hosts' programs, times one factor, drawn towards
+its own::
 
     law of known hosts ──────────────┐
     programs of this host ─ factor ──┤
                           ─ labels ──┴──▶ base = (n · own + law + factor) / (n + 1), logarithms, n programs have it
 
-What operations cost relative to each other is much the same on two hosts that compute, so that many programs of others
-tell more of an operation than a few of one's own do: ``benchmarks/host_few.py`` holds a Xeon's 109 programs
-(``traces/host-xeon``) against the law of an EPYC's 52 (``traces/host``). Where a GPU computes it is not so: the shipped
-law is of ten traces of six hosts, and one or two programs of H100's or MI300's host tell a third alone at 12 and 11%,
-with that law at 30 and 24% (``benchmarks/fit_hosts.py``).
+What operations cost relative to each other is much the same on two hosts that compute. Hence many programs of others
+say more of an operation than a few of one's own: ``benchmarks/host_few.py`` holds a Xeon's 109 programs
+(``traces/host-xeon``) against the law of an EPYC's 52 (``traces/host``). Where a GPU computes it is not so. The shipped
+law is of ten traces of six hosts. One or two programs of H100's or MI300's host alone predict a third at 12 and 11%
+error, with that law at 30 and 24% (``benchmarks/fit_hosts.py``).
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ from tracer.graph import NONE
 LEAST_NS = 50.0
 """Least base cost that a pool counts: chosen, about the resolution of recorded times."""
 MEAN_SHARE = 0.25
-"""Share of the mean in a pool's logarithm, the rest of it the mean of logarithms: a few events cost many times the
-others of their pool, and a sum needs means."""
+"""Share of the mean in a pool's logarithm; the rest is the mean of logarithms. A few events cost many times the others
+of their pool, and a sum needs means."""
 MOST_OF_POOL = 10.0
-"""Times the middle of its pool that an event counts for in that mean: one that takes longer is no one of its kind (8 ms
-of a CPU's ``aten::max`` among launches)."""
+"""Multiple of the middle of its pool up to which an event counts for in that mean. An event that takes longer does not
+belong to the kind (8 ms of a CPU's ``aten::max`` among launches)."""
 LEAST_PROGRAMS = 4
-"""So many tell how far others lie from them; fewer take ``spreads.OTHER_PROGRAM``."""
+"""From this number of programs on, they show how far others lie from them; fewer take ``spreads.OTHER_PROGRAM``."""
 ROUNDS = 8
-"""Of fitting labels and programs in turn; three change nothing any more."""
+"""Rounds that fit labels and programs alternately; three change nothing any more."""
 
 
 def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
     """Fit to recorded steps, one of each program.
 
-    Each program is left out in turn: what the others miss it by, in the mean, is put right (sums need means, and pools
-    are of logarithms), and how far these misses lie apart is the interval; of programs whose parameters nobody shards,
-    where there are enough.
+    Each program is left out once. The mean error of the others' predictions is corrected (sums need means, and pools
+    are of logarithms), and the scatter of these errors is the interval. Where there are enough programs without sharded
+    parameters, these alone count.
 
     Raises:
         ForetraceError: there is no host time in them.
@@ -75,7 +74,7 @@ def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
 
 
 def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel:
-    """Fit, and put right what programs left out in turn are missed by."""
+    """Fit, and correct the mean error of predictions of programs that are left out once each."""
     events = _Events.of([_taught(step, counted) for step in steps])
     every = np.ones(len(steps), np.bool_)
     launches = [step.launch_ns for step in steps if step.launch_ns > 0]
@@ -93,8 +92,8 @@ def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel
 
 
 def label_pools(steps: Sequence[HostStep], counted: bool) -> dict[Label, Pool]:
-    """Return what steps tell of each of their events as they are, without the pools above; those left out whose cost
-    depends on how many tensors they go over."""
+    """Return the measured pool of each event label, without the pools above; labels whose cost depends on the number of
+    tensors are left out."""
     events = _Events.of([_taught(step, counted) for step in steps])
     sized = np.bincount(events.label, weights=events.tensors, minlength=len(events.value)) > 0
     found = events.pooled(np.ones(len(steps), np.bool_))
@@ -103,7 +102,7 @@ def label_pools(steps: Sequence[HostStep], counted: bool) -> dict[Label, Pool]:
 
 
 def _taught(step: HostStep, counted: bool) -> list[HostMoment]:
-    """The events that a program teaches; without calls that others have, those that calls do not change."""
+    """Return the events of a program to fit to; where it has no counted calls, only events that need none."""
     if counted and step.calls is None:
         return [event for event in host_events(step, False) if is_same_without_calls(event.label)]
     return host_events(step, counted)
@@ -135,15 +134,15 @@ class _Events:
     """Events of all programs.
 
     Attributes:
-        label, program, tensors: of each event; a label's number is its place in ``pools``.
-        cold, python: what each costs over one that is warm and has a usual number of calls.
-        slope: ns a tensor, by label.
-        sloped: labels that have a slope of their own.
-        value, weight, there: of each label in each program: the logarithm of what an event of it costs, what that
-            counts for where programs are compared, and whether there is one; [labels, programs].
-        pools: names of labels, and then of the pools above them.
-        own_pools: pairs of a label and a pool that it belongs to, [pairs, 2].
-        chains: of each label the pools that tell of it, itself first; -1 at the end; [labels, longest].
+        label, program, tensors: Of each event; a label's number is its place in ``pools``.
+        cold, python: What each costs over one that is warm and has a usual number of calls.
+        slope: Ns a tensor, by label.
+        sloped: Labels that have a slope of their own.
+        value, weight, there: Of each label in each program, [labels, programs]. The logarithm of what an event of it
+            costs, its weight where programs are compared, and whether there is one.
+        pools: Names of labels, and then of the pools above them.
+        own_pools: Pairs of a label and a pool that it belongs to, [pairs, 2].
+        chains: Of each label the pools that tell of it, itself first; -1 at the end; [labels, longest].
     """
 
     label: Int64
@@ -190,7 +189,7 @@ class _Events:
                    np.sqrt(mean * usual), there, list(numbers), np.array(belongs, np.int64).reshape(-1, 2), chains)
 
     def named_slopes(self) -> dict[Label, float]:
-        """Return ns a tensor by label, of those that have their own, and by side of all others."""
+        """Return ns a tensor by label, for labels that have their own, and by side for all others."""
         found = {self.pools[row]: float(self.slope[row]) for row in np.flatnonzero(self.sloped).tolist()}
         for side in ("own", "before"):
             values = [slope for label, slope in found.items() if label[0] == side and len(label) > 1]
@@ -198,7 +197,7 @@ class _Events:
         return found
 
     def pooled(self, kept: Bool) -> _Pools:
-        """Return what some of the programs tell, as if none differed from the others as a whole."""
+        """Return the pools of some programs, as if none differed from the others as a whole."""
         value = self.value[:, kept]
         there = self.there[:, kept]
         programs = there.sum(axis=1)
@@ -222,7 +221,7 @@ class _Events:
         return _Pools(self.pools, log_base, labels, of_programs)
 
     def told(self, left: int) -> float:
-        """Return the host time of one program as all others tell it, ns."""
+        """Return the host time of one program as all others predict it, ns."""
         pools = self.pooled(np.arange(self.value.shape[1]) != left)
         mine = self.program == left
         label = self.label[mine]
@@ -240,7 +239,7 @@ class _Events:
 
 def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Float64, Bool]:
     """Least-squares slope over the tensors for each label that has several numbers of them, neither slope nor intercept
-    below zero; for all others the median of their side, own or before. Second, which have their own."""
+    below zero. All others take the median of their side, own or before. The second result marks the first kind."""
     size = len(own)
     count = np.maximum(np.bincount(label, minlength=size), 1)
     x, y, xx, xy = (np.bincount(label, weights=each, minlength=size) / count
@@ -259,7 +258,8 @@ def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Flo
 
 
 ENOUGH_PROGRAMS = 10
-"""So many programs of a host tell others as well as they do with other hosts' law (``benchmarks/host_few.py``)."""
+"""From this number of programs on, a host's own predict others as well as with other hosts' law
+(``benchmarks/host_few.py``)."""
 
 
 def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = None) -> HostModel:
@@ -284,7 +284,7 @@ def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = N
 
 
 def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostModel:
-    """The law times the host's factor, drawn towards its own programs, put right by what these miss when left out."""
+    """Return the law times the host's factor, drawn towards its own programs, and corrected by left-out programs."""
     count = len(steps)
     factors = np.array([_missed(law, step) for step in steps])
     model = _drawn_to(own, law, steps, factors)
@@ -298,13 +298,13 @@ def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostMod
 
 
 def _missed(model: HostModel, step: HostStep) -> float:
-    """Return the logarithm of a program's time over what a model says."""
+    """Return the logarithm of a program's time over the model's prediction."""
     return float(np.log(step.host_ns / sum(float(part.sum()) for part in model.estimate(step))))
 
 
 def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors: Float64) -> HostModel:
-    """The law times the programs' factor, each operation drawn towards what they cost; ``own`` lends the name, launches
-    and number of programs."""
+    """Return the law times the programs' factor, each operation drawn towards what they cost. ``own`` gives the name,
+    launches and number of programs."""
     # One odd program, such as one whose Python does most of its work, moves the mean of five by a tenth.
     factor = float(np.median(factors))
     pools = {label: replace(pool, log_base=pool.log_base + factor) for label, pool in law.pools.items()}
@@ -322,7 +322,7 @@ def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors
 
 @dataclass(frozen=True, slots=True)
 class ToldHost:
-    """One program's host time, ns a step, as measured and as a model tells it.
+    """One program's host time, ns a step, as measured and as a model predicts it.
 
     Attributes:
         known: share of the measured time in events that the model knows as they are.
@@ -337,12 +337,12 @@ class ToldHost:
 
     @property
     def error(self) -> float:
-        """Relative error."""
+        """Return the relative error."""
         return self.told_ns / self.measured_ns - 1
 
 
 def told(name: str, step: HostStep, model: HostModel) -> ToldHost:
-    """Return what a model says of a measured step."""
+    """Return a model's prediction of a measured step, with the measurement."""
     before, inside = model.estimate(step)
     total = float(before.sum() + inside.sum())
     spent = np.empty(len(before) + len(inside))
@@ -352,6 +352,6 @@ def told(name: str, step: HostStep, model: HostModel) -> ToldHost:
 
 
 def left_out(steps: Mapping[str, HostStep]) -> list[ToldHost]:
-    """Return each program as a fit to all others tells it. Raises ``ForetraceError`` as ``fit_host``."""
+    """Return each program as a fit to all others predicts it. Raises ``ForetraceError`` as ``fit_host``."""
     return [told(name, step, fit_host([other for key, other in steps.items() if key != name]))
             for name, step in steps.items()]

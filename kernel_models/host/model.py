@@ -1,4 +1,4 @@
-"""``HostModel``: the host time of a step nobody ran, from steps of other programs on the same host.
+"""``HostModel``: the host time of a step that never ran, from steps of other programs on the same host.
 
 An event (``HostMoment``) is an operation's own time, or the time before it. In program p the event e, of n tensors,
 after c calls of Python functions, costs
@@ -6,20 +6,20 @@ after c calls of Python functions, costs
     ns = cold(e) · (base(e) · python(c) + slope(e) · n)
     cold = 1 + 2.7 · log(1 + computed / 4.3 µs), or where a GPU computes exp(0.2 · log₂ max(events / 8, 1))
 
-*Base*: what is known of the event as it is (an operation in its phase; the time between the same two), drawn towards
-what is known of its kind, where few programs have it: ``log base = (n · own + pool) / (n + 1)`` over n programs, pool
-by pool. *Cold*: what a host computes itself fills its caches with other data, so that code costs the more the more was
-computed since an operation of its name last ran, around the end of the step. Where a GPU computes, other code alone
-fills them: events since the same one ran count. *Tensors*: an optimizer's list operations, and the Python around them,
-cost so much for each tensor; what a step begins and ends with, and the way into backward and optimizer, for each
-parameter or node of autograd. *Calls*: what a model's own Python does between two operations no name tells; it grows
-with its calls, each of which costs less where there are many: ``python = ((c + 3) / 13)^0.85``, and 1 without any.
-Where calls were not counted in the step in question python is 1 throughout; ``HostModel.counted`` is the fit with them,
-to programs that have them counted, and to what all others tell of operations' own time and of a step's ways into
-backward, into the optimizer and to its end.
+*Base*: what is known of the event itself (an operation in its phase; the time between the same two). Where few programs
+have it, it is drawn towards what is known of its kind: ``log base = (n · own + pool) / (n + 1)`` over n programs, pool
+by pool. *Cold*: what a host computes itself fills its caches with other data. Code costs more, the more was computed
+since an operation of its name last ran, around the end of the step. Where a GPU computes, other code alone fills them:
+events since the same one ran count. *Tensors*: an optimizer's list operations, and the Python around them, cost a fixed
+time for each tensor. The begin and end of a step, and the way into backward and optimizer, cost it for each parameter
+or node of autograd. *Calls*: no name shows what a model's own Python does between two operations. It grows with its
+calls, and a call costs less where there are many: ``python = ((c + 3) / 13)^0.85``, and 1 without any. Where calls were
+not counted in the step in question python is 1 throughout. ``HostModel.counted`` is the fit with calls. It uses
+programs with counted calls; from all others it uses the operations' own time, and a step's ways into backward, into the
+optimizer and to its end.
 
 Shared overheads as such, means by kind of launch, are from Lin et al. (2022). Constants here were chosen with the
-programs of ``traces/host``, never with those of ``traces/host-held-out``, which accuracy is reported of
+programs of ``traces/host``, never with the held-out ``traces/host-held-out``, on which accuracy is reported
 (``benchmarks/host_model.py``); ``kernel_models.host.fitting`` fits.
 """
 
@@ -44,13 +44,13 @@ from tracer.input_file import DecodeError, convert, from_json
 from tracer.output_file import whole_file
 
 POOL_WEIGHT = 1.0
-"""Programs that what is known of an event's kind counts for."""
+"""Number of programs as which the pool of an event's kind counts."""
 FIRST_CALLS, USUAL_CALLS, CALLS_POWER = 3.0, 10.0, 0.85
-"""Calls of Python that any at all count for; of which base costs are; and how costs grow with them: ten cost 2.7 times
-as much as one, 150 eight times as much as ten."""
+"""Calls of Python that are added to any count; the number for which base costs hold; and the power of the growth of
+costs. Ten calls cost 2.7 times as much as one, 150 eight times as much as ten."""
 LAW = 3
-"""Of the files: what the numbers mean. 1 was of coldness by events instead of by what was computed, 2 of ends of a
-step that no optimizer tells apart."""
+"""Version of the files' numbers. 1 counted coldness by events instead of by computed time; 2 did not distinguish the
+ends of a step by optimizer."""
 
 T = TypeVar("T", float, Float64)
 
@@ -69,15 +69,15 @@ class HostModel:
     """Fitted on steps of programs of one host; see the module's text.
 
     Attributes:
-        pools: by label.
-        slopes: ns for each tensor, by an event's own label; "own" and "before" alone for all others.
-        offset: logarithm of what all bases are multiplied by.
-        spread: log half width of the 80% interval of an unseen program's host time.
-        launch_ns: what one launch takes; 0 where none was recorded.
-        programs: how many were fitted.
-        host: whose they are.
-        with_calls: whether it tells steps in which calls of Python functions were counted.
-        counted: the same host, told with the calls; ``None`` where too few of its programs had theirs counted.
+        pools: By label.
+        slopes: Ns for each tensor, by an event's own label; "own" and "before" alone for all others.
+        offset: Logarithm of what all bases are multiplied by.
+        spread: Log half width of the 80% interval of an unseen program's host time.
+        launch_ns: What one launch takes; 0 where none was recorded.
+        programs: How many were fitted.
+        host: Whose they are.
+        with_calls: Whether it is the fit for steps in which calls of Python functions were counted.
+        counted: The same host fitted with the calls; ``None`` where too few of its programs had theirs counted.
     """
 
     pools: dict[Label, Pool]
@@ -91,12 +91,12 @@ class HostModel:
     counted: HostModel | None = None
 
     def suited(self, has_calls: bool) -> HostModel:
-        """Return the fit for a step in which calls of Python functions were counted, or were not."""
+        """Return the fit for a step with counted calls of Python functions, or for one without."""
         return self.counted if has_calls and self.counted is not None else self
 
     def estimate(self, step: HostStep) -> tuple[Float64, Float64]:
-        """Return time before each operation and after the last one, [n + 1], and in each, [n], ns; times in ``step``
-        are not looked at."""
+        """Return the time before each operation and after the last one, [n + 1], and in each, [n], ns. Times in
+        ``step`` do not count."""
         if step.calls is not None and self.counted is not None:
             return self.counted.estimate(step)
         factor = math.exp(self.offset)
@@ -183,24 +183,24 @@ class _State(msgspec.Struct):
 
 
 def above(label: Label) -> list[Label]:
-    """Return the pools that tell of a label, itself first and then the nearest ones."""
+    """Return the pools that say something of a label, itself first and then the nearest ones."""
     return [*pools_of(label), *(pools_of(unsharded(label)) if is_sharded(label) else ())]
 
 
 def drawn_together(count: T, log_base: T, pool: T) -> T:
-    """Return the logarithm of a base that so many tell, drawn towards that of the pool above it."""
+    """Return the logarithm of a base that ``count`` labels show, drawn towards that of the pool above it."""
     return (count * log_base + POOL_WEIGHT * pool) / (count + POOL_WEIGHT)
 
 
 def python_cost(calls: float) -> float:
-    """Return what so many calls of Python multiply the cost of an event by."""
+    """Return the factor that ``calls`` calls of Python put on the cost of an event."""
     return ((calls + FIRST_CALLS) / (USUAL_CALLS + FIRST_CALLS)) ** CALLS_POWER if calls > 0 else 1.0
 
 
 HOSTS = Path(__file__).resolve().parent / "models"
 CPU_HOST, GPU_HOST, PLANS_HOST = "cpu-steps", "gpu-steps", "cpu-plans"
-"""Hosts whose own operations compute (2 cores of an AMD EPYC), hosts of GPUs (published traces), and the first with
-programs under DDP and FSDP besides, whose hooks it knows."""
+"""Hosts whose own operations compute (2 cores of an AMD EPYC); hosts of GPUs (published traces); the first with added
+programs under DDP and FSDP, whose hooks it knows."""
 _MOST_BYTES = 1 << 26
 """Chosen: no host's file comes near it."""
 _BEGINS = b'{"host":'

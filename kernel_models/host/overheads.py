@@ -4,14 +4,14 @@ What was seen of an operation is used as it is, even once: operations differ far
 operation never seen, the pool of its kind speaks ("shared overheads" of Lin et al. 2022: they transfer between models
 of one host). Means are what a sum needs; quantiles say how far single events stray, for T5 as much as the mean itself.
 
-*The profiler's part* (``event_cost``) is told by the recording itself. An operation made of others (``aten::t`` of
-``aten::transpose``) does next to nothing besides calling them, so that its own recorded time is the profiler's: that of
+*The profiler's part* (``event_cost``) shows in the recording itself. An operation made of others (``aten::t`` of
+``aten::transpose``) only calls them and does next to nothing more, so that its own recorded time is the profiler's: of
 noting its parts::
 
     recorded    |= aten::t =|~prof~|= aten::transpose =|~prof~|= aten::t =|       own time of aten::t ≈ one event
 
-Its median is longer on a slower host, as the profiler is, and with each option that makes events cost more. Of 27
-programs that were recorded beside unprofiled steps (``traces/host``, ``traces/host-held-out``) the profiler's true cost
+Its median is longer on a slower host, as the profiler is, and with each option that makes events cost more. 27 programs
+were recorded together with unprofiled steps (``traces/host``, ``traces/host-held-out``). There the profiler's true cost
 of an event is 0.76 to 1.39 times this median, 1.02 times in the median (``benchmarks/profiler_cost.py``).
 """
 
@@ -32,7 +32,7 @@ from tracer.graph import ExecutionGraph
 from tracer.input_file import DecodeError, convert
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Stored of each distribution."""
+"""Quantiles that are stored of each distribution."""
 STALL_TIMES, STALL_NS = 20.0, 500_000
 """A segment of at least half a millisecond that takes over twenty times its key's median is a stall: the operating
 system, a garbage collection, a driver's lock. On the traces here such pauses of 1–3 ms come up to once a step, at a
@@ -48,12 +48,12 @@ class Distribution:
     """The samples of one key; nanoseconds.
 
     Attributes:
-        count: samples.
-        mean_ns, total_ns: over them.
-        quantiles_ns: at ``QUANTILES``.
-        estimate_ns: what to expect of one more event: the mean; of a pool, the median of its keys' means, since the
-            next event is of another operation and a few keys cost a thousand times the others (on captures of the five
-            other workloads of the suite, each left out in turn: 11% mean error, with the mean of keys 29%).
+        count: Samples.
+        mean_ns, total_ns: Over them.
+        quantiles_ns: At ``QUANTILES``.
+        estimate_ns: What to expect of one more event: the mean. Of a pool, it is the median of its keys' means, since
+            the next event is of another operation and a few keys cost a thousand times the others. On the suite's five
+            other workloads, each left out once, the mean error is 11%, with the mean of keys 29%.
     """
 
     count: int
@@ -65,7 +65,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One rank's segments with the names they go by.
+    """One rank's segments and their names.
 
     Attributes:
         segments: the host time.
@@ -92,15 +92,15 @@ class Recorded:
         return found
 
     def take(self, rows: Bool) -> Recorded:
-        """The chosen segments."""
+        """Return the chosen segments."""
         return Recorded(self.segments.take(rows), self.op[rows], self.detail[rows], self.step_names)
 
     def steps(self, numbers: Sequence[int]) -> Recorded:
-        """The segments of some steps, by their numbers."""
+        """Return the segments of some steps, by their numbers."""
         return self.take(np.isin(self.segments.step, list(numbers)))
 
     def without_profiler(self, event_ns: float) -> Recorded:
-        """The same with the profiler's cost of each recorded operation and call taken out, never below zero."""
+        """Return the same without the profiler's cost of each recorded operation and call, never below zero."""
         s = self.segments
         left = np.maximum(s.duration_ns - np.rint(s.events * event_ns).astype(np.int64), 0)
         return Recorded(Segments(s.kind, s.op, s.before, s.call, s.thread, s.start_ns, left, s.events, s.step),
@@ -108,7 +108,7 @@ class Recorded:
 
 
 def record(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Recorded:
-    """Segments of a graph and their names.
+    """Return the segments of a graph and their names.
 
     Args:
         graph: a recorded window.
@@ -125,8 +125,7 @@ def record(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Reco
 
 
 def profiler_event_ns(graph: ExecutionGraph, recorded: Recorded) -> float | None:
-    """Return what the profiler cost per recorded operation or call, from the steps measured without it; ``None`` if
-    none were.
+    """Return the profiler's cost of a recorded operation or call, ns, from the unprofiled steps; ``None`` without any.
 
     The median profiled step less the median unprofiled one, over the median step's events. A faster profiled step (it
     happens where the GPU decides) gives zero.
@@ -165,7 +164,7 @@ class HostOverheads:
         return 0.0
 
     def scaled(self, factor: float) -> HostOverheads:
-        """The overheads of a host whose one thread takes ``factor`` times as long.
+        """Return the overheads of a host whose one thread takes ``factor`` times as long.
 
         Raises:
             ForetraceError: the factor is not a positive number.
@@ -186,7 +185,7 @@ class HostOverheads:
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> HostOverheads:
-        """The reverse of ``to_json``. Raises ``ForetraceError`` for what it did not write."""
+        """Return the reverse of ``to_json``. Raises ``ForetraceError`` for what it did not write."""
         try:
             stored = convert(state, _State)
         except DecodeError as error:
@@ -209,7 +208,7 @@ class _State(msgspec.Struct):
 
 
 def fit_overheads(parts: Sequence[Recorded], host: dict[str, Any] | None = None) -> HostOverheads:
-    """Distributions of every key in the recorded parts, and of the pools above them.
+    """Return the distributions of every key in the recorded parts, and of the pools above them.
 
     Raises:
         ForetraceError: there is no host time in them.
@@ -238,7 +237,7 @@ def fit_overheads(parts: Sequence[Recorded], host: dict[str, Any] | None = None)
 
 
 def _above(kind: int, op: str, detail: str) -> list[Key]:
-    """The pools above a key, nearest first. A call's own name says more than the operation around it."""
+    """Return the pools above a key, nearest first. A call's own name says more than the operation around it."""
     if kind == Overhead.CALL:
         return [(kind, ANY, detail), (kind, op, ANY), (kind, ANY, ANY)]
     return [(kind, op, ANY), (kind, ANY, ANY)]
@@ -246,7 +245,7 @@ def _above(kind: int, op: str, detail: str) -> list[Key]:
 
 def _codes(kind: Int8, op: npt.NDArray[np.object_], detail: npt.NDArray[np.object_]) -> \
         tuple[Int64, list[Key]]:
-    """A number for every row's key, and the keys by number."""
+    """Return a number for every row's key, and the keys by number."""
     numbers: dict[Key, int] = {}
     codes = np.fromiter((numbers.setdefault(key, len(numbers))
                          for key in zip(kind.tolist(), op.tolist(), detail.tolist(), strict=True)),
@@ -259,9 +258,9 @@ class HostRatio:
     """The comparison of one host with another over the keys both have.
 
     Attributes:
-        shared: keys in both.
-        ratio: time of the second host over the first, each shared key weighted by its time on the first.
-        low, high: the quartiles of the keys' own ratios.
+        shared: Keys in both.
+        ratio: Time of the second host over the first, each shared key weighted by its time on the first.
+        low, high: The quartiles of the keys' own ratios.
     """
 
     shared: int
@@ -271,7 +270,7 @@ class HostRatio:
 
 
 def compare_hosts(first: HostOverheads, second: HostOverheads) -> dict[Overhead | None, HostRatio]:
-    """The second host's overheads over the first's, by kind, and over all kinds (key ``None``).
+    """Return the second host's overheads over the first's, by kind, and over all kinds (key ``None``).
 
     The ratio over all kinds is the single-thread speed factor that ``HostOverheads.scaled`` takes. Kinds without a
     shared operation are left out.

@@ -9,23 +9,23 @@ A thread's host time is cut into the overheads of Lin et al. (2022), T1 to T5.
     segments    T2  T4     T5  T4      T3      T1              T5
 
 T1 lies between two top-level operations, T2 between an operation's start and its first launch, T3 between its last
-launch and its end, T4 is a call itself, T5 lies between two launches of an operation, or is the whole of one without.
-Calls that launch nothing (attribute queries, event records, allocations) are T4 too, under their own names.
-Operations nested in others belong to the outermost one. Time a thread spends waiting is no overhead: it comes back only
-from what is waited for, so the caller passes it in and it is taken out.
+launch and its end. T4 is a call itself. T5 lies between two launches of an operation, or is the whole of one without.
+Calls that launch nothing (attribute queries, event records, allocations) are T4 too, under their own names. Operations
+nested in others belong to the outermost one. Time a thread spends waiting is no overhead: it comes back only from what
+is waited for, so the caller passes it in and it is taken out.
 
 Launch constants of one trace are a handful of medians and means that stand in for per-event residuals.
 
 Every constant is estimated from the events where nothing else can have decided the time:
 
-* *launch latency* of a kernel kind: from the end of its launch call to its start, on a stream that had been idle
-  before the call began (median; samples above 60 µs are waits, not latency);
-* *gap* between two queued kernels of one stream, by the kinds of both and by whether a CUDA graph launched them
-  (mean, since gaps add up along a stream; samples above 20 µs are waits).
+* *launch latency* of a kernel kind: the median time from the end of its launch call to its start, on a stream that had
+  been idle before the call began. Samples above 60 µs are waits, not latency.
+* *gap* between two queued kernels of one stream, by the kinds of both and by whether a CUDA graph launched them. It is
+  a mean, since gaps add up along a stream. Samples above 20 µs are waits.
 
-Units are nanoseconds. A constant with fewer than three samples falls back to the pool of all kinds. Where that is empty
-it takes the defaults below, which are typical of the traces the project was developed against (V100 to B200): even one
-launch of the recording says more of it than they do.
+Units are nanoseconds. A constant with fewer than three samples falls back to the pool of all kinds. An empty pool takes
+the defaults below, which are typical of the traces the project was developed against (V100 to B200). Even one launch of
+the recording says more of it than they do.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class Segments:
     """Pieces of host time, sorted by (thread, start). Columns of equal length.
 
     Attributes:
-        kind: an ``Overhead``.
-        op: row of the top-level operation it lies in; for T1 of the one that follows; -1 where there is none.
-        before: for T1 the top-level operation before it, -1 elsewhere.
-        call: row of ``graph.launches`` for T4, else -1.
-        thread, start_ns: where it lies.
-        duration_ns: without waiting.
-        events: operations and calls recorded in it, each of which cost the profiler time.
-        step: row of ``graph.steps``, -1 outside every step.
+        kind: An ``Overhead``.
+        op: Row of the top-level operation it lies in; for T1 the row of the next operation; -1 where there is none.
+        before: For T1 the top-level operation before it, -1 elsewhere.
+        call: Row of ``graph.launches`` for T4, else -1.
+        thread, start_ns: Where it lies.
+        duration_ns: Without waiting.
+        events: Operations and calls recorded in it; each cost the profiler time.
+        step: Row of ``graph.steps``, -1 outside every step.
     """
 
     kind: Int8
@@ -125,7 +125,7 @@ class Segments:
         return len(self.kind)
 
     def take(self, rows: Bool | Int64) -> Segments:
-        """The chosen rows."""
+        """Return the chosen rows."""
         return Segments(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
@@ -160,7 +160,7 @@ def host_segments(graph: ExecutionGraph, excluded: HostIntervals | None = None) 
 
 
 def _top(thread: Int64, start: Int64, end: Int64, rows: Int64) -> Int64:
-    """Rows not inside another one of the same thread (rows are sorted by thread, start, -duration)."""
+    """Return the rows not inside another row of the same thread (sorted by thread, start, -duration)."""
     if not len(rows):
         return rows
     span = int(end.max()) + 1
@@ -172,7 +172,7 @@ def _top(thread: Int64, start: Int64, end: Int64, rows: Int64) -> Int64:
 
 def _thread_segments(graph: ExecutionGraph, thread: int, top: Int64, calls: Int64, starts_work: Bool,
                      op_end: Int64, call_end: Int64) -> tuple[Int64, ...]:
-    """(kind, op, before, call, thread, start, end) of one thread's segments."""
+    """Return (kind, op, before, call, thread, start, end) of one thread's segments."""
     # Every border of an operation, a call or a step cuts.
     op_start, call_start = graph.ops.start_ns[top], graph.launches.start_ns[calls]
     steps = graph.steps
@@ -214,7 +214,7 @@ def _at(values: Int64, place: Int64) -> Int64:
 
 
 def _containing(time: Int64, start: Int64, end: Int64) -> Int64:
-    """Index of the interval [start, end) each time lies in, or -1; starts are sorted."""
+    """Return the index of the interval [start, end) each time lies in, or -1; starts are sorted."""
     place = np.searchsorted(start, time, side="right") - 1
     if not len(start):
         return np.full(len(time), NONE, np.int64)
@@ -222,7 +222,7 @@ def _containing(time: Int64, start: Int64, end: Int64) -> Int64:
 
 
 def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int64, end: Int64) -> Int64:
-    """T1 segments that the reader found to be data loading become ``DATA``."""
+    """Turn T1 segments that the reader found to be data loading into ``DATA``."""
     gaps = graph.gaps
     loading = gaps.kind == GapKind.DATA_LOADING
     data = HostIntervals(gaps.thread[loading], gaps.start_ns[loading],
@@ -232,7 +232,7 @@ def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int6
 
 
 def _events(graph: ExecutionGraph, thread: Int64, start: Int64, end: Int64) -> Int64:
-    """Operations and calls that begin in each segment."""
+    """Return the operations and calls that begin in each segment."""
     begins = np.concatenate([graph.ops.start_ns, graph.launches.start_ns])
     on = np.concatenate([graph.ops.thread, graph.launches.thread]).astype(np.int64)
     if not len(begins) or not len(start):
@@ -243,7 +243,7 @@ def _events(graph: ExecutionGraph, thread: Int64, start: Int64, end: Int64) -> I
 
 
 def _step_of(graph: ExecutionGraph, time: Int64) -> Int64:
-    """The step each time lies in; host time of other threads goes to the step that runs meanwhile."""
+    """Return the step each time lies in; host time of other threads goes to the step that runs meanwhile."""
     order = np.argsort(graph.steps.start_ns, kind="stable")
     start = graph.steps.start_ns[order]
     place = _containing(time, start, start + graph.steps.duration_ns[order])
@@ -352,7 +352,7 @@ def _by_kind(
     value: Int64, kind: Int8, rows: Bool, default: int, name: str,
     counts: dict[str, int],
 ) -> Int64:
-    """Median per kernel kind, falling back to the pool of all kinds and then to ``default``."""
+    """Return the median per kernel kind, falling back to the pool of all kinds and then to ``default``."""
     pooled = int(np.median(value[rows])) if rows.any() else default
     result = np.full(KINDS, pooled, np.int64)
     for code in range(KINDS):
@@ -365,20 +365,20 @@ def _by_kind(
 
 
 LEAST_WRAPPERS = 8
-"""So many operations made of others tell what an event costs: chosen, for their median to be sound."""
+"""Least number of operations made of others that show what an event costs. Chosen, for their median to be sound."""
 SPREAD = 0.2
 """Standard deviation of the logarithm of the true cost over that median: 0.16 of 19 programs, 0.20 of eight others."""
 USUAL_NS, USUAL_SPREAD_NS = 1_000.0, 2_000.0
-"""An event where a recording has too few of them, and its standard deviation: the median of those programs is 0.9 µs,
-on one CPU; half of 72 captures on another, busy one lie between 1.8 and 5.6 µs."""
+"""Cost of an event where a recording has too few such operations, and its standard deviation. The median of those
+programs is 0.9 µs, on one CPU; half of 72 captures on another, busy one lie between 1.8 and 5.6 µs."""
 OBSERVED_NS, OBSERVED_SPREAD_NS = 20_000.0, 10_000.0
 """Added cost of an event, and its standard deviation, where an execution trace is recorded in the same window."""
 PYTHON_EVENTS = 0.3
-"""Events that the record of a call of a Python function counts for: 0.16 µs beside 0.4 to 0.7 µs of an operation's, in
-loops that do nothing else (the same CPU)."""
+"""Events that the record of a call of a Python function counts for: 0.16 µs, against 0.4 to 0.7 µs of an operation's,
+in loops that do nothing else (the same CPU)."""
 CALL_EVENTS = 1.5
 """Events that a call of the device's runtime counts for: its own record, and that of the work it starts. Set, not
-measured: nobody timed one with and without. Launches of ten published traces then take 2.1 µs in the median."""
+measured. Launches of ten published traces then take 2.1 µs in the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,7 @@ class EventCost:
 
 
 def event_cost(graph: ExecutionGraph) -> EventCost:
-    """Return what one recorded event costs a rank's host, before anything is known of steps without the profiler."""
+    """Return the cost of one recorded event on a rank's host, before unprofiled steps are taken into account."""
     own, wraps = _own_ns(graph)
     known = int(wraps.sum()) >= LEAST_WRAPPERS
     ns = float(np.median(own[wraps])) if known else USUAL_NS
@@ -401,7 +401,7 @@ def event_cost(graph: ExecutionGraph) -> EventCost:
 
 
 def _own_ns(graph: ExecutionGraph) -> tuple[Float64, np.ndarray]:
-    """Own time of each operation, and which ones of PyTorch's own are made of others."""
+    """Return each operation's own time, and which of PyTorch's operations are made of others."""
     ops = graph.ops
     inside = ops.parent != NONE
     parts = np.bincount(ops.parent[inside], weights=ops.duration_ns[inside], minlength=len(ops))

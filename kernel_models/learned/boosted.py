@@ -20,7 +20,7 @@ REACH = 2.0
 SHORTEST_US = 0.1
 """No kernel is predicted shorter: chosen, a tenth of the shortest that tables have."""
 MOST_LOG = 50.0
-"""Nor is one e^50 times its baseline, which only damaged trees say."""
+"""No time is predicted above e^50 times its baseline: only damaged trees say more."""
 LEAST_IN_BIN, MOST_BINS = 80, 12
 """Residuals of a bin, and bins of predicted times: chosen, for each quantile of a bin to lie among eight residuals or
 more."""
@@ -61,7 +61,7 @@ class Intervals:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Intervals:
-        """The intervals of ``to_json``."""
+        """Return the intervals of ``to_json``."""
         found = [np.array(values[name], np.float64) for name in ("log_us", "low", "high")]
         if not (found[0].ndim == 1 and len(found[0]) and len({x.shape for x in found}) == 1
                 and all(np.isfinite(x).all() for x in found)):
@@ -70,7 +70,7 @@ class Intervals:
 
 
 def _ends(residuals: Float64) -> tuple[float, float]:
-    """Quantiles with the finite-sample correction of conformal prediction: as if one more residual lay outside."""
+    """Return quantiles with the finite-sample correction of conformal prediction: one more residual lies outside."""
     n = len(residuals)
     widened = (n + 1) / n
     low, high = np.quantile(residuals, [max(0.0, 1 - (1 - INTERVAL[0]) * widened), min(1.0, INTERVAL[1] * widened)])
@@ -82,14 +82,14 @@ class BoostedModel:
     """Trees on a recipe's features, times the recipe's baseline. Made by ``kernel_models.fitting``.
 
     Attributes:
-        family: the family it prices.
-        recipe: name in ``RECIPES``.
-        variants: kinds, dtypes, layouts and flags it was fitted to.
-        figures: of the device.
-        limits: least and largest size measured of each variant, [variants, 2, dimensions].
-        trees: log(time / baseline).
-        intervals: from out-of-fold residuals.
-        neighbours: measured products whose times are features too, after the recipe's.
+        family: The family it prices.
+        recipe: Name in ``RECIPES``.
+        variants: Kinds, dtypes, layouts and flags it was fitted to.
+        figures: Of the device.
+        limits: Least and largest size measured of each variant, [variants, 2, dimensions].
+        trees: Log(time / baseline).
+        intervals: From out-of-fold residuals.
+        neighbours: Measured products whose times are features too, after the recipe's.
     """
 
     family: Family
@@ -106,7 +106,7 @@ class BoostedModel:
     source = Source.LEARNED
 
     def covers(self, calls: Sequence[OpCall]) -> Bool:
-        """Known variants whose every size lies within a factor of ``REACH`` of those measured."""
+        """Return whether each call is a known variant with all sizes within a factor of ``REACH`` of those measured."""
         return self._within(self.variants.columns(calls, work=False))
 
     def _within(self, columns: Columns) -> Bool:
@@ -114,7 +114,7 @@ class BoostedModel:
         return (columns.code >= 0) & ((columns.dims >= low) & (columns.dims <= high)).all(axis=1)
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Times of covered calls.
+        """Return the times of covered calls.
 
         Raises:
             ValueError: a call is of a variant the model does not know.
@@ -126,7 +126,7 @@ class BoostedModel:
         return Times(time_us, *self.intervals.around(time_us))
 
     def covered_times(self, calls: Sequence[OpCall]) -> tuple[Bool, Times]:
-        """``covers`` and the times of those that are, collecting the calls' numbers once."""
+        """Return ``covers`` and the times of covered calls, collecting the calls' numbers once."""
         columns = self.variants.columns(calls, work=RECIPES[self.recipe].work)
         covered = self._within(columns)
         if not covered.all():
@@ -135,7 +135,7 @@ class BoostedModel:
         return covered, Times(time_us, *self.intervals.around(time_us))
 
     def times(self, columns: Columns) -> Float64:
-        """Expected times of columns, µs [n]."""
+        """Return the expected times of columns, µs [n]."""
         features, baseline = RECIPES[self.recipe].describe(columns, self.figures)
         if self.neighbours is not None:
             near = self.neighbours.features(columns, lambda asked: gemm_baseline_us(asked, self.figures))
@@ -153,7 +153,7 @@ class BoostedModel:
 
     @classmethod
     def from_state(cls, values: dict[str, Any], arrays: Arrays) -> BoostedModel:
-        """The model of a state.
+        """Return the model of a state.
 
         Raises:
             KeyError, TypeError, ValueError: the state is not as ``state`` makes it.

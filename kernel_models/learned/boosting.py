@@ -19,19 +19,18 @@ from tracer.arrays import Float64
 from tracer.lazy import ensemble, threadpoolctl
 
 BLOCKS = 10
-"""Chosen: trees are counted in so many blocks where rows left out say how many of them help."""
+"""Blocks in which trees are counted where rows left out say how many of them help. Chosen."""
 AS_GOOD = 0.001
 """Further blocks that make the error of rows left out smaller by less than this share are not worth their time."""
 PATIENCE = 60
-"""Trees that may gain nothing before growth ends. With 20, ``AS_GOOD`` of 0.003 and the mean of the folds' shares in
-place of the largest, an A40's products of a model left out were off by 3.8 in place of 2.8%: unlike models stop
-early."""
+"""Trees that may gain nothing before growth ends. An early end hurts unlike models. With 20, ``AS_GOOD`` of 0.003 and
+the folds' mean share in place of the largest, an A40's products of a model left out erred by 3.8 in place of 2.8%."""
 MOST_BINS = 63
-"""Codes of a feature that splits tell apart: with all 255 of them growth took up to twice as long, and held-out errors
-of three stacks were 3.1, 2.1 and 2.7% in place of 3.0, 2.0 and 2.8."""
+"""Codes of a feature that splits distinguish. With all 255 of them growth took up to twice the time, and held-out
+errors of three stacks were 3.1, 2.1 and 2.7% in place of 3.0, 2.0 and 2.8."""
 STOPPED_FROM = 3_000
-"""Fewer rows say too little of where to stop (of 286 in four groups, the fifth came out at 13.0 in place of 11.1%), and
-all their trees take no time."""
+"""Fewer rows say too little of where to stop, and all their trees take no time. Of 286 in four groups, the fifth came
+out at 13.0 in place of 11.1%."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,9 @@ class Member:
     """One of the ensembles of trees whose weighted mean a model takes.
 
     Attributes:
-        neighbours: of matrix products, whether it sees what measured neighbours took.
-        share: of the settings' trees that it needs; the others would no longer help rows left out.
-        weight: its part of the mean.
+        neighbours: Of matrix products, whether it sees what measured neighbours took.
+        share: Of the settings' trees that it needs; the others would no longer help rows left out.
+        weight: Its part of the mean.
     """
 
     neighbours: bool = False
@@ -54,11 +53,11 @@ class Boosting:
     """Settings of boosting. Every number in use was chosen by cross-validation over shape groups of a fit split.
 
     Attributes:
-        iterations, learning_rate, leaves: trees, the share each one adds, and leaves of each.
-        feature_share: features that each split may choose from; less decorrelates the trees.
-        least_rows: rows of a leaf at least.
-        depth: levels at most; 0 for no limit.
-        members: ensembles whose mean is taken, each of up to so many trees.
+        iterations, learning_rate, leaves: Trees, the share each one adds, and leaves of each.
+        feature_share: Features that each split may choose from; less decorrelates the trees.
+        least_rows: Rows of a leaf at least.
+        depth: Levels at most; 0 for no limit.
+        members: Ensembles whose mean is taken, each of up to ``iterations`` trees.
     """
 
     iterations: int
@@ -71,11 +70,11 @@ class Boosting:
 
     @property
     def neighbours(self) -> bool:
-        """Whether a member sees what measured neighbours took."""
+        """Return whether a member sees the times of measured neighbours."""
         return any(member.neighbours for member in self.members)
 
     def scaled(self, share: float) -> Boosting:
-        """The same with that share of the trees, each adding more: for quick fits."""
+        """Return the same with that share of the trees, each adding more: for quick fits."""
         return replace(self, iterations=max(1, round(self.iterations * share)),
                        learning_rate=self.learning_rate / share)
 
@@ -86,9 +85,9 @@ def fit_trees(features: Float32, target: Float64, how: Boosting, *, seed: int = 
     Args:
         features: [n, f].
         target: [n].
-        how: the settings.
-        seed: of the features each split may choose from; the same data and seed give the same trees.
-        plain: members without neighbours see only so many of the first features; 0 for all.
+        how: The settings.
+        seed: Of the features each split may choose from; the same data and seed give the same trees.
+        plain: Number of first features that members without neighbours see; 0 for all.
     """
     bins = Bins.of(features)
     codes = bins.codes(features)
@@ -134,16 +133,16 @@ def _seen(codes: Codes, member: Member, plain: int) -> Codes:
 def grow_trees(bins: Bins, codes: Codes, target: Float64, how: Boosting, seed: int,
                left_out: tuple[Codes, Float64] | None = None,
                loss: Literal["squared_error", "absolute_error"] = "squared_error") -> Trees:
-    """Grow one ensemble, on one core: the same data give the same trees wherever they are grown.
+    """Grow one ensemble, on one core: the same data give the same trees on any machine.
 
     Args:
-        bins: how features became codes.
-        codes: of the first features, [n, f].
+        bins: How features became codes.
+        codes: Of the first features, [n, f].
         target: [n].
-        how: the settings; its members are not looked at.
-        seed: of the features each split may choose from.
-        left_out: codes and target of other rows: growth ends where ``PATIENCE`` trees gain nothing on them.
-        loss: what is made least.
+        how: The settings; its members are not looked at.
+        seed: Of the features each split may choose from.
+        left_out: Codes and target of other rows: growth ends where ``PATIENCE`` trees gain nothing on them.
+        loss: What is made least.
     """
     model = ensemble.HistGradientBoostingRegressor(
         loss=loss, max_iter=how.iterations, learning_rate=how.learning_rate, max_leaf_nodes=how.leaves,
@@ -160,7 +159,7 @@ def grow_trees(bins: Bins, codes: Codes, target: Float64, how: Boosting, seed: i
 
 
 def _plain_tree(nodes: Any) -> tuple[npt.NDArray[np.uint32], Float32]:
-    """Words and values of one of scikit-learn's trees, whose children come to lie side by side."""
+    """Return the words and values of one of scikit-learn's trees, whose children come to lie side by side."""
     leaf = nodes["is_leaf"] == 1
     inner = np.flatnonzero(~leaf)
     place, child = np.zeros(len(nodes), np.uint32), np.zeros(len(nodes), np.uint32)

@@ -46,7 +46,7 @@ _EPILOGUES = frozenset({"bias", "out_bf16", "out_fp16", "out_fp32", "rowwise", "
 
 
 def plain(family: Family, variant: Variant) -> Variant:
-    """The variant whose model prices this one: a product with a bias is priced as one without.
+    """Return the variant whose model prices this one: a product with a bias is priced like a product without.
 
     Flags that hold a number ("affine=64") are left out too, or there would be a variant for every number.
     """
@@ -60,9 +60,9 @@ class Columns:
     """Calls as columns.
 
     Attributes:
-        dims: sizes as ``DIMENSIONS`` names them, [n, d].
-        code: place of each call's plain variant in the list of known ones, −1 for an unknown one, [n].
-        flops, bytes_read, bytes_written: the calls', [n]; empty unless asked for.
+        dims: Sizes as ``DIMENSIONS`` names them, [n, d].
+        code: Place of each call's plain variant in the list of known ones, −1 for an unknown one, [n].
+        flops, bytes_read, bytes_written: The calls', [n]; empty unless asked for.
     """
 
     dims: Int64
@@ -94,7 +94,7 @@ class Variants:
         return cls(family, sorted({plain(family, variant) for variant in set(map(_variant, calls))}))
 
     def columns(self, calls: Sequence[OpCall], *, work: bool) -> Columns:
-        """The calls' numbers; ``work`` asks for FLOPs and bytes too."""
+        """Return the calls' numbers; ``work`` asks for FLOPs and bytes too."""
         n, width = len(calls), len(DIMENSIONS[self.family])
         dims = np.fromiter(chain.from_iterable(map(_dims, calls)), np.int64, n * width).reshape(n, width)
         variants = list(map(_variant, calls))
@@ -109,7 +109,7 @@ class Variants:
         return Columns(dims, code, *np.ascontiguousarray(numbers.T))
 
     def _find(self, variant: Variant) -> int:
-        """Its number; a 16-bit float takes the other one's, which costs the same."""
+        """Return the code of a variant. bfloat16 and float16 share one: they cost the same."""
         kind, dtype, layout, flags = variant
         other = {"fp16": "bf16", "bf16": "fp16"}.get(dtype, dtype)
         return self._plain.get(variant, self._plain.get((kind, other, layout, flags), -1))
@@ -125,13 +125,13 @@ class Figures:
     """Figures of the device and of each variant, as recipes take them.
 
     Attributes:
-        sm_count: multiprocessors.
-        bandwidth_gbps: device memory, 10⁹ bytes/s.
-        l2_mb: last cache, MiB.
-        tflops: peak rate of each variant's dtype, 10¹²/s, matrix units where it has them, [variants].
-        element_bytes: of each variant's dtype, [variants].
-        causal: whether a variant masks the upper triangle, [variants].
-        backward: whether a variant is a gradient, [variants].
+        sm_count: Multiprocessors.
+        bandwidth_gbps: Device memory, 10⁹ bytes/s.
+        l2_mb: Last cache, MiB.
+        tflops: Peak rate of each variant's dtype, 10¹²/s, matrix units where it has them, [variants].
+        element_bytes: Of each variant's dtype, [variants].
+        causal: Whether a variant masks the upper triangle, [variants].
+        backward: Whether a variant is a gradient, [variants].
     """
 
     sm_count: int
@@ -144,7 +144,7 @@ class Figures:
 
     @classmethod
     def of(cls, spec: DeviceSpec, variants: Sequence[Variant]) -> Figures:
-        """The figures of a device for these variants."""
+        """Return the figures of a device for these variants."""
         return cls(spec.sm_count, spec.memory_bandwidth_gbps, spec.l2_mb,
                    tuple(spec.peak_tflops(dtype, matrix=True) for _, dtype, _, _ in variants),
                    tuple(float(itemsize(dtype)) for _, dtype, _, _ in variants),
@@ -157,13 +157,13 @@ class Figures:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Figures:
-        """The figures of ``to_json``."""
+        """Return the figures of ``to_json``."""
         return cls(int(values["sm_count"]), float(values["bandwidth_gbps"]), float(values["l2_mb"]),
                    tuple(map(float, values["tflops"])), tuple(map(float, values["element_bytes"])),
                    tuple(map(bool, values["causal"])), tuple(map(bool, values["backward"])))
 
     def by_row(self, columns: Columns) -> tuple[Float64, Float64]:
-        """Peak rate (FLOP/µs) and element bytes of each call."""
+        """Return peak rate (FLOP/µs) and element bytes of each call."""
         return np.array(self.tflops)[columns.code] * 1e6, np.array(self.element_bytes)[columns.code]
 
 
@@ -175,7 +175,7 @@ class Described(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A named recipe; ``work`` tells that it needs the calls' FLOPs and bytes. Codes are 0 or more in what it gets."""
+    """A named recipe; ``work``: whether it needs the calls' FLOPs and bytes. The codes it gets are 0 or more."""
 
     name: str
     describe: Callable[[Columns, Figures], Described]
@@ -183,12 +183,12 @@ class Recipe(NamedTuple):
 
 
 def parts(size: Int64, part: Int64 | int) -> Int64:
-    """Return how many parts of a size, rounded up."""
+    """Return how many parts cover a size, rounded up."""
     return -(-size // part)
 
 
 def stack(features: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
-    """Columns side by side."""
+    """Return columns side by side."""
     result = np.empty((len(features[0]), len(features)), np.float32)
     for i, column in enumerate(features):
         result[:, i] = column
@@ -200,7 +200,7 @@ _THREADS = 2048
 
 
 def streaming_features(columns: Columns, figures: Figures) -> Described:
-    """All features: logarithms of every size, bytes, FLOPs, waves, and alignment of the innermost size."""
+    """Return all features: logarithms of every size, bytes, FLOPs, waves, and alignment of the innermost size."""
     rate, size = figures.by_row(columns)
     moved = np.maximum(columns.bytes_read + columns.bytes_written, 1.0)
     memory_us = moved / (figures.bandwidth_gbps * 1e3)
@@ -227,7 +227,7 @@ _KEY_ROWS = 128
 
 
 def _pairs(columns: Columns, figures: Figures) -> Float64:
-    """Query and key positions that meet, of one head of one sequence."""
+    """Return the pairs of query and key positions that meet, in one head of one sequence."""
     _, _, _, q, kv, _, _, window = columns.dims.T.astype(np.float64)
     causal = np.array(figures.causal)[columns.code]
     # The last query sees all keys, the first one kv − q + 1, of which only the last `reach`.
@@ -238,7 +238,7 @@ def _pairs(columns: Columns, figures: Figures) -> Float64:
 
 
 def attention_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Float64, Float64]:
-    """Pairs, FLOPs, bytes, and the baseline in µs: compute + memory + floor."""
+    """Return pairs, FLOPs, bytes, and the baseline in µs: compute + memory + floor."""
     batch, heads, kv_heads, q, kv, width, v_width, _ = columns.dims.T.astype(np.float64)
     rate, size = figures.by_row(columns)
     pairs = _pairs(columns, figures)
@@ -249,7 +249,7 @@ def attention_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64
 
 
 def attention_features(columns: Columns, figures: Figures) -> Described:
-    """All features."""
+    """Return all features of attention."""
     batch, heads, kv_heads, q, kv, width, v_width, window = columns.dims.T
     rate, size = figures.by_row(columns)
     pairs, flops, moved, baseline = attention_work(columns, figures)
@@ -288,18 +288,18 @@ _OTHERS = ((64, 96), (128, 192), (192, 128), (256, 192), (64, 192), (128, 96), (
 loop sustains too: chosen to rise with the tile's reuse; it enters an estimate of a tile's own time only."""
 _SPLITS = (1, 2, 4, 8)
 _SPLIT_US = 0.9
-"""Splits of a contraction that are tried, and the cost of adding their parts beside its traffic, µs: chosen, about half
-a short kernel's time."""
+"""Splits of a contraction that are tried, and the cost of adding their parts on top of its traffic, µs: chosen, about
+half a short kernel's time."""
 _STEP = 64
 """Contraction steps of a tile's inner loop are a multiple of this (the usual k of CUTLASS's tiles)."""
 _L2_OVER_MEMORY = 3.0
 """Tiles share operands in L2, which is about this many times faster than device memory (NVIDIA A100, H100)."""
 _WAVES_SEEN = 64
-"""Chosen: beyond so many waves the part of one that is lost is below 2%."""
+"""Chosen: above this number of waves the part of one that is lost is below 2%."""
 
 
 def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Float64, Float64, Float64, Float64]:
-    """Element bytes, FLOPs, bytes of A, B and results, and the baseline in µs: compute + memory + floor."""
+    """Return element bytes, FLOPs, bytes of A, B and results, and the baseline in µs: compute + memory + floor."""
     batch, m, n, k = columns.dims.T
     rate, size = figures.by_row(columns)
     flops = 2.0 * batch * m * n * k
@@ -310,12 +310,12 @@ def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Flo
 
 
 def gemm_baseline_us(columns: Columns, figures: Figures) -> Float64:
-    """The baseline alone, µs [n]."""
+    """Return the baseline alone, µs [n]."""
     return gemm_work(columns, figures)[-1]
 
 
 def gemm_features(columns: Columns, figures: Figures) -> Described:
-    """All features."""
+    """Return all features of matrix products."""
     batch, m, n, k = columns.dims.T
     rate, _ = figures.by_row(columns)
     size, flops, a, b, out, baseline = gemm_work(columns, figures)
@@ -376,5 +376,5 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (
 
 
 def recipe_of(family: Family) -> str:
-    """The name of a family's recipe."""
+    """Return the name of a family's recipe."""
     return {Family.GEMM: "gemm-1", Family.ATTENTION: "attention-1"}.get(family, "streaming-1")

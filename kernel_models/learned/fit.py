@@ -20,7 +20,7 @@ from kernel_models.threads import in_threads
 from tracer.arrays import Bool, Float64, Int64
 
 FOLDS = 5
-"""Of cross-validation: the usual number."""
+"""Folds of cross-validation: the usual number."""
 _WEIGHTS = np.arange(11) / 10
 """Weights that the second of two members may have in their mean."""
 _AS_GOOD = 0.005
@@ -32,9 +32,9 @@ class OutOfFold(NamedTuple):
     """Rows as predicted by trees that did not see them.
 
     Attributes:
-        time_us: of each row, [n]; NaN for rows of folds that were not looked at.
-        done: rows that were predicted, [n].
-        members: the settings' members, with the share of the trees that helped, and their weights.
+        time_us: Of each row, [n]; NaN for rows of folds that were not looked at.
+        done: Rows that were predicted, [n].
+        members: The settings' members, with the share of the trees that helped, and their weights.
     """
 
     time_us: Float64
@@ -65,7 +65,7 @@ class Problem:
 
     @classmethod
     def of(cls, samples: Samples, spec: DeviceSpec, grouping: str = "", folds: int = FOLDS) -> Problem:
-        """The problem of samples on a device."""
+        """Return the problem of samples on a device."""
         family = samples.family
         recipe = RECIPES[recipe_of(family)]
         variants = Variants.of(family, samples.calls)
@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def measured_us(self) -> Float64:
-        """The measured times, [n] µs."""
+        """Return the measured times, [n] µs."""
         return self.baseline_us * np.exp(self.target)
 
     def out_of_fold(self, how: Boosting, folds: int = FOLDS) -> OutOfFold:
@@ -101,13 +101,13 @@ class Problem:
             for member, share, weight in zip(how.members, shares, weights, strict=True)))
 
     def _stopped(self, how: Boosting, out: Bool) -> list[tuple[float, Float64]]:
-        """Of each member the share of the trees that helps some rows, which they do not see, and what it predicts."""
+        """Return for each member the share of the trees that helps some rows unseen by them, and its predictions."""
         near = self._neighbours(how, ~out)
         return stop_early(self._seen(near, ~out), self.target[~out], how, self._seen(near, out), self.target[out],
                           plain=self.features.shape[1])
 
     def model(self, how: Boosting, intervals: Intervals) -> BoostedModel:
-        """The model of all rows."""
+        """Return the model of all rows."""
         every = np.ones(len(self.target), bool)
         near = self._neighbours(how, every)
         trees = fit_trees(self._seen(near, every), self.target, how, plain=self.features.shape[1])
@@ -115,13 +115,13 @@ class Problem:
                             limits_of(self.columns, len(self.variants.known)), trees, intervals, near)
 
     def _neighbours(self, how: Boosting, rows: Bool) -> Neighbours | None:
-        """Some rows as neighbours, if the trees ask for them."""
+        """Return some rows as neighbours, if the trees ask for them."""
         if not how.neighbours or self.family is not Family.GEMM:
             return None
         return Neighbours.of(self.columns.taken(rows), self.target[rows], self.baseline_us[rows])
 
     def _seen(self, near: Neighbours | None, rows: Bool) -> npt.NDArray[np.float32]:
-        """Features of some rows."""
+        """Return the features of some rows."""
         if near is None:
             return self.features[rows]
         return np.hstack([self.features[rows], near.features(self.columns.taken(rows), self._baseline)])

@@ -1,8 +1,8 @@
 """``GaussianModel``: formulas with efficiencies fitted to a device, and what is left over as a Gaussian process.
 
-Where a library switches between algorithms, trees see the steps that a smooth process cannot: there the geometric mean
-of both is taken, if rows left out say that it is better (on a CPU's convolutions 0.19 becomes 0.15, on its matrix
-products 0.17 becomes 0.12; mean absolute errors by cross-validation, 426 and 114 calls).
+Where a library switches between algorithms, trees see the steps that a smooth process cannot. There the geometric mean
+of both is taken, if rows left out say that it is better. On a CPU's convolutions 0.19 becomes 0.15, on its matrix
+products 0.17 becomes 0.12 (mean absolute errors by cross-validation, 426 and 114 calls).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kernel_models.op_call import Arrays, Family, OpCall, Source, Times
 from tracer.arrays import Bool, Float64
 
 LEAST_CALLS, MOST_CALLS = 12, 900
-"""Fewer say nothing beyond the formulas; more are better left to trees (the work grows with the cube)."""
+"""Fewer calls say nothing beyond the formulas; more are better left to trees (the work grows with the cube)."""
 REACH = 4.0
 """A size is covered up to this factor beyond those measured: further off the process returns to the formulas."""
 BLEND_ABOVE, BLEND_FROM = 0.06, 60
-"""Trees are tried where the process's mean absolute error is above this, and so many calls are there to learn from:
-chosen, where the process alone is worse than a repeated measurement would be."""
+"""Trees are tried where the process's mean absolute error is above the first and there are at least this many calls to
+learn from. Chosen, where the process alone is worse than a repeated measurement would be."""
 TREES = Boosting(120, 0.15, 8, 0.5, 4)
 """As ``kernel_models.fitting.SMALL``."""
 _BLENDED = "trees."
@@ -41,15 +41,15 @@ _BLENDED = "trees."
 
 @dataclass(frozen=True)
 class GaussianModel:
-    """One family on one device.
+    """A Gaussian process over formulas, for one family on one device.
 
     Attributes:
-        family: the family.
-        formula: the formulas, with fitted efficiencies.
-        points: how calls become points.
-        process: of log(measured / formula).
-        widths: half width of the interval in conditional standard deviations, from rows left out.
-        trees: whose times are mixed in for what they cover, or ``None``.
+        family: The family.
+        formula: The formulas, with fitted efficiencies.
+        points: How calls become points.
+        process: Of log(measured / formula).
+        widths: Half width of the interval in conditional standard deviations, from rows left out.
+        trees: Whose times are mixed in for what they cover, or ``None``.
     """
 
     family: Family
@@ -64,11 +64,11 @@ class GaussianModel:
     source = Source.LEARNED
 
     def covers(self, calls: Sequence[OpCall]) -> Bool:
-        """Kinds, dtypes, layouts and flags all measured, sizes within a factor of ``REACH`` of those measured."""
+        """Return whether kind, dtype, layout and flags were measured, and sizes lie within a factor of ``REACH``."""
         return self.points.within(calls, REACH)
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Times of covered calls, µs."""
+        """Return the times of covered calls, µs."""
         x, v = self.points.points(calls)
         mean, deviation = self.process.predict(x, v)
         time = np.maximum(self.formula.predict(calls).time_us * np.exp(mean), SHORTEST_US)
@@ -94,7 +94,7 @@ class GaussianModel:
 
     @classmethod
     def from_state(cls, values: dict[str, Any], arrays: Arrays, spec: DeviceSpec | None = None) -> GaussianModel:
-        """The model of a state, on ``spec`` or the device the state names.
+        """Return the model of a state, on ``spec`` or the device the state names.
 
         Raises:
             DeviceError: no such device.
@@ -117,7 +117,7 @@ class GaussianModel:
 
 
 def fit_gaussian(samples: Samples, spec: DeviceSpec, until: float = math.inf) -> tuple[GaussianModel, Float64]:
-    """The model of samples, and each row as predicted without its shape group, µs [n].
+    """Return the model of samples, and each row as predicted without its shape group, µs [n].
 
     The formulas and the kernel's few parameters are those of all rows; the process sees no row of the group's fold.
     After ``until``, on the monotonic clock, the parameters are the best found so far, and no trees are tried.
@@ -139,7 +139,7 @@ def fit_gaussian(samples: Samples, spec: DeviceSpec, until: float = math.inf) ->
 
 
 def _blended(samples: Samples, spec: DeviceSpec, alone: Float64) -> tuple[BoostedModel | None, Float64]:
-    """Trees and the mixed times, if those are better than the process's own, ``alone``."""
+    """Return the trees and the mixed times, if those are better than the process's own, ``alone``."""
     measured = samples.measured_us
     error = np.abs(alone / measured - 1).mean()
     if len(samples) < BLEND_FROM or error < BLEND_ABOVE:

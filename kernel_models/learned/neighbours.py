@@ -1,4 +1,4 @@
-"""Measured times of products with neighbouring weights: features of a matrix product beside its own sizes.
+"""Measured times of products with neighbouring weights: further features of a matrix product next to its own sizes.
 
 Libraries choose kernels by rules that no feature of one shape tells, but shapes nearby mostly get the same kernel. Of
 the measured products with as many rows (the same m, or the next smaller and larger one, by logarithm in between):
@@ -35,7 +35,7 @@ WIDTH = 14
 _ALONG_K = 7
 """The feature that is interpolated along the contraction k."""
 _MISSING = -20.0
-"""Stands for a neighbour that was not measured: far below every logarithm of a share or distance."""
+"""Marks a neighbour that was not measured: far below every logarithm of a share or distance."""
 MOST_SITES, MOST_PRODUCTS = 512, 50_000
 """Weights, and products, that are kept of more: a call looks at all those of its m, and a profile stores them."""
 
@@ -45,11 +45,11 @@ class Neighbours:
     """Measured products, sorted by variant, batch and m.
 
     Attributes:
-        head: variant, batch and m of each group, ascending, [groups, 3].
-        start: first product of each group, and the end, [groups + 1].
-        site, log_site: n and k, and their logarithms to base 2, [products, 2].
-        value: log(measured / baseline), [products].
-        base_us: the baseline, µs [products].
+        head: Variant, batch and m of each group, ascending, [groups, 3].
+        start: First product of each group, and the end, [groups + 1].
+        site, log_site: N and k, and their logarithms to base 2, [products, 2].
+        value: Log(measured / baseline), [products].
+        base_us: The baseline, µs [products].
     """
 
     head: Int64
@@ -75,7 +75,7 @@ class Neighbours:
                    base_us[order].astype(np.float32))
 
     def features(self, columns: Columns, baseline: Callable[[Columns], Float64]) -> Float32:
-        """Features of products, [n, ``WIDTH``].
+        """Return the features of products, [n, ``WIDTH``].
 
         Args:
             columns: the products.
@@ -94,7 +94,7 @@ class Neighbours:
         return found
 
     def _groups(self, columns: Columns) -> tuple[Int64, Int64, Float64]:
-        """Groups of the next smaller and the next larger m, −1 for none, and how far between them each call lies."""
+        """Return the groups of the next smaller and larger m (−1: none), and how far each call lies between them."""
         batch, m, _, _ = columns.dims.T
         low, high, share = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64), np.zeros(len(columns))
         find_groups(self.head, *map(np.ascontiguousarray, (columns.code, batch, m)), low, high)
@@ -118,7 +118,7 @@ class Neighbours:
         return result
 
     def arrays(self) -> Arrays:
-        """All there is to store."""
+        """Return all there is to store."""
         return {"near_head": self.head, "near_start": self.start, "near_site": self.site, "near_value": self.value,
                 "near_base": self.base_us}
 

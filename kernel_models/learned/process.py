@@ -2,8 +2,8 @@
 
     y(x, v) ~ N(0, (a·M(x, x') + b)·Π_c exp(−θ_c [v_c ≠ v'_c]) + noise)
 
-``x`` are logarithms of sizes, ``v`` the parts of a variant (kind, dtype, layout, flags), M the Matérn kernel of
-smoothness 5/2 with a length for each size: variants that differ in a part are alike by e^−θ. Lengths, amplitudes, θ and
+``x`` are logarithms of sizes, ``v`` the parts of a variant (kind, dtype, layout, flags). M is the Matérn kernel of
+smoothness 5/2 with a length for each size. Variants that differ in a part are alike by e^−θ. Lengths, amplitudes, θ and
 noise are those of the largest posterior density under broad priors. Source: Rasmussen and Williams, "Gaussian Processes
 for Machine Learning" (2006), chapters 2, 4 and 5; the leave-one-out formulas are its equation 5.12.
 """
@@ -32,7 +32,7 @@ MOST_TO_LEARN_FROM = 240
 """Rows that lengths and the like are learned from, chosen for a search to take half a second; the conditional mean uses
 all rows."""
 FAR = 3.0
-"""A row this many standard deviations from what the others say of it has its own, larger noise."""
+"""A row this many standard deviations from the others' prediction of it has its own, larger noise."""
 _START_LENGTH, _START_VARIANCE, _START_NOISE, _START_DIFFERS = 4.0, 0.1, 0.02**2, 0.3
 """Doublings of a size; squared log units of time; squared log units; per part of a variant.
 Chosen: kernels scatter by 2% and differ from fitted formulas by a third."""
@@ -43,7 +43,7 @@ _REACH = 7.0
 """Least noise, squared log units, and furthest from the middle of a prior, natural logarithms: chosen, to keep the
 search where numbers are sound."""
 _EVALUATIONS = 60
-"""Chosen: looks at the posterior density, after which it rises no more to speak of."""
+"""Evaluations of the posterior density at most. Chosen: it hardly rises afterwards."""
 _ALIGNED = {Family.GEMM: (1, 2, 3), Family.CONV: (1, 2), Family.ATTENTION: (5,)}
 _ALIGNMENT = 64
 """Sizes whose alignment decides which kernel runs and how well it is filled, and the largest one that counts."""
@@ -54,10 +54,10 @@ class Points:
     """The mapping of a family's calls to points.
 
     Attributes:
-        family: the family.
-        kept: columns of all that differ among the calls seen.
-        parts: values seen of each part of a variant: kinds, dtypes, layouts, and sets of flags; the place is the code.
-        low, high: least and largest of each dimension seen.
+        family: The family.
+        kept: Columns of all that differ among the calls seen.
+        parts: Values seen of each part of a variant: kinds, dtypes, layouts, and sets of flags; the place is the code.
+        low, high: Least and largest of each dimension seen.
     """
 
     family: Family
@@ -68,7 +68,7 @@ class Points:
 
     @classmethod
     def of(cls, family: Family, calls: Sequence[OpCall]) -> Points:
-        """For what occurs in these calls."""
+        """Return the mapping for what occurs in these calls."""
         columns = _columns(family, calls)
         kept: list[int] = []
         for i, column in enumerate(columns.T):
@@ -80,14 +80,14 @@ class Points:
         return cls(family, tuple(kept), parts, tuple(dims.min(0).tolist()), tuple(dims.max(0).tolist()))
 
     def points(self, calls: Sequence[OpCall]) -> tuple[Float64, Codes]:
-        """Coordinates [n, d] and codes [n, c]; −1 for a part not seen."""
+        """Return coordinates [n, d] and codes [n, c]; −1 for a part not seen."""
         x = _columns(self.family, calls)[:, list(self.kept)]
         places = [{value: i for i, value in enumerate(values)} for values in self.parts]
         codes = [[places[k].get(value, -1) for k, value in enumerate(_parts(call))] for call in calls]
         return x, np.array(codes, np.int64).reshape(len(calls), len(self.parts))
 
     def within(self, calls: Sequence[OpCall], reach: float) -> Bool:
-        """Calls of parts all seen, whose sizes lie within a factor of those seen (infinity: any), [n]."""
+        """Return the calls of parts all seen, whose sizes lie within a factor of those seen (infinity: any), [n]."""
         _, codes = self.points(calls)
         known: Bool = np.all(codes >= 0, axis=1)
         if np.isinf(reach):
@@ -104,7 +104,7 @@ class Points:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Points:
-        """The points of ``to_json``."""
+        """Return the points of ``to_json``."""
         family = Family(values["family"])
         found = cls(family, tuple(map(int, values["kept"])), tuple(tuple(map(str, part)) for part in values["parts"]),
                     tuple(map(int, values["low"])), tuple(map(int, values["high"])))
@@ -117,7 +117,7 @@ class Points:
 
 
 def _columns(family: Family, calls: Sequence[OpCall]) -> Float64:
-    """Every column: logarithms to base 2 of the sizes, the bytes and the FLOPs, alignments, and reuse of look-ups."""
+    """Return every column: log2 of the sizes, the bytes and the FLOPs, alignments, and reuse of look-ups."""
     dims = np.array([call.dims for call in calls], np.int64).reshape(len(calls), len(DIMENSIONS[family]))
     moved = np.array([[call.bytes_moved, call.flops] for call in calls], np.float64).reshape(len(calls), 2)
     aligned = np.gcd(np.maximum(dims[:, list(_ALIGNED.get(family, ()))], 1), _ALIGNMENT)
@@ -126,13 +126,13 @@ def _columns(family: Family, calls: Sequence[OpCall]) -> Float64:
 
 
 def _reuse(calls: Sequence[OpCall]) -> Float64:
-    """Different rows looked up, and look-ups of the longest bag [n, 2]."""
+    """Return the different rows looked up, and look-ups of the longest bag [n, 2]."""
     parts, n = parts_of(CallTable.of(Family.EMBEDDING, calls)), len(calls)
     return np.stack([parts.sum(parts.rows_of_bin.sum(1), n), parts.most(parts.longest, n)], axis=1)
 
 
 def _parts(call: OpCall) -> tuple[str, str, str, str]:
-    """Flags that hold a number are left out: there would be a part for every number."""
+    """Return a call's kind, dtype, layout and flags, without flags that hold a number (each would be a part)."""
     return call.kind, call.dtype, call.layout, " ".join(flag for flag in call.flags if "=" not in flag)
 
 
@@ -148,12 +148,12 @@ class Kernel:
 
     @classmethod
     def start(cls, sizes: int, parts: int) -> Kernel:
-        """The middle of the priors."""
+        """Return the middle of the priors."""
         return cls(_START_VARIANCE, _START_VARIANCE, _START_NOISE, np.full(sizes, _START_LENGTH),
                    np.full(parts, _START_DIFFERS))
 
     def between(self, x: Float64, v: Codes, other_x: Float64, other_v: Codes) -> Float64:
-        """Covariances without noise, [n, m]."""
+        """Return covariances without noise, [n, m]."""
         unlike = np.zeros((len(x), len(other_x)))
         for k, differs in enumerate(self.differs.tolist()):
             unlike += differs * (v[:, None, k] != other_v[None, :, k])
@@ -174,7 +174,7 @@ class Kernel:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Kernel:
-        """The kernel of ``to_json``."""
+        """Return the kernel of ``to_json``."""
         found = cls(float(values["smooth"]), float(values["offset"]), float(values["noise"]),
                     np.array(values["lengths"], np.float64), np.array(values["differs"], np.float64))
         numbers = np.concatenate([[found.smooth, found.offset, found.noise], found.lengths])
@@ -195,7 +195,7 @@ class Process:
 
     @cached_property
     def inverse(self) -> Float64:
-        """The inverse of the covariances with noise, [n, n]."""
+        """Return the inverse of the covariances with noise, [n, n]."""
         covariances = self.kernel.between(self.x, self.v, self.x, self.v)
         return np.asarray(np.linalg.inv(covariances + np.diag(self.kernel.noise * self.loose)), np.float64)
 
@@ -205,18 +205,18 @@ class Process:
         return self.inverse @ self.y
 
     def predict(self, x: Float64, v: Codes) -> tuple[Float64, Float64]:
-        """Conditional mean and standard deviation, noise included, [m]."""
+        """Return the conditional mean and standard deviation, noise included, [m]."""
         across = self.kernel.between(x, v, self.x, self.v)
         variance = self.kernel.variance() - ((across @ self.inverse) * across).sum(1)
         return across @ self.weights, np.sqrt(np.maximum(variance, 0.0) + self.kernel.noise)
 
     def left_out(self) -> tuple[Float64, Float64]:
-        """Return what the other rows say of each: mean and standard deviation, noise included, [n]."""
+        """Return the others' prediction of each row: mean and standard deviation, noise included, [n]."""
         own = np.diag(self.inverse)
         return self.y - self.weights / own, 1.0 / np.sqrt(own)
 
     def left_out_by(self, group: Codes) -> Float64:
-        """Return what the other groups' rows say of each row, [n]."""
+        """Return the prediction of each row from the other groups' rows, [n]."""
         found = np.empty(len(self.y))
         for one in np.unique(group):
             rows = group == one
@@ -233,9 +233,9 @@ def fit_process(x: Float64, v: Codes, y: Float64, start: Kernel | None = None, s
         x: [n, d] logarithms of sizes; n ≥ 1.
         v: [n, c] codes.
         y: [n].
-        start: where to begin; the middle of the priors.
-        seed: of the rows chosen where there are more than ``MOST_TO_LEARN_FROM``.
-        until: on the monotonic clock, after which the best kernel so far is taken.
+        start: Where to begin; the middle of the priors.
+        seed: Of the rows chosen where there are more than ``MOST_TO_LEARN_FROM``.
+        until: On the monotonic clock, after which the best kernel so far is taken.
     """
     rows = np.arange(len(y))
     if len(rows) > MOST_TO_LEARN_FROM:
@@ -263,7 +263,7 @@ def _learned(x: Float64, v: Codes, y: Float64, loose: Float64, start: Kernel | N
     unlike = [(v[:, None, k] != v[None, :, k]).astype(np.float64) for k in range(c)]
 
     def cost(logs: Float64) -> tuple[float, Float64]:
-        """Negative log posterior density, and its gradient by the logarithms."""
+        """Return the negative log posterior density, and its gradient by the logarithms."""
         smooth, offset, noise = np.exp(logs[:3])
         lengths, differs = np.exp(logs[3:3 + d]), np.exp(logs[3 + d:])
         alike = np.exp(-sum((t * u for t, u in zip(differs, unlike, strict=True)), np.zeros((n, n))))

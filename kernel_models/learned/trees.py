@@ -1,7 +1,7 @@
 """Boosted regression trees as flat arrays, stored and walked by us; ``boosting`` grows them.
 
 A node is one 32-bit word: the feature (8 bits), the last code that goes left (8 bits), and the left child's place in
-its tree (16 bits); the right child follows the left one. A leaf is its own left child and everything goes left, so all
+its tree (16 bits). The right child follows the left one. A leaf is its own left child and everything goes left. So all
 rows of a block walk a tree in step, without a branch, for as many levels as the tree is deep.
 
       word  = child << 16 | bin << 8 | feature
@@ -46,7 +46,7 @@ class Bins:
 
     @classmethod
     def of(cls, features: Float32) -> Bins:
-        """Edges between the values that occur, at quantiles of the rows where there are more than ``MOST_EDGES``."""
+        """Return edges between the values that occur, at quantiles where there are more than ``MOST_EDGES``."""
         found = []
         places = np.quantile(np.arange(len(features)), np.linspace(0, 1, MOST_EDGES + 1), method="inverted_cdf")
         for column in np.sort(np.asarray(features, np.float32).T, axis=1):
@@ -61,7 +61,7 @@ class Bins:
         return cls(np.concatenate(found) if found else np.zeros(0, np.float32), start)
 
     def codes(self, features: Float32) -> Codes:
-        """Codes of rows × features, [n, f]: ``code <= j`` exactly where ``value <= edges[j]``."""
+        """Return the codes of rows × features, [n, f]: ``code <= j`` exactly where ``value <= edges[j]``."""
         rows = np.ascontiguousarray(features, np.float32)
         result = np.zeros(rows.shape, np.uint8)
         find_codes(rows, self.edges, self.start, result)
@@ -95,7 +95,7 @@ class Trees:
 
     @classmethod
     def mean(cls, parts: Sequence[Trees], weights: Sequence[float]) -> Trees:
-        """The weighted mean of several, all with the bins of the first."""
+        """Return the weighted mean of several, all with the bins of the first."""
         shares = np.array(weights) / sum(weights)
         start = [part.start[1:] + sum(len(before.words) for before in parts[:i]) for i, part in enumerate(parts)]
         return cls(parts[0].bins, np.concatenate([part.words for part in parts]),
@@ -110,13 +110,13 @@ class Trees:
                      self.depth[first:end], 0.0)
 
     def predict(self, features: Float32) -> Float64:
-        """The sum for each row of features, [n, f] → [n]."""
+        """Return the sum for each row of features, [n, f] → [n]."""
         if features.shape[1] != self.bins.features:
             raise ValueError(f"{features.shape[1]} features were given where the trees know {self.bins.features}.")
         return self.predict_codes(self.bins.codes(features))
 
     def predict_codes(self, codes: Codes) -> Float64:
-        """The same from codes."""
+        """Return the same from codes."""
         rows = len(codes)
         # A block's rows lie feature by feature, so that a feature's codes of the block share a cache line.
         padded = -(-max(rows, 1) // BLOCK) * BLOCK
@@ -127,14 +127,14 @@ class Trees:
         return result[:rows]
 
     def arrays(self) -> Arrays:
-        """All there is to store."""
+        """Return all there is to store."""
         return {"edges": self.bins.edges, "edge_start": self.bins.start, "words": self.words,
                 "values": self.values, "start": self.start, "depth": self.depth,
                 "baseline": np.array([self.baseline])}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Trees:
-        """The trees of ``arrays()``.
+        """Return the trees of ``arrays()``.
 
         Raises:
             ValueError: the arrays do not fit together; walking them would read outside of them.

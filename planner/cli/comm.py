@@ -19,7 +19,8 @@ from graph_predictor.comm.traffic import bytes_text
 from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.prediction import tuned_workload
 from graph_predictor.simulation import build
-from kernel_models import collectives, device_choice
+from kernel_models import collectives
+from kernel_models import device as known_devices
 from kernel_models.collectives import CollectiveKind, datasheet, logs, measurements, price, recorded, tuner
 from kernel_models.collectives import call as collectives_call
 from kernel_models.collectives import logs as collectives_logs
@@ -368,7 +369,7 @@ def _overlap(where: collectives.Topology, busbw_gbps: float) -> dict[str, float]
     """Return how much a collective and computation beside it slow each other down; nothing of a host's."""
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
-    return asdict(price.overlap_slowdown(device_choice.find_device(where.node.device), busbw_gbps))
+    return asdict(price.overlap_slowdown(known_devices.find_device(where.node.device), busbw_gbps))
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,7 @@ import typer
 
 from graph_predictor.comm import traffic
 from graph_predictor.figures import count, percent
-from kernel_models import device_choice
+from kernel_models import device as known_devices
 from planner.cli.options import DecoderSource, Profiles
 from planner.parallel import comm_study
 from step_views.cli.console import Column, Report, print_json, working
@@ -55,7 +55,7 @@ def study(
             settings=assignments or (), presets=[each.strip() for each in preset.split(",")] if preset else (),
             seqs=numbers(seq, "--seq", "4096,8192") if seq else (), plans=parallel or (),
             global_batch=global_batch, comm_profile=comm_profile, comm_choices=comm_choices,
-            profile=profile_of(profile, device_choice.find_device(device)))
+            profile=profile_of(profile, known_devices.find_device(device)))
     if json:
         print_json({"device": found.device, "topology": found.topology,
                     **{name: table().to_dict("records") for name, table in found.tables().items()},

@@ -17,7 +17,8 @@ import typer
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
-from kernel_models import device_choice, op_call
+from kernel_models import device as known_devices
+from kernel_models import op_call
 from planner.cli import plan_causes
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.parallel import compared, explained, exploration, layer_costs, page, planning, search
@@ -145,7 +146,7 @@ def plan(
         with working("Tracing and pricing"):
             request = replace(
                 request, device=case.device, topology=case.topology, technology=case.technology, measured=runs,
-                profile=profile_of(profile, device_choice.find_device(case.device)), comm_profile=comm_profile,
+                profile=profile_of(profile, known_devices.find_device(case.device)), comm_profile=comm_profile,
                 comm_choices=comm_choices)
             both = None if compare is None else compared.compare(compare, request)
             one = None if measured is None else _explained(request, measured)
@@ -172,7 +173,7 @@ def plan(
             raise typer.Exit(1)
         return
     with working("Tracing and pricing"):
-        spec = device_choice.find_device(case.device)
+        spec = known_devices.find_device(case.device)
         known = profile_of(profile, spec)
         request = replace(request, device=case.device, topology=case.topology, technology=case.technology,
                           pieces=layer_costs.LayerCosts(case.technology.device(spec), known, profile=request.runs),
@@ -399,10 +400,10 @@ def _report_order(out: Report, found: planning.Plans, top: int) -> None:
     out.line(f"s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state{away}; {names}. "
              "exposed: communication that no work of the rank hides.")
     if any(each.fit is memory_fit.Fit.TIGHT for each in found.plans[:top]):
-        out.line("?: may not fit: what fragmentation and communication's buffers take is not known to so little.")
+        out.line("?: may not fit: the memory of fragmentation and of communication buffers is not known that exactly.")
     if ties:
-        out.line(f"= {ties:,} {'plan takes' if ties == 1 else 'plans take'} as long as the first as far as can be "
-                 "told: what they differ in is less than its own uncertainty.")
+        out.line(f"= {ties:,} {'plan ties' if ties == 1 else 'plans tie'} with the first: the difference is smaller "
+                 "than its uncertainty.")
     if len(found.plans) == 1:
         return
     second = found.plans[1].estimate
@@ -428,7 +429,7 @@ def _report_front(out: Report, found: Sequence[planning.Plans], price: float | N
         if price is not None:
             row.insert(-1, f"{values['cost_per_step']:.3g}")
         rows.append(row)
-    out.table("No other of these is at least as quick with no more memory and GPUs", columns, rows)
+    out.table("Pareto front: no other plan is faster with as little memory and as few GPUs", columns, rows)
 
 
 def _sizes(plan: ParallelPlan) -> dict[str, str]:

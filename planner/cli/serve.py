@@ -10,7 +10,7 @@ import typer
 
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
-from kernel_models import device_choice
+from kernel_models import device as known_devices
 from planner.cli.options import CacheTokens, Engine, Precision, Profiles, PromptTokens, Tp
 from planner.serving import search, steps
 from planner.serving import serve as serving
@@ -195,7 +195,7 @@ def serve(
         raise ServingError("--concurrency 0 is no load; give 1 client or more. Without --concurrency, only steps are "
                            "priced.")
     changes = registry.made(registry.chosen(chosen_edits(edits)))
-    known = profile_of(profile, device_choice.find_device(device))
+    known = profile_of(profile, known_devices.find_device(device))
     model: dict[str, Any] = {
         "device": device, "topology": topology, "settings": assignments or (), "preset": preset,
         "precision": precision, "experts": experts, "kv_dtype": kv_dtype, "engine": engine,

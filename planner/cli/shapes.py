@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from graph_predictor.figures import percent, signed_percent
-from kernel_models import device_choice, op_call
+from kernel_models import device as known_devices
+from kernel_models import op_call
 from kernel_models.heuristics import shape_terms
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.cli.plan import heads_text
@@ -46,7 +47,7 @@ def shapes(
     with working("Tracing and pricing"):
         found = parallel_shapes.shapes(source, device=device, settings=assignments or (), preset=preset,
                                        parallel=parallel,
-                                       profile=profile_of(profile, device_choice.find_device(device)))
+                                       profile=profile_of(profile, known_devices.find_device(device)))
     if json:
         print_json(_plain(found, top))
     else:
@@ -83,8 +84,8 @@ def _report(found: parallel_shapes.ShapeReport, top: int) -> None:
          signed_percent(each.gain), f"{signed_percent(each.low)} – {signed_percent(each.high)}",
          "" if each.sure else "=", signed_percent(each.parameters - 1), each.why()]
         for each in found.advice[:top]])
-    out.line("=: the gain lies inside its own uncertainty. Widths are compared per parameter; a token of the "
-             "vocabulary that nobody uses is no more model.")
+    out.line("=: the gain lies inside its own uncertainty. Widths are compared per parameter; padding "
+             "of the vocabulary adds no model.")
     out.table("Neighbours: gain against what is", [
         Column("size", name=True), Column("now"), Column("neighbours", name=True, whole=True)], [
         [SETTINGS[setting], _now(found, setting), ",  ".join(

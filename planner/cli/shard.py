@@ -9,7 +9,8 @@ import typer
 
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
-from kernel_models import device_choice, op_call
+from kernel_models import device as known_devices
+from kernel_models import op_call
 from planner.cli.options import Profiles
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
@@ -77,7 +78,7 @@ def shard(
     exponents = _exponents(skews)
     allowed = [] if kinds is None else kinds.split(",")
     with working("Searching"):
-        spec = sources.device_of(source) if device is None else device_choice.find_device(device)
+        spec = sources.device_of(source) if device is None else known_devices.find_device(device)
         known = profile_of(profile, spec)
         found = planning.shard(
             source, gpus, device=spec, topology=topology, memory=limit, host_memory=host_limit, batch=batch,

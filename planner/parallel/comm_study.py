@@ -30,7 +30,7 @@ from kernel_models.collectives import (
     planned_topology,
     price_calls,
 )
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from kernel_models.profile import DeviceProfile
 from planner.parallel.corrections import Z80, CorrectionFactors
 from planner.parallel.decoder import other_nodes, read_decoder

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from planner.parallel.decoder import read_decoder
 from planner.parallel.estimate import Estimate
 from planner.parallel.layer_costs import LayerCosts

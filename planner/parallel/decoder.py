@@ -15,8 +15,7 @@ from typing import Any
 from graph_predictor.sizes.retrace import MOST
 from kernel_models.collectives import Topology
 from kernel_models.collectives.price import ASSUMED_SERVER
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from planner.parallel.config_families import FAMILIES, HYBRIDS, IMBALANCE, MOST_LAYERS, ConfigFields, by_fields
 from planner.parallel.published_configs import CONFIGS
 from planner.parallel.stages import spread

@@ -15,7 +15,7 @@ ranks. DeepEP's own kernels reach the same on B200 where they are given 48 units
 from __future__ import annotations
 
 from kernel_models.collectives import Placement, Topology
-from planner.parallel.exchange import Exchange
+from planner.parallel.work import Exchange
 from tracer.shape_only.transformer import TransformerShape, expected_places
 
 LINK_SHARE, LINK_RANKS, LINK_FALL = 0.83, 8, 0.13

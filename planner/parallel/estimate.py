@@ -9,10 +9,9 @@ from statistics import NormalDist
 import numpy as np
 
 from planner.parallel.corrections import PUBLISHED, UNCORRECTED, Z80, CorrectionFactors, PlanSpreads, features
-from planner.parallel.exchange import NOTHING, Exchange
-from planner.parallel.layer_costs import LayerWork
 from planner.parallel.plan_costs import CallName, PlanCosts
 from planner.parallel.schedule import BACKWARD, WEIGHTS, Pipelined, order_of, simulate
+from planner.parallel.work import NOTHING, Exchange, LayerWork
 from tracer.arrays import Float64
 from tracer.parallel_plan import Graphs, ParallelPlan, Recomputation, Schedule, Sharding
 

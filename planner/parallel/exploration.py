@@ -10,8 +10,7 @@ from math import isfinite
 from typing import Any
 
 from kernel_models.collectives import find_topology, planned_topology
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.planning import PlanRequest, Plans, Technology, check_finite, find_plans
 from planner.parallel.search import Ranked

@@ -1,11 +1,4 @@
-"""What tracing a decoder's pieces gave, shipped and kept on disk, so that a process need not even import torch.
-
-A piece's calls follow from its sizes, the kind of device, PyTorch's version and settings, and the code that traces; all
-of these name the file (``_surroundings``), so that what is found is what tracing would give again. Pieces of the
-suite's decoders are shipped: ``ci/ship_pieces.py`` (``make pieces``) writes them, as MessagePack by piece, and a test
-traces them again. They are of one PyTorch; under another, pieces are traced.
-
-Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
+"""Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
 shapes and priced on the device.
 
 Linear layers in fp8 and fp4 are priced as Transformer Engine runs them: a layer's input is cast once, by the norm where
@@ -16,169 +9,24 @@ along the rows of each (blocks, MX, NVFP4).
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
-import sys
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 
-import kernel_models
-import tracer
-from graph_predictor.synthesis import step
 from graph_predictor.synthesis.step import calls_by_operation
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import shape_device
+from kernel_models.device import DeviceSpec, shape_device
 from kernel_models.op_call import Family, OpCall, itemsize
 from kernel_models.pricing import Models, PricedCalls, price, sustained, sustained_tflops
 from kernel_models.spreads import STATE_SPACE_KERNELS
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
+from planner.parallel.kept_layers import KeptLayers
 from planner.parallel.routed_calls import ROWS, RoutedCalls, along, at_ranks, evened, routed_calls, with_experts
-from tracer.capture.context import tf32_in_use
+from planner.parallel.work import LayerWork, PieceCost, RecomputedWork
 from tracer.graph import ExecutionGraph, Phase
-from tracer.kept_files import read_kept, write_kept
 from tracer.parallel_plan import Graphs, ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
-
-SHIPPED = Path(__file__).parent / "shipped" / "pieces.msgpack.z"
-LAYERS = tuple(Path(tracer.__path__[0], "shape_only", name) for name in (
-    "transformer_layers.py", "transformer_parts.py"))
-"""The code of the layers that are traced."""
-
-
-class ShippedLayers(msgspec.Struct):
-    """The file: the PyTorch that traced, the digest of the layers that it traced (``layers_digest``), and what tracing
-    gave by digest of the piece (``KeptLayers``)."""
-
-    torch: str
-    layers: str
-    pieces: dict[str, bytes]
-
-
-@lru_cache(maxsize=1)
-def _shipped() -> dict[str, bytes]:
-    """Return the shipped pieces, none where the layers' code is another than was traced. They are of use with any
-    PyTorch, as they are without one: the cluster's is not known anyway."""
-    try:
-        found = msgspec.msgpack.decode(zlib.decompress(SHIPPED.read_bytes()), type=ShippedLayers)
-    except (OSError, zlib.error, msgspec.MsgspecError):
-        return {}
-    return found.pieces if found.layers == layers_digest() else {}
-
-
-def layers_digest() -> str:
-    """Return a digest of the code of the layers."""
-    # Not of its bytes: a checkout on Windows ends lines in another way.
-    return hashlib.sha256("".join(file.read_text(encoding="utf-8") for file in LAYERS).encode()).hexdigest()
-
-
-def torch_version() -> str:
-    """Return the installed PyTorch's version, such as ``2.13.0``, without importing it; empty where there is none."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return ""
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return "unknown"
-    said = re.search(r"^__version__ = '([\w.]+)", text, re.MULTILINE)
-    return said.group(1) if said else "unknown"
-
-
-def ship(pieces: dict[str, bytes]) -> None:
-    """Write the file."""
-    SHIPPED.parent.mkdir(exist_ok=True)
-    content = msgspec.msgpack.encode(ShippedLayers(torch_version(), layers_digest(), dict(sorted(pieces.items()))))
-    SHIPPED.write_bytes(zlib.compress(content, 9))
-
-
-Traced = TypeVar("Traced")
-USUAL = (True, True, True, True, False, True, "torch.float32")
-"""``_settings`` of a process that set nothing."""
-
-
-class KeptLayers:
-    """Traced pieces of one kind of device, in files.
-
-    Args:
-        device: decides by vendor and compute capability what runs.
-    """
-
-    def __init__(self, device: DeviceSpec) -> None:
-        self._kind = f"{device.vendor} {device.compute_capability}"
-
-    def get(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced]) -> Traced | None:
-        """Return what was shipped or kept of a piece, as a type that msgspec knows; ``None`` where nothing was."""
-        piece = self._piece(what, shape, part)
-        content = _shipped().get(piece) if _settings() == USUAL else None
-        if content is None and (name := _file_name(piece)):
-            content = read_kept(name)
-        if content is None:
-            return None
-        try:
-            return msgspec.msgpack.decode(content, type=kind)
-        except msgspec.MsgspecError:  # of another version's types
-            return None
-
-    def of(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced],
-           trace: Callable[[], Traced]) -> Traced:
-        """Return what was shipped or kept of a piece; else trace it, and keep that."""
-        found = self.get(what, shape, part, kind)
-        if found is None:
-            found = trace()
-            self.put(what, shape, part, found)
-        return found
-
-    def put(self, what: str, shape: TransformerShape, part: TransformerPart, traced: object) -> None:
-        """Keep what was traced, where anything can be written."""
-        if name := _file_name(self._piece(what, shape, part)):
-            write_kept(name, msgspec.msgpack.encode(traced))
-
-    def _piece(self, what: str, shape: TransformerShape, part: TransformerPart) -> str:
-        """Return a digest of what piece it is."""
-        parts = (self._kind, what, repr(shape), repr(part), *["once"] * part.once)
-        return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]
-
-
-def _file_name(piece: str) -> str:
-    """Return a piece's file, empty where it is not known what PyTorch would trace."""
-    around = _surroundings()
-    if not around:
-        return ""
-    return f"piece-{hashlib.sha256(f'{around}{_settings()!r}'.encode()).hexdigest()[:32]}-{piece}.kept"
-
-
-@lru_cache(maxsize=1)
-def _surroundings() -> str:
-    """Return a digest of PyTorch's version and of the code that traces; empty where there is no PyTorch."""
-    version = torch_version()
-    if not version:
-        return ""
-    found = hashlib.sha256(version.encode())
-    files = [*(each for package in (tracer, kernel_models) for each in Path(package.__path__[0]).rglob("*.py")),
-             Path(step.__file__), *Path(__file__).parent.glob("*.py")]
-    for file in sorted(files):
-        found.update(file.read_bytes())
-    return found.hexdigest()
-
-
-def _settings() -> tuple[object, ...]:
-    """Return the settings of PyTorch that decide which kernels a step runs."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return USUAL
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    return (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cudnn.enabled,
-            *tf32_in_use(), str(torch.get_default_dtype()))
-
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes of a value with its share of a scale."""
@@ -434,43 +282,6 @@ _CORE = frozenset(("bmm", "softmax", "softmax_backward", "native_dropout_backwar
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWork:
-    """Device work in a row, µs.
-
-    Attributes:
-        products: of matrix products and fused attention.
-        others: of everything else.
-        low, high: 80% interval of the two together.
-        launches: kernels.
-        sources: µs by ``Source``.
-    """
-
-    products: float = 0.0
-    others: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
-    launches: int = 0
-    sources: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def us(self) -> float:
-        """All of it."""
-        return self.products + self.others
-
-    def __add__(self, other: LayerWork) -> LayerWork:
-        sources = dict(self.sources)
-        for source, us in other.sources.items():
-            sources[source] = sources.get(source, 0.0) + us
-        return LayerWork(self.products + other.products, self.others + other.others, self.low + other.low,
-                         self.high + other.high, self.launches + other.launches, sources)
-
-    def times(self, factor: float) -> LayerWork:
-        """Return the work of so many of it."""
-        return LayerWork(self.products * factor, self.others * factor, self.low * factor, self.high * factor,
-                         round(self.launches * factor), {source: us * factor for source, us in self.sources.items()})
-
-
-@dataclass(frozen=True, slots=True)
 class BlockKernels:
     """Kernels of a block that a plan chooses.
 
@@ -496,44 +307,6 @@ class BlockKernels:
 
 
 USUAL_KERNELS = BlockKernels()
-
-
-class RecomputedWork(dict[Recomputation, LayerWork]):
-    """Work of forward that backward does again, by kind of recomputation; of most pieces few kinds are looked at.
-
-    Args:
-        whole: all of forward.
-        of: what a kind does again, where that is less.
-    """
-
-    def __init__(self, whole: LayerWork, of: Callable[[Recomputation], LayerWork]) -> None:
-        super().__init__({Recomputation.FULL: whole})
-        self._of = of
-
-    def __missing__(self, kind: Recomputation) -> LayerWork:
-        """Return the work of a kind, and keep it."""
-        self[kind] = self._of(kind)
-        return self[kind]
-
-
-@dataclass(frozen=True, slots=True)
-class PieceCost:
-    """A piece for one micro-batch on one rank.
-
-    Attributes:
-        forward, backward: its work.
-        core: of forward, what selective recomputation runs again: the plan's modules, else attention's core, of which
-            nothing is left where attention is fused.
-        recomputed: of forward, what backward runs again, by kinds of recomputation that begin at a block's input: all,
-            or all up to the last product, whose result backward does not need, and what is kept left out.
-        weights: of backward, the products that give gradients of weights, which the zero-bubble schedule does later.
-    """
-
-    forward: LayerWork
-    backward: LayerWork
-    core: LayerWork
-    recomputed: Mapping[Recomputation, LayerWork]
-    weights: LayerWork
 
 
 class LayerCosts:

@@ -167,7 +167,7 @@ def _plans(found: Sequence[Plans]) -> PageSection:
                 for p in each.plans]
         of = f" on {each.gpus:,} GPUs"
         shown = table(
-            f"plans-{each.gpus}", f"Plans{of}, the fastest first; = takes as long as the first as far as can be told",
+            f"plans-{each.gpus}", f"Plans{of}, the fastest first; = ties with the first within its uncertainty",
             [text_column("plan"), Column("step ms"), Column("80% from"), Column("to"), text_column("tie"),
              Column("memory GB"), Column("exposed ms"), Column("bubble"), text_column("binds"), text_column("has it")],
             ([str(p.plan), _ms(p.estimate.time_us), _ms(p.estimate.low_us), _ms(p.estimate.high_us),
@@ -179,7 +179,7 @@ def _plans(found: Sequence[Plans]) -> PageSection:
         parts.append(_apart(each))
     every = front([p for each in found for p in each.plans])
     parts.append(table(
-        "front", "No other of these is at least as quick with no more memory and GPUs",
+        "front", "Pareto front: no other plan is faster with as little memory and as few GPUs",
         [Column("GPUs"), Column("step ms"), Column("sequences a second"), Column("memory GB"), text_column("plan")],
         ([count_cell(p.plan.world_size), _ms(p.estimate.time_us),
           number_cell(p.plan.global_batch / p.estimate.time_us * 1e6), Cell(f"{p.memory.total / 1e9:.1f}",

@@ -28,9 +28,9 @@ from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Source
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.dispatch import dispatched
-from planner.parallel.exchange import NOTHING, Exchange
-from planner.parallel.layer_costs import BlockKernels, LayerCosts, LayerWork, PieceCost
+from planner.parallel.layer_costs import BlockKernels, LayerCosts
 from planner.parallel.stages import Counts, blocks_of_stage, recomputed, spread
+from planner.parallel.work import NOTHING, Exchange, LayerWork, PieceCost
 from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape, expected_places
 

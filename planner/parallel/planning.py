@@ -16,8 +16,7 @@ from graph_predictor.prediction.host_steps import host_by_name, traced_host_step
 from graph_predictor.simulation.program import MOST_FACTOR
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.collectives import CollectiveModel, planned_topology
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device, scaled_device, shape_device
+from kernel_models.device import DeviceSpec, find_device, scaled_device, shape_device
 from kernel_models.host.model import HostModel
 from kernel_models.profile import DeviceProfile
 from planner.parallel.calibrate import SPREADS, PlanCalibration, calibrate, read_measured_plans

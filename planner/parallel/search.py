@@ -22,7 +22,6 @@ from kernel_models.collectives import CollectiveModel, Topology
 from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import Estimate, estimate, exchange_us, passes_us, slowest_of
-from planner.parallel.exchange import NOTHING, Exchange
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from planner.parallel.layer_costs import BlockKernels, LayerCosts
 from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, state_of, timeline
@@ -36,6 +35,7 @@ from planner.parallel.plan_costs import (
 )
 from planner.parallel.space import ANY, Framework, PlanFamily, State, families, frameworks_of, layouts
 from planner.parallel.stages import recomputed, spread
+from planner.parallel.work import NOTHING, Exchange
 from tracer.arrays import Float64
 from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding

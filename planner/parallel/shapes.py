@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from kernel_models.heuristics.shape_terms import TERMS, arithmetic_share, shape_terms
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import LIMITED, sustained_tflops
@@ -113,7 +112,7 @@ def _around(size: int, ranks: int) -> list[int]:
 
 
 def _vocabulary(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
-    """Larger ones alone: a token that there is cannot be left out, and one that nobody uses is no more model."""
+    """Larger ones alone: tokens cannot be left out, and padding adds no model."""
     for step in STEPS:
         vocab = -(-shape.vocab // (step * plan.tp)) * step * plan.tp
         yield ShapeChange("vocab", f"{vocab:,}", changed(shape, vocab=vocab), plan)

@@ -15,8 +15,7 @@ import numpy as np
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.prediction.scenario import Edit
 from kernel_models.collectives import CollectiveModel, planned_topology
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from kernel_models.profile import DeviceProfile
 from planner.parallel.corrections import Z80, CorrectionFactors
 from planner.parallel.decoder import other_nodes

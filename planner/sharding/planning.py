@@ -20,8 +20,7 @@ import numpy as np
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.comm.mixing import mixture
 from kernel_models.collectives import planned_topology
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from kernel_models.profile import DeviceProfile
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import ShardedStep, anchored_problem, estimate

@@ -28,8 +28,7 @@ from graph_predictor.comm.recorded_calls import with_host_collectives
 from graph_predictor.prediction.predictor import Baseline, recorded_device
 from graph_predictor.synthesis.baseline import baseline_of
 from graph_predictor.synthesis.step import calls_by_operation
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device, shape_device
+from kernel_models.device import DeviceSpec, find_device, shape_device
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price

@@ -23,7 +23,7 @@ from graph_predictor.prediction.predictor import CPU
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.simulation.ranks import view_rank
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.device_choice import find_device, shape_device
+from kernel_models.device import find_device, shape_device
 from kernel_models.op_call import itemsize, short_dtype
 from kernel_models.profile import load_profile
 from step_views.check.baseline import check_kind

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernel_models import collectives, device_choice
-from kernel_models import device as kernel_models_device
+from kernel_models import collectives
+from kernel_models import device as known_devices
 from kernel_models.collectives import node_maps, topology
 from step_views.cli.console import Column, Report, print_json
 from step_views.cli.options import Json, complete_cluster, complete_device, in_one_sentence, shared
@@ -37,11 +37,11 @@ def devices(
     """
     _only_with_name(name, toml)
     if name is not None:
-        spec = device_choice.find_device(name)
+        spec = known_devices.find_device(name)
         _print_one(name, shape_only_devices.FOLDER / f"{spec.name}.toml", spec.to_json(), lambda: _show_device(spec),
                    toml=toml, json=json)
         return
-    found = [kernel_models_device.device(each) for each in shape_only_devices.device_names()]
+    found = [known_devices.device(each) for each in shape_only_devices.device_names()]
     if json:
         print_json([spec.to_json() for spec in found])
         return
@@ -111,7 +111,7 @@ def topologies(
 def _print_node(read: str, device: str | None, name: str) -> None:
     if device is None:
         raise ForetraceError("--from says how GPUs are joined, not which they are: name them with --device.")
-    spec = device_choice.find_device(device)
+    spec = known_devices.find_device(device)
     text = node_maps.node_file(node_maps.read_node_map(read, spec), spec, name)
     with standard_output():
         sys.stdout.write(text)
@@ -136,7 +136,7 @@ def _print_one(name: str, path: Path, values: dict[str, Any], show: Callable[[],
         show()
 
 
-def _show_device(spec: kernel_models_device.DeviceSpec) -> None:
+def _show_device(spec: known_devices.DeviceSpec) -> None:
     report = Report()
     report.line(f"{spec.name}: {spec.vendor}, {spec.architecture}, compute capability "
                 f"{spec.compute_capability or 'none'}, {spec.memory_kind}"
@@ -165,7 +165,7 @@ _FIELDS = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_b
            "launch.latency_us": "launch_latency_us"}
 
 
-def _figure(spec: kernel_models_device.DeviceSpec, key: str) -> str:
+def _figure(spec: known_devices.DeviceSpec, key: str) -> str:
     """A figure by "table.key" of its file."""
     table, _, name = key.partition(".")
     if table in ("matrix_tflops", "vector_tflops"):

@@ -12,7 +12,7 @@ from graph_predictor.figures import count
 from graph_predictor.prediction import replay
 from graph_predictor.recorded import facts as damage
 from graph_predictor.request import study as request_study
-from kernel_models import device_choice
+from kernel_models import device as known_devices
 from step_views.cli.console import Report, print_json, read, working
 from step_views.cli.options import (
     Cycle,
@@ -89,7 +89,7 @@ def export(
     if predicted or not ran or wanted != request_study.Configuration():
         with working("Preparing"):
             study = request_study.Study(job, step, recorded_on=None if from_device is None
-                                        else device_choice.find_device(from_device),
+                                        else known_devices.find_device(from_device),
                                         profiles=loaded_profiles(profile), code=script, device=device,
                                         read=partial(read, step_region=step_region, cycle=cycle))
             study.check_profiles([wanted])

@@ -16,7 +16,8 @@ import typer
 from graph_predictor.figures import count, percent, signed_percent
 from graph_predictor.request import measured
 from graph_predictor.request import measured as request_measured
-from kernel_models import datasets, device_choice, fitting, op_call, scores, step_profile
+from kernel_models import datasets, fitting, op_call, scores, step_profile
+from kernel_models import device as known_devices
 from kernel_models import profile as kernel_models_profile
 from step_views.cli.console import Column, Report, print_json
 from step_views.cli.options import Json, in_one_sentence, shared
@@ -87,7 +88,7 @@ def fit(
                                  "steps with "
                                  "--steps.")
     check_output(out, [*(data or ()), *([steps] if steps else [])], PROFILE)
-    spec = device_choice.find_device(device) if device else None
+    spec = known_devices.find_device(device) if device else None
     known = {one.value: one for one in op_call.Family}
     for name in family or ():
         if name not in known:
@@ -103,7 +104,7 @@ def fit(
             raise datasets.DataError(f"Nothing in the data fits these options; its software: "
                                      f"{', '.join(named[:8])}, its "
                                      f"families: {', '.join(families)}.")
-        on_cpu = (spec or device_choice.find_device(some[0].device)).vendor == "host"
+        on_cpu = (spec or known_devices.find_device(some[0].device)).vendor == "host"
         options = fitting.Options.of_one_machine(refit=refit) if on_cpu else fitting.Options(refit=refit)
         with showing_fits() as progress:
             profile = fitting.fit_profile(some, spec, options, progress, notes)

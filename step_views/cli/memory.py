@@ -9,7 +9,7 @@ import typer
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit, program_memory, study
-from kernel_models import device_choice
+from kernel_models import device as known_devices
 from step_views.cli.console import Column, Report, print_json, read, working
 from step_views.cli.options import Cycle, Json, StepRegion, Top, Window, in_one_sentence, shared
 from tracer import device_memory, memory_snapshot
@@ -115,7 +115,7 @@ def fit_batch(
     The program is traced by shapes at a few sizes: FUNCTION takes the size by name, as in def build(batch=32).
     """
     limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
-    spec = device_choice.find_device(device)
+    spec = known_devices.find_device(device)
     script = study.is_script(source, step_region)
     graph = None if script else read(source, window, step_region=step_region, cycle=cycle).graphs[0]
     with working("Tracing"):

@@ -10,7 +10,7 @@ from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from graph_predictor.recorded import facts
 from graph_predictor.request import study as request_study
-from kernel_models import device_choice
+from kernel_models import device as known_devices
 from step_views.cli.console import Column, Report, print_json, read, working
 from step_views.cli.options import (
     Cycle,
@@ -55,7 +55,7 @@ def opportunities(
     job = read(source, window, step_region=step_region, cycle=cycle) if script is None else None
     with working("Preparing"):
         study = request_study.Study(job, step, recorded_on=None if from_device is None
-                                    else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
+                                    else known_devices.find_device(from_device), profiles=loaded_profiles(profile),
                                     code=script, device=device, profiled=profiled)
     with working("Preparing" if script is None else "Tracing"):
         study.check_profiles([request_study.Configuration(device=device)])

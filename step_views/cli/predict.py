@@ -11,7 +11,8 @@ from graph_predictor.figures import part_percent, percent, small_percent
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts
 from graph_predictor.request import study as request_study
-from kernel_models import device_choice, op_call
+from kernel_models import device as known_devices
+from kernel_models import op_call
 from step_views.cli import mixture
 from step_views.cli.console import Column, Report, print_json, read, working
 from step_views.cli.options import (
@@ -80,7 +81,7 @@ def predict(
     job = read(source, window, step_region=step_region, cycle=cycle) if script is None else None
     with working("Preparing"):
         study = request_study.Study(job, step, recorded_on=None if from_device is None
-                                    else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
+                                    else known_devices.find_device(from_device), profiles=loaded_profiles(profile),
                                     code=script, device=device, profiled=profiled,
                                     read=partial(read, step_region=step_region, cycle=cycle))
     with working("Tracing" if parallel is not None or sizes or script is not None else "Preparing"):

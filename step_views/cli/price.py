@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kernel_models import device as kernel_models_device
-from kernel_models import device_choice, op_call, pricing
+from kernel_models import device as known_devices
+from kernel_models import op_call, pricing
 from kernel_models import operation as kernel_models_operation
 from kernel_models import profile as kernel_models_profile
 from kernel_models.families import embedding, registry
@@ -202,7 +202,7 @@ def _looked_up(calls: Sequence[op_call.OpCall], text: str, operation: str) -> li
     return found
 
 
-def _of_types(calls: Sequence[op_call.OpCall], spec: kernel_models_device.DeviceSpec) -> list[str]:
+def _of_types(calls: Sequence[op_call.OpCall], spec: known_devices.DeviceSpec) -> list[str]:
     """Return what is to be said of types that the device, or its measurements, lack."""
     notes = []
     for dtype in dict.fromkeys(call.dtype for call in calls if call.family in (
@@ -239,11 +239,11 @@ def _work(calls: Sequence[op_call.OpCall]) -> str:
         call.family.value, call.kind, call.layout, call.dtype))) for call in calls))
 
 
-def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[kernel_models_device.DeviceSpec, pricing.Models
+def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[known_devices.DeviceSpec, pricing.Models
                                                                        | None]:
     """The device to price on and the models to price with."""
     if name is not None:
-        spec = device_choice.find_device(name)
+        spec = known_devices.find_device(name)
         return spec, profile_of(profiles, spec)
     if not profiles:
         raise PriceError("Name a device with --device, or a profile with --profile.")

@@ -216,14 +216,18 @@ def _report(found: step_views_sweep.Sweep, shown: pd.DataFrame, goal: step_views
     if goal is not None and limit is not None and priced["peak_memory_bytes"].isna().any():
         report.notes(["Points of unknown peak memory are among them."])
     if len(refused):
-        report.table(f"Not priced: {len(refused):,} points", [Column("points"), Column("such as", name=True)],
+        report.table(f"Not priced: {_points(len(refused))}", [Column("points"), Column("such as", name=True)],
                      ([f"{number:,}", _values(refused[refused["refused"] == why].iloc[0], found.axes)]
                       for why, number in refused["refused"].value_counts().items()))
         for why in refused["refused"].unique()[:top]:
             report.line(f"Not priced: {why}", indent=4)
     report.line()
     more = f" ({found.resumed:,} of an earlier run)" if found.resumed else ""
-    report.line(f"{len(table):,} points{more} written to {' and '.join(written)}.")
+    report.line(f"{_points(len(table))}{more} written to {' and '.join(written)}.")
+
+
+def _points(number: int) -> str:
+    return "1 point" if number == 1 else f"{number:,} points"
 
 
 def _warnings(priced: pd.DataFrame) -> Iterator[str]:

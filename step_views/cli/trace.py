@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.figures import count
 from graph_predictor.sizes import retrace
-from kernel_models import device_choice
+from kernel_models import device as known_devices
 from step_views.cli.console import Report, print_json, working
 from step_views.cli.options import Json, in_one_sentence, shared
 from step_views.reports import inspection
@@ -50,7 +50,7 @@ def trace(
         raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
     check_output(out, [], GRAPH)
     given = None if indices is None else lookup_data_indices.read_indices(indices)
-    traced_for = device_choice.shape_device(device_choice.find_device(device))
+    traced_for = known_devices.shape_device(known_devices.find_device(device))
     with working("Tracing"):
         if workload is not None:
             if selected is not None:

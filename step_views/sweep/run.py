@@ -19,7 +19,7 @@ from joblib import Parallel, delayed, parallel_config
 from graph_predictor.prediction.edited_repeats import HOSTS_KEPT
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.request.study import Study, is_script, read_source
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from kernel_models.profile import load_profile
 from step_views.exports.tables import write_frame
 from step_views.sweep.files import Journal, draw_sweep

@@ -21,8 +21,7 @@ from said import Run, plain
 from simulated_gpu.driver import Driver, SimulatedGpu, simulated_torch
 
 from kernel_models.calibration.checks import Health
-from kernel_models.device import DeviceError
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceError, find_device
 from kernel_models.profile import DeviceProfile, save_profile
 from step_views.acceptance import calibration, captures, collectives, machine, predictions, programs, units, worker
 from step_views.acceptance import run as acceptance

@@ -15,10 +15,10 @@ from slowly import mostly_slow
 
 from graph_predictor.prediction.path_attribution import attribute_paths
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
+from graph_predictor.request.predict import predict
 from graph_predictor.simulation.engine import Causes, PathStart, walks_back
 from graph_predictor.simulation.host_slices import HostTime, exclusive_time, operation_of, split
 from graph_predictor.simulation.program import Bound
-from graph_predictor.synthesis.baseline import predict
 from step_views.reports.breakdown import Breakdown, breakdown
 from step_views.reports.breakdown_loop import HOST, WAITING, sum_steps
 from step_views.reports.call_tree import OUTSIDE, OperationSums

@@ -16,8 +16,9 @@ from foretrace.commands import app
 from graph_predictor.prediction.interval import FamilyRows, GroupEnds, TimeErrors
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.replay import ReplayErrors, replay
+from graph_predictor.request.predict import predict
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.synthesis.baseline import baseline_of, predict
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.spreads import END
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph

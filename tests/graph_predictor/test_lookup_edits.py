@@ -17,7 +17,7 @@ from graph_predictor.edits import lookups
 from graph_predictor.edits.lookups import OtherIndices
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.study import Configuration, Study
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of, operation

@@ -21,8 +21,7 @@ from foretrace.commands import app
 from graph_predictor.edits.registry import OPTIONS
 from kernel_models.collectives import CommError, CommProfile, find_topology
 from kernel_models.collectives.topology import FOLDER as TOPOLOGIES
-from kernel_models.device import DeviceError
-from kernel_models.device_choice import find_device, shape_device
+from kernel_models.device import DeviceError, find_device, shape_device
 from step_views.cli.options import SHARED
 from tracer.shape_only.devices import FOLDER, TracedDevice, device_names
 

@@ -13,7 +13,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("vl_convert", reason="pages need the extra `report`")
 pytest.importorskip("itables", reason="pages need the extra `report`")
 
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from step_views.pages.memory import MOST_MOMENTS, MemoryMoments, memory_section, step_memory
 from step_views.pages.parts import PagePlot
 from tracer.device_memory import MemoryAccount, binary_size, memory_timeline

@@ -31,8 +31,9 @@ from foretrace.edits import (
 )
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.request.predict import predict
 from graph_predictor.simulation.host_slices import with_host
-from graph_predictor.synthesis.baseline import baseline_of, predict
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from step_views.reports.breakdown import breakdown
 from tracer.errors import ForetraceError
@@ -271,13 +272,13 @@ def test_an_unknown_source_device_is_asked_for(tmp_path: Path) -> None:
     graph = queued_steps().read(tmp_path)
     with pytest.raises(EditError, match="--from-device"):
         predict(graph, [Device("h100-sxm")])
-    assert predict(graph, [Device("h100-sxm")], device=device("v100-sxm2-16g")).step_time_us < 51
+    assert predict(graph, [Device("h100-sxm")], from_device=device("v100-sxm2-16g")).step_time_us < 51
 
 
 @pytest.mark.parametrize("recorded", [queued_steps, waiting_steps])
 def test_an_unknown_gpu_is_predicted_from_by_its_properties(recorded: Callable[[], Micro], tmp_path: Path) -> None:
     graph = recorded().read(tmp_path)
-    known = predict(graph, [Device("h100-sxm")], device=device("v100-sxm2-16g"))
+    known = predict(graph, [Device("h100-sxm")], from_device=device("v100-sxm2-16g"))
     graph.meta.device, graph.meta.sm_count, graph.meta.device_memory_bytes = "NVIDIA X1", 80, 17 * 10**9
     graph.meta.compute_capability = "7.0"
     unknown = predict(graph, [Device("h100-sxm")])
@@ -299,13 +300,13 @@ def test_a_mig_slice_is_said_to_be_one(tmp_path: Path) -> None:
 
 def test_steps_can_be_chosen(tmp_path: Path) -> None:
     graph = waiting_steps().read(tmp_path)
-    assert predict(graph, steps=0).steps == ("ProfilerStep#0",)
-    assert predict(graph, steps=-1).steps == ("ProfilerStep#3",)
+    assert predict(graph, step=0).steps == ("ProfilerStep#0",)
+    assert predict(graph, step=-1).steps == ("ProfilerStep#3",)
     with pytest.raises(ForetraceError, match=r"There is no step 4: the trace has ProfilerStep#0, .* from 0 to 3 "):
-        predict(graph, steps=4)
+        predict(graph, step=4)
     for wanted in ("4", "-5", "ProfilerStep#4"):
         with pytest.raises(ForetraceError, match=f"There is no step '{wanted}': ") as predicted:
-            predict(graph, steps=wanted)
+            predict(graph, step=wanted)
         with pytest.raises(ForetraceError) as shown:
             breakdown(replay(graph), step=wanted)
         assert str(shown.value) == str(predicted.value)
@@ -330,7 +331,7 @@ def test_fitted_durations_are_medians_and_means_of_the_steps(tmp_path: Path) -> 
     trace.step(1300, 1620, 2).op("aten::linear", 1308, 1317, **SIZES)
     trace.launch(1310, 5, (7, 1320, 120))
     _synchronise(trace, 1325, 120)
-    result = predict(trace.read(tmp_path), [Fitted()], steps=range(1, 3))
+    result = predict(trace.read(tmp_path), [Fitted()], step=range(1, 3))
     assert result.step_time_us == pytest.approx(310, abs=0.01)
     assert result.gpu_active_us == 110
     assert result.kernel_sources == {"learned": 1.0}
@@ -378,8 +379,8 @@ def test_a_call_that_feeds_a_copy_follows_the_link(tmp_path: Path) -> None:
     graph = trace.read(tmp_path)
     slow = device("v100-sxm2-32g")
     fast = replace(slow, name="twice the link", host_gbps=2 * slow.host_gbps)
-    before = predict(graph, device=slow)
-    after = predict(graph, [Device(fast)], device=slow)
+    before = predict(graph, from_device=slow)
+    after = predict(graph, [Device(fast)], from_device=slow)
     ratio = after.families_us["transfer"] / before.families_us["transfer"]
     assert 0.5 <= ratio < 0.6
     assert before.step_time_us == 1000

@@ -86,7 +86,7 @@ def test_points_share_nothing_that_another_point_changes(data_folder: Path) -> N
     """Axes of all kinds, refused points among them, next to each point of a source of its own, to the bit."""
     source = SweepSource((str(data_folder / "traces" / "h100-vs-mi300" / "h100-gaunernst_bert-small-uncased.json.gz"),))
     space = SweepSpace((
-        Axis("device", ("b200", "no-such-device")), Axis("clock", (0.8,)), Axis("host", (0.5, 1.0)),
+        Axis("device", ("b200", "xeon-8575c")), Axis("clock", (0.8,)), Axis("host", (0.5, 1.0)),
         Axis("dtype", ("fp16", "bf16")), Axis("edits", ("none", "cuda-graphs", "flash-attention"))))
     job = source.study().job
     together = sweep(source, space, jobs=1, price_per_hour=2.0).table
@@ -120,6 +120,14 @@ def test_points_of_large_steps_are_those_of_each_alone(trace: str, axes: tuple[A
         alone = running.row(source.study(job), list(space)[place], None)
         pd.testing.assert_frame_equal(together.iloc[[place]].reset_index(drop=True),
                                       pd.DataFrame([alone], columns=together.columns), check_exact=True)
+
+
+@pytest.mark.parametrize(("name", "values", "why"), [
+    ("device", ("cpu", "b2000"), "b2000"), ("topology", ("dgx-h100x8", "nowhere"), "nowhere"),
+    ("parallel", ("ddp=2", "dpd=2"), "dpd")])
+def test_an_unknown_name_ends_a_sweep_before_it_begins(name: str, values: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ForetraceError, match=why):
+        sweep(HERE, SweepSpace((Axis(name, values),)), jobs=1)
 
 
 def test_what_cannot_be_done_is_named_and_not_priced() -> None:

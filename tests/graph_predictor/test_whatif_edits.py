@@ -40,7 +40,8 @@ from graph_predictor.edits.recompute import repeated_run
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.rewriting import rewrite
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.synthesis.baseline import baseline_of, predict
+from graph_predictor.request.predict import predict
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall

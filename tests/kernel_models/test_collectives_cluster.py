@@ -58,7 +58,7 @@ def test_only_rows_of_the_topologys_gpu_are_kept():
 @pytest.mark.parametrize(("table", "device", "system", "said"), [
     ([rows("NVIDIA H100 80GB HBM3")], None, None, "are of NVIDIA H100 80GB HBM3, and dgx-a100 has a100-sxm-80g"),
     ([rows("L40S"), rows("H200-SXM-141GB")], None, None, "are of H200-SXM-141GB, L40S, and"),
-    ([rows("A100-SXM4-80GB"), rows("A100-SXM4-40GB")], None, None, "several devices .*name one with --device"),
+    ([rows("A100-SXM4-80GB"), rows("A100-SXM4-40GB")], None, None, "several devices .*name one with --gpu-name"),
     ([rows(system="a100_dgx"), rows(system="a100_pairwise_nvlink"), rows(system="h100_dgx")], None, None,
      "several systems .a100_dgx, a100_pairwise_nvlink.; name one with --system"),
     ([rows(system="a100_dgx")], None, "b", "No row is of system 'b'; there are a100_dgx"),

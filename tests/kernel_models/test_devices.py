@@ -17,9 +17,9 @@ from kernel_models.device import (
     device,
     read_device,
     resolve_device,
+    shape_device,
     unknown_device,
 )
-from kernel_models.device_choice import shape_device
 from kernel_models.device_figures import ARCHITECTURES
 from kernel_models.spreads import PLACEHOLDER_DEVICE
 from tracer.shape_only.devices import FOLDER, device_names, traced_device

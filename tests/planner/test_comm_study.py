@@ -16,7 +16,7 @@ import foretrace
 from foretrace.commands import app
 from graph_predictor.comm.traffic import SHARDING, JobShape, expected_volumes
 from kernel_models.collectives import CollectiveKind, CollectiveModel, find_topology
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from planner.parallel.comm_study import CommCause, CommStudy, StepMessages, comm_study, messages_of, usual_plans
 from planner.parallel.decoder import decoder_of, read_decoder
 from tracer import workloads

@@ -10,7 +10,7 @@ import pytest
 from graph_predictor.comm.traffic import Pass, of_block
 from kernel_models.collectives import CollectiveKind
 from kernel_models.collectives.topology import find_topology
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from planner.parallel.decoder import decoder_of_config
 from planner.parallel.plan_costs import plan_calls
 from planner.parallel.published_configs import CONFIGS

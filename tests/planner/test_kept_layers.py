@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from kernel_models.device import device
-from planner.parallel import layer_costs as kept_layers
+from planner.parallel import kept_layers
 from planner.parallel.layer_costs import LayerCosts, TracedCalls
 from planner.parallel.planning import plan
 from tracer import kept_files

@@ -283,7 +283,7 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
     assert sizes.exit_code == 0, sizes.stderr
     text = plain(sizes.stdout)
     assert "1 GPUs of" in text and "2 GPUs of" in text and text.count("[activation_checkpoint]") == 2
-    assert "No other of these is at least as quick with no more memory and GPUs" in text
+    assert "Pareto front: no other plan is faster with as little memory and as few GPUs" in text
     uneven = RUNNER.invoke(app, [*base[:-1], "3"])
     assert "3 sequences cannot be split evenly over dp=2" in plain(uneven.stdout)
     for enough in ("80", "80GB", "80GiB"):

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from foretrace.commands import app
 from kernel_models.collectives import find_topology
-from kernel_models.device import device
-from kernel_models.device_choice import scaled_device
+from kernel_models.device import device, scaled_device
 from planner.parallel.exploration import AXES, cases_of, factors_of
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.planning import Technology, plan

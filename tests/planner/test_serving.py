@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_models.collectives import CollectiveModel, topology_of
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from planner.serving.kept_modules import with_kept_modules
 from planner.serving.serve import prompt_time, serve
 from planner.serving.setup import ServingError, ServingSetup, Speculation, cache_account, engine_of, weight_type

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from planner.serving.serve import cluster_for, serve
 from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from planner.serving.batching import simulate_serving
 from planner.serving.calibrate import MeasuredRow, calibrate_serving, features, read_measured_rows
 from planner.serving.serve import cluster_for, serve

@@ -15,7 +15,7 @@ from graph_predictor.edits.registry import made
 from graph_predictor.prediction.predictor import Baseline, Spreads
 from graph_predictor.prediction.scenario import Edit, Scenario
 from graph_predictor.prediction.step_spread import RESOLVED
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from planner.serving.edited import EditedServingModel, ServedHost, ServedKernel, edited_model, served_scenario
 from planner.serving.serve import cluster_for, prompt_step, serve
 from planner.serving.setup import ServingError, ServingSetup

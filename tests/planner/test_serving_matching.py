@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernel_models.device_choice import find_device
+from kernel_models.device import find_device
 from kernel_models.op_call import Family
 from planner.serving.serve import cluster_for
 from planner.serving.setup import ServingError, ServingSetup

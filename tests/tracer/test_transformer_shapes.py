@@ -12,8 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from graph_predictor.synthesis.step import calls_by_operation
-from kernel_models.device import device
-from kernel_models.device_choice import shape_device
+from kernel_models.device import device, shape_device
 from kernel_models.op_call import Family, OpCall
 from tracer.graph import Phase
 from tracer.shape_only.errors import ShapeOnlyError

@@ -10,11 +10,11 @@ Reading plans, listing them and looking at results needs no torch; only the work
 
 A campaign's directory (written whole file by whole file, so that it is sound at any moment, even after SIGKILL):
 
-    campaign.json            the plan, each session's machine and software, counts
-    items.jsonl              one line for each item that ended: settings, split, status, times, file
-    graphs/NAME-ID.foretrace the full graph of a workload, with its unprofiled step times
-    tables/NAME-ID.parquet   its operation and kernel table instead, once the graphs' share of the size is used
-    kernels/FAMILY.parquet   the micro-benchmarks of a family (FAMILY.*.part.parquet until a run ends)
+- campaign.json: The plan, each session's machine and software, counts.
+- items.jsonl: One line for each item that ended: settings, split, status, times, file.
+- graphs/NAME-ID.foretrace: The full graph of a workload, with its unprofiled step times.
+- tables/NAME-ID.parquet: Its operation and kernel table instead, once the graphs' share of the size is used.
+- kernels/FAMILY.parquet: The micro-benchmarks of a family (FAMILY.*.part.parquet until a run ends).
 """
 
 from __future__ import annotations

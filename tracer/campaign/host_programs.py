@@ -18,7 +18,7 @@ BATCH, LONG, WIDTH, WORDS = 2, 16, 32, 50  # chosen: so small that a host's call
 
 
 def _trained(model: nn.Module, loss: Callable[[], Tensor], optimizer: Any) -> Step:
-    """A step: gradients to nothing, forward, backward, optimizer."""
+    """Return a step that clears gradients and runs forward, backward and optimizer."""
     model.train()
 
     def step() -> None:
@@ -273,4 +273,4 @@ PROGRAMS: dict[str, Build] = {build.__name__.removeprefix("_"): build for build 
     _layers_sgd, _layers_adam_loop, _layers_fused, _convolutions, _residual_images, _depthwise_images,
     _encoder_layers, _attention_by_hand, _decoder, _lstm_words, _gru_loop, _tables, _experts, _autocast_layers,
     _reshaping, _no_modules)}
-"""Builders by name, each of which makes a step that trains on a device."""
+"""Builders by name; each makes a step that trains on a device."""

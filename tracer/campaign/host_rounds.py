@@ -1,11 +1,11 @@
-"""Small steps of several programs recorded in turn, so that the machine's changing speed meets all of them alike.
+"""Small steps of several programs recorded alternately, so that the machine's changing speed affects all of them alike.
 
-One process builds all programs and then goes round: of each some steps timed with nothing watching, then some profiled,
-then the next one. A virtual machine's core is half as fast while a neighbour uses its other thread; captures made one
-after the other, minutes apart, differ by that, and captures of one round do not. A neighbour that fills the shared
-cache slows a program down where a short loop runs at its full speed, so that each program is also held against its own
-quickest round. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads; of each program the rounds
-least disturbed are kept.
+One process builds all programs and then goes round. Of each program it times some unprofiled steps and profiles some,
+then goes on to the next program. A virtual machine's core is half as fast while a neighbour uses its other thread.
+Captures made one after the other, minutes apart, differ by that; captures of one round do not. A neighbour that fills
+the shared cache slows a program down where a short loop runs at its full speed. So each program is also compared with
+its own quickest round. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads. Of each program the
+rounds least disturbed are kept.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tracer.errors import CaptureError
 STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20  # chosen: of a capture, and before the first one
 TRIES = 4  # chosen: then a disturbed capture is kept
 PROBE_ROUNDS = 4000
-"""Rounds of the loop whose time tells the core's speed; about 0.1 ms."""
+"""Rounds of the loop whose time shows the core's speed; about 0.1 ms."""
 SLOW = 1.2  # chosen: above it the loop counts as disturbed
 SLOW_STEPS = 1.1
-"""A program's steps that take longer than so many times those of its quickest round are recorded again."""
+"""A program's steps that take longer than this multiple of those of its quickest round are recorded again."""
 SETTLE_S = 0.5  # chosen: a pause in which other work may end
 
 Program = tuple[Callable[[], object], Mapping[str, Any]]
@@ -68,13 +68,13 @@ class Core:
         return min(times)
 
     def calm(self) -> bool:
-        """Return whether it does now."""
+        """Return whether the core runs at its own speed now."""
         now = self._loop_ns()
         self.best_ns = min(self.best_ns, now)
         return now <= SLOW * self.best_ns
 
     def settle(self) -> bool:
-        """Wait up to ``SETTLE_S`` until it does; return whether it does."""
+        """Wait up to ``SETTLE_S`` until the core runs at its own speed; return whether it does."""
         end = time.monotonic() + SETTLE_S
         while not (calm := self.calm()) and time.monotonic() < end:
             time.sleep(0.01)
@@ -110,10 +110,10 @@ def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,
     """Warm all programs up, and record them round by round; return how many rounds are kept.
 
     Args:
-        programs: by name, built on this process's device.
-        out: directory of the captures.
-        plan: how much.
-        say: is told of each round.
+        programs: By name, built on this process's device.
+        out: Directory of the captures.
+        plan: How much.
+        say: Called with a line on each round.
 
     Raises:
         CaptureError: a capture cannot be written.
@@ -160,7 +160,7 @@ def _recorded(program: Program, out: Path, core: Core, taken: list[float]) -> bo
 
 
 def _keep(out: Path, taken: Mapping[str, list[float]], keep: int) -> int:
-    """Delete of each program the rounds whose steps took longest, and number the others anew; return how many are
+    """Delete of each program the rounds whose steps took longest, and renumber the others; return how many are
     left."""
     for name, medians in taken.items():
         rounds = sorted(range(len(medians)), key=medians.__getitem__)

@@ -23,14 +23,14 @@ class Item(msgspec.Struct, frozen=True):
     """One thing to record.
 
     Attributes:
-        id: hash of the content: kind, name, all settings, counts. The same for the same content in any plan.
+        id: Hash of the content: kind, name, all settings, counts. The same for the same content in any plan.
         kind: "workload" (a capture) or "kernel" (a micro-benchmark).
-        name: the workload or the family.
-        settings: every setting, defaults included, as plain values.
-        counts: arguments of ``tracer.capture``; empty for a micro-benchmark.
-        split: the side it is on, decided by its sizes alone.
-        seconds: what the plan expects it to take.
-        visit: the how-manieth time a micro-benchmark is measured; from the second on only its warm times are.
+        name: The workload or the family.
+        settings: Every setting, defaults included, as plain values.
+        counts: Arguments of ``tracer.capture``; empty for a micro-benchmark.
+        split: The side it is on, decided by its sizes alone.
+        seconds: What the plan expects it to take.
+        visit: The how-manieth time a micro-benchmark is measured; from the second on only its warm times are.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Item(msgspec.Struct, frozen=True):
 
     @property
     def alike(self) -> str:
-        """Items of the same text take comparable multiples of their estimates."""
+        """Return a text that items with comparable multiples of their estimates share."""
         return f"{self.kind} {self.name}{' compiled' if self.settings.get('compile') is True else ''}"
 
     @property
@@ -56,12 +56,12 @@ class Item(msgspec.Struct, frozen=True):
 
     @property
     def file_stem(self) -> str:
-        """Name of its own file, without the ending."""
+        """Return the name of its own file, without the ending."""
         return f"{self.name}-{self.id}"
 
 
 def expand(plan: Plan) -> list[Item]:
-    """All items of a plan in the order they run: by priority, and within one in turn over workloads and families.
+    """Return a plan's items in the order they run: by priority, then taking workloads and families by turns.
 
     A workload's items keep the order of the plan (its author puts the extremes first); a family's are taken from
     all over its grid. A configuration that is there twice runs once, at its first place.
@@ -95,7 +95,7 @@ def expand(plan: Plan) -> list[Item]:
 
 
 def parts(items: list[Item], count: int) -> list[list[Item]]:
-    """The items in order, cut into ``count`` runs of about equal expected time."""
+    """Return the items in order, cut into ``count`` runs of about equal expected time."""
     total = sum(item.seconds for item in items)
     found: list[list[Item]] = [[] for _ in range(count)]
     before = 0.0
@@ -106,7 +106,7 @@ def parts(items: list[Item], count: int) -> list[list[Item]]:
 
 
 def rehearsed(item: Item) -> Item:
-    """The item with tiny sizes on the CPU: its id, order, modes and counts stay."""
+    """Return the item with tiny sizes on the CPU: its id, order, modes and counts stay."""
     if item.kind == "kernel":
         return msgspec.structs.replace(item, settings=FAMILIES[item.name].tiny(item.settings))
     settings = configure(item.name, **item.settings)
@@ -118,13 +118,13 @@ def rehearsed(item: Item) -> Item:
 
 
 def kernel_item(family: str, settings: dict[str, Any], *, seconds: float, priority: int = 1) -> Item:
-    """The item of a micro-benchmark; ``settings`` are all of its family's, checked."""
+    """Return the item of a micro-benchmark; ``settings`` are all of its family's, checked."""
     return Item(_identity("kernel", family, settings, {}), "kernel", family, settings, {},
                 side(FAMILIES[family], settings), priority, seconds)
 
 
 def side(family: CampaignFamily, settings: dict[str, Any]) -> Split:
-    """The side of a micro-benchmark: that of its *shape group*.
+    """Return the side of a micro-benchmark: that of its *shape group*.
 
     The rule of ``tracer.workloads.split`` on the text ``gemm batch=1 k=64 …``: the family and its sizes, sorted;
     every layout, dtype, direction and operator of a shape is on the same side. A family without sizes (``overheads``)

@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import Any
 
 _FLUSH_MULTIPLE = 4
-"""The buffer that evicts L2 is so many times its size."""
+"""Size of the buffer that evicts L2, over L2's size."""
 _LEAST_FLUSH_BYTES = 8 << 20  # chosen: more than the caches of small devices and cores
 _UNKNOWN_L2_BYTES = 128 << 20  # more than the largest known (B200, B300: 126 MB)
 _BEHIND_L2_BYTES = 256 << 20
-"""AMD's Infinity Cache, which lies behind the L2 of MI300X and its like and which the driver does not report."""
+"""Bytes of AMD's Infinity Cache, behind the L2 of MI300X and its like; the driver does not report it."""
 _FLUSH_SHARE = 1 / 16
-"""Of the memory, which the buffer takes at most."""
+"""Most of the memory that the buffer takes, as a share."""
 _TIMED_CYCLES = 200_000
-"""A sleep of a tenth of a millisecond, by which cycles of the clock of the moment are told in microseconds."""
+"""Cycles of a sleep of a tenth of a millisecond; its time converts cycles at the present clock to microseconds."""
 
 
 class CudaMachine:
@@ -36,7 +36,7 @@ class CudaMachine:
 
     @cached_property
     def _evict(self) -> Any:
-        """A buffer whose writing leaves nothing else in the caches."""
+        """Return a buffer whose writing leaves nothing else in the caches."""
         properties = self._cuda.get_device_properties(self._cuda.current_device())
         size = int(getattr(properties, "L2_cache_size", 0) or _UNKNOWN_L2_BYTES)
         wanted = max(_FLUSH_MULTIPLE * size, 2 * _BEHIND_L2_BYTES * self._is_amd, _LEAST_FLUSH_BYTES)
@@ -54,7 +54,7 @@ class CudaMachine:
         self._cycles_per_us = _TIMED_CYCLES / max(first.elapsed_time(second) * 1e3, 1.0)
 
     def event(self) -> Any:
-        """A timing event; ``a.elapsed_time(b)`` is in milliseconds."""
+        """Return a timing event; ``a.elapsed_time(b)`` is in milliseconds."""
         return self._cuda.Event(enable_timing=True)
 
     def synchronize(self) -> None:
@@ -62,7 +62,7 @@ class CudaMachine:
         self._cuda.synchronize()
 
     def hold(self, microseconds: float) -> None:
-        """Keep the current stream busy for so long, without holding up the host. ``scale_hold`` was called before."""
+        """Keep the current stream busy for a time, without holding up the host; call ``scale_hold`` before."""
         self._cuda._sleep(int(microseconds * self._cycles_per_us))
 
     def flush(self) -> None:
@@ -70,20 +70,20 @@ class CudaMachine:
         self._evict.zero_()
 
     def stream(self) -> Any:
-        """A new stream."""
+        """Return a new stream."""
         return self._cuda.Stream()
 
     def current_stream(self) -> Any:
-        """The stream work goes to now."""
+        """Return the stream work goes to now."""
         return self._cuda.current_stream()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Work inside goes to the stream."""
+        """Return a context in which work goes to the stream."""
         context: AbstractContextManager[Any] = self._cuda.stream(stream)
         return context
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Capture what ``work`` launches; the result launches it as one graph."""
+        """Capture what ``work`` launches; return a function that launches it as one graph."""
         side = self._cuda.Stream()
         side.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(side):
@@ -106,18 +106,18 @@ class CudaMachine:
 
     @cached_property
     def _driver(self) -> Any:
-        """NVIDIA's driver, or the HIP runtime that torch has loaded, which may be its own."""
+        """Return NVIDIA's driver, or the HIP runtime that torch has loaded, which may be its own."""
         return ctypes.CDLL(_loaded("libamdhip64.so") if self._is_amd else "libcuda.so.1")
 
     def clock_mhz(self) -> int | None:
-        """The SM clock now; None where it cannot be read (it needs nvidia-ml-py, or amdsmi)."""
+        """Return the SM clock now; None where it cannot be read (it needs nvidia-ml-py, or amdsmi)."""
         with suppress(Exception):
             return int(self._cuda.clock_rate())
         return None
 
 
 def _loaded(name: str) -> str:
-    """The path of a library that this process has loaded, whatever its version; else its name."""
+    """Return the path of a library that this process has loaded, in any version; else its name."""
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
             path = line.partition("/")[2]
@@ -138,11 +138,11 @@ class HostEvent:
         self._at_ns = self._clock_ns()
 
     def elapsed_time(self, later: HostEvent) -> float:
-        """Milliseconds from this one to ``later``."""
+        """Return the milliseconds from this one to ``later``."""
         return (later._at_ns - self._at_ns) / 1e6
 
     def query(self) -> bool:
-        """Host work has ended by then."""
+        """Return true: host work has ended by then."""
         return True
 
     def synchronize(self) -> None:
@@ -175,7 +175,7 @@ class HostMachine:
             time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns)
 
     def event(self) -> HostEvent:
-        """A point in time; ``a.elapsed_time(b)`` is in milliseconds."""
+        """Return a point in time; ``a.elapsed_time(b)`` is in milliseconds."""
         return HostEvent(self._clock_ns)
 
     def synchronize(self) -> None:
@@ -192,11 +192,11 @@ class HostMachine:
         self._evict.zero_()
 
     def stream(self) -> HostStream:
-        """The host."""
+        """Return the host."""
         return HostStream()
 
     def current_stream(self) -> HostStream:
-        """The host."""
+        """Return the host."""
         return HostStream()
 
     @contextmanager
@@ -205,7 +205,7 @@ class HostMachine:
         yield
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """``work`` itself."""
+        """Return ``work`` itself."""
         return work
 
     def memset(self, tensor: Any) -> None:
@@ -213,7 +213,7 @@ class HostMachine:
         tensor.zero_()
 
     def clock_mhz(self) -> int | None:
-        """Not known."""
+        """Return nothing: the clock is not known."""
         return None
 
 
@@ -221,7 +221,7 @@ Machine = CudaMachine | HostMachine
 
 
 ZIPF_EXPONENT = 1.05
-"""As the DLRM workload's look-ups."""
+"""Exponent of the DLRM workload's look-ups."""
 
 
 class Lab:
@@ -266,12 +266,12 @@ class Lab:
         self.enter(tf32(enabled))
 
     def dtype(self, name: str) -> Any:
-        """torch's type of a short name ("tf32" is stored as fp32), or what torch has by that name."""
+        """Return torch's type of a short name ("tf32" is stored as fp32), or what torch has by that name."""
         return getattr(self.torch, {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16",
                                     "fp8": "float8_e4m3fn"}.get(name, name))
 
     def function(self, name: str) -> Callable[..., Any]:
-        """The function of an operator such as "aten::mm", by the shortest way into torch that there is."""
+        """Return the function of an operator such as "aten::mm", by the most direct call that torch has."""
         torch, short = self.torch, name.removeprefix("aten::")
         is_method = short == "to" or short.endswith("_")
         homes = (torch, torch._C._nn, torch._C._linalg, torch.Tensor if is_method else torch.ops.aten)
@@ -279,19 +279,19 @@ class Lab:
         return found
 
     def random(self, *shape: int, dtype: str = "fp32", grad: bool = False) -> Any:
-        """Normal random numbers; zeros would run faster than real data."""
+        """Return normal random numbers; zeros would run faster than real data."""
         x = self.torch.randn(shape, generator=self._generator, device=self.device, dtype=self.torch.float32)
         return x.to(self.dtype(dtype)).requires_grad_(grad)
 
     def random_like(self, other: Any) -> Any:
-        """Normal random numbers of a tensor's shape, type and memory layout."""
+        """Return normal random numbers of a tensor's shape, type and memory layout."""
         return self.torch.empty_like(other).normal_()
 
     def gradients(self, output: Any, inputs: Sequence[Any], gradient: Any = None) -> Callable[[], Any]:
         """Return what computes the gradients of some inputs, any number of times.
 
-        A host's own time is measured around the call, and autograd's engine, which hands each graph to its own queue,
-        takes tens of microseconds that a step pays once for its whole backward. On a host, graphs that are a chain are
+        A host's own time is measured around the call. Autograd's engine, which hands each graph to its own queue, takes
+        tens of microseconds; a step pays them once for its whole backward. On a host, graphs that are a chain are
         therefore run node by node.
         """
         torch = self.torch
@@ -311,9 +311,9 @@ class Lab:
         return along
 
     def indices(self, count: int, *, high: int, law: str = "uniform") -> Any:
-        """``count`` numbers below ``high``, int64; ``law`` "zipf" prefers few of them, which lie anywhere.
+        """Return ``count`` numbers below ``high``, int64; ``law`` "zipf" prefers few of them, which lie anywhere.
 
-        "starts" gives the multiples of ``high`` instead: where bags of so many look-ups begin.
+        "starts" gives the multiples of ``high`` instead: where bags of ``high`` look-ups each begin.
         """
         torch = self.torch
         if law == "starts":
@@ -328,11 +328,11 @@ class Lab:
         return places[rank]
 
     def pinned(self, tensor: Any) -> Any:
-        """The host tensor in page-locked memory, where there is a GPU."""
+        """Return the host tensor in page-locked memory, where there is a GPU."""
         return tensor.pin_memory() if self.is_cuda else tensor
 
     def tidy(self) -> None:
-        """Give cached device memory back."""
+        """Release cached device memory."""
         if self.is_cuda:
             self.torch.cuda.empty_cache()
 

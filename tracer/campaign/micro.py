@@ -4,7 +4,7 @@
     hold |         event  run  event       warm: what fits is still in L2
 
 ``hold`` keeps the stream busy until the host has queued the rest, so that launch costs stay out of the times. An
-event pair itself takes a little; its median is stored beside the times (``event_overhead_us``), not taken off.
+event pair itself takes a little; its median is stored with the times (``event_overhead_us``), not taken off.
 
 A host shares its caches and memory with strangers for moments at a time. A benchmark may be visited again, moments or
 minutes later, for its warm times alone; the quickest visit is what the host can do.
@@ -36,7 +36,7 @@ HOST_FLUSHED_BUDGET_S = 0.005
 """The same for a host's flushed variant, whose flush takes longer than most runs."""
 PROFILED_RUNS = 3  # chosen: runs launch the same kernels
 HOLD_FACTOR, HOLD_US = 1.5, 30.0
-"""The stream is held for this multiple of the host's time to queue a run, plus so many microseconds."""
+"""The stream is held for the first times the host's time to queue a run, plus the second in microseconds."""
 _QUANTILES = (10, 25, 50, 75, 90)  # per cent, as the columns' names say
 
 
@@ -83,7 +83,7 @@ def measure(family: str, settings: dict[str, Any], lab: Lab, visit: int = 1) -> 
 
 
 def _warm_up(bench: Bench, lab: Lab) -> tuple[float, float]:
-    """Run a few times; microseconds the host takes to queue one run (0 where it waits), and until it has ended."""
+    """Run a few times; return µs until the host has queued one run (0 where it waits), and until it has ended."""
     queued, ended = [], []
     for _ in range(WARM_UP_RUNS):
         lab.machine.synchronize()
@@ -96,7 +96,7 @@ def _warm_up(bench: Bench, lab: Lab) -> tuple[float, float]:
 
 
 def _repeat(bench: Bench, lab: Lab, hold_us: float, run_us: float, flush: bool) -> list[float]:
-    """Microseconds of each run, as many as give a steady median within the budget."""
+    """Return the microseconds of each run, as many as give a steady median within the budget."""
     machine = lab.machine
     budget_s = CUDA_BUDGET_S if lab.is_cuda else HOST_FLUSHED_BUDGET_S if flush else HOST_BUDGET_S
     batch = LEAST_RUNS if LEAST_RUNS * run_us < 1e6 * budget_s else SLOW_RUNS

@@ -1,30 +1,30 @@
-"""The campaign's own error.
-
-The plan of a campaign: a TOML file of workload captures and micro-benchmarks, read and checked. Imports no torch.
+"""The plan of a campaign: a TOML file of workload captures and micro-benchmarks, read and checked. Imports no torch.
 
     name = "smoke"
     description = "…"
-    device = "cpu"              # or "cuda": what the plan is for
-    parts = 2                   # the items in order, cut into so many runs …
-    minutes = 9                 # … of at most so many minutes each, by the estimates below
+    device = "cpu"              # or "cuda"
+
+    parts = 2                   # runs that the items are cut into, in order
+    minutes = 9                 # most minutes of each run, by the estimates below
 
     [[workload]]                # captures: tracer.workloads
     workload = "llama"
-    preset = "real"             # start from this preset; whatever is named below is put over it
+    preset = "real"             # start from this preset; the settings below replace its own
     priority = 1                # 1 runs first
-    columns = ["batch", "seq"]  # settings that change together, one row a configuration …
+
+    columns = ["batch", "seq"]  # settings that change together, one row a configuration
     rows = [[1, 128], [8, 2048]]
-    product = { dtype = ["bf16", "tf32"] }  # … times every combination of these
+    product = { dtype = ["bf16", "tf32"] }  # times every combination of these
+
     timed = 30                  # unprofiled steps, then `steps` profiled ones
     seconds = 8                 # what one takes on the plan's device, process and files included
 
     [[kernel]]                  # micro-benchmarks: tracer.campaign.families
     family = "gemm"
     draw = { m = [16, 8192, 16], n = [64, 8192, 64], k = [64, 8192, 64] }  # least, most, multiple of
-    count = 40                  # log-uniform random sizes, the same ones each time
-    product = { dtype = ["bf16"], layout = ["nt", "nn"] }
 
-The combinations an entry of a plan stands for.
+    count = 40                  # log-uniform random sizes, the same each time
+    product = { dtype = ["bf16"], layout = ["nt", "nn"] }
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def packaged_plans() -> dict[str, Path]:
-    """The plans that come with the package, by name."""
+    """Return the plans that come with the package, by name."""
     folder = Path(__file__).resolve().parents[1] / "plans"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
@@ -132,7 +132,7 @@ def read_plan(plan: str | Path) -> Plan:
 
 
 def _explained(error: msgspec.ValidationError) -> str:
-    """msgspec's sentence with what would be right: the keys there are."""
+    """Return msgspec's sentence with the valid keys."""
     text = str(error)
     what, _, where = text.partition(" - at ")
     place = where.strip("`").removeprefix("$.") or "the top"
@@ -145,7 +145,7 @@ def _explained(error: msgspec.ValidationError) -> str:
 
 
 def combinations(entry: Grid, where: str) -> list[dict[str, Any]]:
-    """Every configuration of an entry, rows first, in the order written.
+    """Return every configuration of an entry, rows first, in the order written.
 
     Args:
         where: names the entry in errors.
@@ -176,7 +176,7 @@ def combinations(entry: Grid, where: str) -> list[dict[str, Any]]:
 
 
 def _drawn(entry: Grid, where: str) -> list[dict[str, Any]]:
-    """Log-uniform sizes from a generator seeded with their names and bounds: the same rows for the same entry."""
+    """Return log-uniform sizes, the same for the same entry: the seed is their names and bounds."""
     for name, (low, high, unit) in entry.draw.items():
         if not 1 <= unit <= low <= high or low % unit:
             raise CampaignError(f"{where}: draw.{name} = [{low}, {high}, {unit}] must be [least, most, multiple of], "
@@ -187,7 +187,7 @@ def _drawn(entry: Grid, where: str) -> list[dict[str, Any]]:
 
 
 def spread(count: int) -> list[int]:
-    """The numbers below ``count`` ordered so that any beginning of them is spread over all: ends, middle, quarters …
+    """Return the numbers below ``count`` so that the first few are spread over all: ends, middle, quarters, …
 
     >>> spread(6)
     [0, 5, 2, 1, 3, 4]

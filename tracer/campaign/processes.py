@@ -21,7 +21,7 @@ START_S = 180.0
 """Longest a worker may take to import torch and wake the device."""
 _LOG_BYTES = 2000  # chosen: a traceback's last lines
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""A worker of the CPU sees no GPU, so that its context is the CPU's and nothing runs elsewhere."""
+"""Variables that hide GPUs from a worker of the CPU, so that its context is the CPU's and nothing runs elsewhere."""
 _GPUS = ("import sys; sys.path[:] = filter(None, sys.path); import torch; "
          "print(torch.cuda.is_available() and torch.cuda.device_count())")
 
@@ -32,7 +32,7 @@ def torch_sees_gpu() -> bool:
 
 
 def torch_gpus() -> int:
-    """Return how many GPUs torch, asked likewise, sees."""
+    """Return how many GPUs torch sees, asked in a process of its own."""
     try:
         asked = subprocess.run([sys.executable, "-c", _GPUS], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                                timeout=START_S, check=False)
@@ -42,7 +42,7 @@ def torch_gpus() -> int:
 
 
 class NoWorkerError(CampaignError):
-    """No process can record here. ``reason``: one sentence why."""
+    """No process can record here. ``reason`` is a sentence."""
 
     def __init__(self, reason: str, advice: str = "") -> None:
         super().__init__(f"The process that records could not start: {reason}{advice}")
@@ -116,7 +116,7 @@ class Worker:
         return msgspec.json.decode(line, type=Answer)
 
     def kill(self) -> None:
-        """End it and all it started, and wait for that. Safe to repeat."""
+        """End the process and all it started, and wait for that. Safe to repeat."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # a process stuck in the driver is left to the system
@@ -153,7 +153,7 @@ class Workers:
         self._started = 0
 
     def take(self, *, fresh: bool) -> Worker:
-        """A ready worker; ``fresh``: one that has done nothing yet. Raises ``NoWorkerError``.
+        """Return a ready worker; ``fresh``: one that has done nothing yet. Raises ``NoWorkerError``.
 
         One that was started ahead replaces the current one at once: an idle process is another on the device.
         """

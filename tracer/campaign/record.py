@@ -58,7 +58,7 @@ class Answer(msgspec.Struct):
 
 
 def sentence(error: BaseException) -> str:
-    """An exception as one sentence without paths of this machine."""
+    """Return an exception as one sentence without paths of this machine."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = cut_text(_PATHS.sub(r"\1", " ".join(lines[:2])), 300) or "no message"
     return f"{type(error).__name__}: {text}{'' if text.endswith('.') else '.'}"
@@ -76,7 +76,7 @@ def is_device_error(reason: str) -> bool:
 
 
 def full_folder(error: BaseException, task: Task) -> str:
-    """A folder of the full disk that an item failed for; empty if that is not why."""
+    """Return a folder of the full disk that an item failed for; empty if that is not why."""
     full = full_disk_error(error)
     if full is None:
         return ""
@@ -113,7 +113,7 @@ def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
 
 
 def convert(task: Task, part: Path) -> dict[str, Any]:
-    """The capture as one file in the task's folder: ``{"file": …, "content": …, "notes": […]}``."""
+    """Return the capture as one file in the task's folder: ``{"file": …, "content": …, "notes": […]}``."""
     job = read_job(part, cycle=1)
     graph = job.graphs[0]
     # That there are more windows than the one kept is the plan's choice, not news.
@@ -153,7 +153,7 @@ _KERNEL_KEYS = ["name", "op_name", "phase", "shapes", "dtypes", "kind", "stream"
 
 
 def summarise(graph: ExecutionGraph) -> pandas.DataFrame:
-    """A recorded graph as one small table: groups of alike rows of all profiled steps.
+    """Return a recorded graph as one small table: groups of alike rows of all profiled steps.
 
     Columns: ``table`` ("op" or "kernel"), ``name``; for a kernel also ``op_name``, ``kind``, ``stream``; ``phase``,
     ``shapes`` and ``dtypes`` of the operation (JSON texts); ``count``; ``median_ns``, ``total_ns`` of the durations

@@ -20,7 +20,7 @@ INDEX = "campaign.json"
 LINES = "items.jsonl"
 SCRATCH = ".work"
 MARK = ".foretrace"
-"""In the scratch directory: a run made it, and may remove it."""
+"""File that marks a scratch directory made by a run, which may remove it."""
 VERSION = 1  # of the format; rises when an older reader would misread it
 
 Status = Literal["ok", "unsupported", "failed"]
@@ -31,21 +31,21 @@ class ItemResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The result of one item: a line of ``items.jsonl``.
 
     Attributes:
-        id, kind, name, settings, split: the item's; in a rehearsal ``settings`` are the tiny ones.
+        id, kind, name, settings, split: The item's; in a rehearsal ``settings`` are the tiny ones.
         status: "ok"; "unsupported" if this device or torch cannot do it; "failed".
-        reason: one sentence why, if not "ok".
-        seconds: what the item took, files included.
-        session: which of the index's sessions, from 0.
-        file: its file below the campaign's directory; a micro-benchmark's rows are in its family's.
+        reason: One sentence why, if not "ok".
+        seconds: What the item took, files included.
+        session: Which of the index's sessions, from 0.
+        file: Its file below the campaign's directory; a micro-benchmark's rows are in its family's.
         content: "graph" (one-file form), "summary" (operation and kernel table), "times" (no file), "kernels".
-        unprofiled_step_ns, profiled_step_ns: every step's time, nanoseconds.
-        median_ns, spread: of the unprofiled steps (spread: interquartile range over median); of a
+        unprofiled_step_ns, profiled_step_ns: Every step's time, nanoseconds.
+        median_ns, spread: Of the unprofiled steps (spread: interquartile range over median); of a
             micro-benchmark the warm variant's.
-        profiler_slowdown: median profiled over median unprofiled step.
-        peak_memory: bytes: "allocated_bytes", "reserved_bytes" of the device, "host_bytes" resident.
-        parameters: trainable numbers of the model.
+        profiler_slowdown: Median profiled over median unprofiled step.
+        peak_memory: Bytes: "allocated_bytes", "reserved_bytes" of the device, "host_bytes" resident.
+        parameters: Trainable numbers of the model.
         clocks: MHz and the like right after the unprofiled steps, as nvidia-smi names them.
-        notes: what the capture wants said.
+        notes: What the capture wants said.
     """
 
     id: str
@@ -71,7 +71,7 @@ class ItemResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def ended(item: Item, status: Status, **values: Any) -> ItemResult:
-    """A result of an item."""
+    """Return a result of an item."""
     return ItemResult(id=item.id, kind=item.kind, name=item.name, settings=item.settings, split=item.split,
                       status=status, **values)
 
@@ -225,7 +225,7 @@ class Results:
         return f"{folder}/{name}"
 
     def bytes_used(self) -> int:
-        """Bytes of all files but the scratch directory's."""
+        """Return the bytes of all files but the scratch directory's."""
         used = 0
         for folder, folders, names in os.walk(self.path):
             folders[:] = [name for name in folders if name != SCRATCH]
@@ -233,7 +233,7 @@ class Results:
         return used
 
     def graph_bytes(self) -> int:
-        """Bytes of the full graphs."""
+        """Return the bytes of the full graphs."""
         return sum(path.stat().st_size for path in (self.path / "graphs").glob("*"))
 
     def _count(self) -> None:

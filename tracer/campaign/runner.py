@@ -28,11 +28,11 @@ from tracer.campaign.tables import KERNELS, merge_parts, write_part
 from tracer.output_file import FULL, free_text, full_disk_error, writing_error
 
 GRACE_S = 30.0
-"""An item still running so long after the box has ended is stopped."""
+"""Seconds after the end of the box at which a running item is stopped."""
 LEAST_TIMEOUT_S, TIMEOUT_FACTOR = 60.0, 8.0
-"""An item may take this multiple of what is expected of it, and never less than the seconds."""
+"""Least seconds, and multiple of the expected time, after which an item times out."""
 GRAPH_SHARE, LEAST_GRAPHS = 0.75, 12
-"""Full graphs may take this share of the size together, and one no more than makes room for a dozen."""
+"""Share of the size that full graphs may take together; one may take at most a twelfth of that."""
 FLUSH_S, FLUSH_ITEMS = 2.0, 64
 """Micro-benchmarks are written in batches; a kill loses those of the last seconds."""
 MOST_FAILURES = 10
@@ -46,12 +46,12 @@ class RunOptions:
     """Options of a plan's run.
 
     Attributes:
-        minutes: time box. No item is started that is expected to end after it.
-        max_mb: most megabytes (10⁶ bytes) of the directory.
-        part: which part of the plan, from 1; None for all.
-        resume: go on in a directory that holds results; failed items are tried again, after all others.
-        rehearse: tiny sizes, on the CPU; all else is the same.
-        say: called with a line about each step forward.
+        minutes: Time box. No item is started that is expected to end after it.
+        max_mb: Most megabytes (10⁶ bytes) of the directory.
+        part: Which part of the plan, from 1; None for all.
+        resume: Go on in a directory that holds results; failed items are tried again, after all others.
+        rehearse: Tiny sizes, on the CPU; all else is the same.
+        say: Called with a line about each step forward.
     """
 
     minutes: float = 9.0
@@ -181,7 +181,7 @@ class _Run:
         return time.monotonic() + self._expected(item) <= self._deadline
 
     def _one(self, item: Item, workers: Workers) -> tuple[ItemResult, list[dict[str, Any]]]:
-        """Have one item recorded; whatever happens to the worker is the item's result."""
+        """Have one item recorded; anything that happens to the worker is the item's result."""
         asked = rehearsed(item) if self._options.rehearse else item
         expected = self._expected(item)
         timeout = min(max(LEAST_TIMEOUT_S, TIMEOUT_FACTOR * expected), self._deadline + GRACE_S - time.monotonic())
@@ -236,7 +236,7 @@ class _Run:
         return result
 
     def _keep_visit(self, result: ItemResult, rows: list[dict[str, Any]]) -> None:
-        """A further visit adds rows and seconds to what the first one found; one that failed takes nothing away."""
+        """Add a further visit's rows and seconds to the first visit's; a failed one changes nothing."""
         waiting = {kept.id: kept for kept, _ in self._batch}
         first = waiting.get(result.id) or self._results.lines.get(result.id)
         if first is None or not rows:
@@ -291,13 +291,13 @@ class _Run:
             self._factors.setdefault(key, []).append(seconds / item.seconds)
 
     def _expected(self, item: Item) -> float:
-        """The plan's seconds times what alike items (else the same kind's) took of theirs: the upper quartile."""
+        """Return the plan's seconds times the upper quartile of what alike items (or the kind) took of theirs."""
         factors = self._factors.get(item.alike) or self._factors.get(item.kind) or [1.0]
         upper = statistics.quantiles(factors, n=4)[2] if len(factors) > 2 else max(factors)
         return item.seconds * upper
 
     def _room(self) -> float:
-        """Bytes left; the files are only looked at again once one was written."""
+        """Return the bytes left for a graph; files are only looked at again after one was written."""
         if self._used is None:
             self._used = self._results.bytes_used()
         return self._options.max_mb * _MB - self._used
@@ -334,7 +334,7 @@ def _line(result: ItemResult, number: int, count: int) -> str:
 
 
 def count_by(results: list[ItemResult]) -> dict[tuple[str, str], Counter[str]]:
-    """(kind, name) → how many have each status and side."""
+    """Return counts by (kind, name) of each status and side."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for result in results:
         counter = found.setdefault((result.kind, result.name), Counter())

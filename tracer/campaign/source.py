@@ -16,7 +16,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Setup:
-    """The facts that a run needs beside its items.
+    """The facts that a run needs in addition to its items.
 
     Attributes:
         name, description: for ``campaign.json``.
@@ -42,11 +42,11 @@ class ItemSource(Protocol):
     setup: Setup
 
     def begin(self, lines: Mapping[str, ItemResult]) -> int:
-        """Take up what the directory holds already; returns how many of its items need not be run."""
+        """Read what the directory holds already; return how many of its items need not be run."""
         ...
 
     def known(self) -> Sequence[Item]:
-        """Items whose results in the directory tell how long such items take here."""
+        """Return items whose results in the directory show how long such items take here."""
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class ItemSource(Protocol):
         return
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """The next item that fits into the time left, or nothing."""
+        """Return the next item that fits into the time left, or nothing."""
         ...
 
     def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
@@ -69,7 +69,7 @@ class ItemSource(Protocol):
         ...
 
     def left(self) -> int:
-        """Return how many have neither been there before nor been run."""
+        """Return how many items have no result in the directory and have not been run."""
         ...
 
     def stopped(self) -> str:
@@ -101,7 +101,7 @@ class PlanItems(ItemSource):
         return self._items
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """The next one that fits; longer ones are passed over, since a shorter one may still fit."""
+        """Return the next one that fits; longer ones are passed over, since a shorter one may still fit."""
         while self._place < len(self._todo):
             item = self._todo[self._place]
             self._place += 1
@@ -110,7 +110,7 @@ class PlanItems(ItemSource):
         return None
 
     def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """Nothing is learned: the order is fixed."""
+        """Ignore a result: the order is fixed."""
         self._ran += 1
 
     def planned(self) -> int:
@@ -123,7 +123,7 @@ class PlanItems(ItemSource):
 
 
 def chosen(plan: Plan, part: int | None) -> list[Item]:
-    """The items of a part (all for None), in order. Raises ``CampaignError`` if there is no such part."""
+    """Return the items of a part (all for None), in order. Raises ``CampaignError`` if there is no such part."""
     items = expand(plan)
     if part is None:
         return items

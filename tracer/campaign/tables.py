@@ -21,7 +21,7 @@ KERNELS = "kernels"
 """Folder of the tables in a campaign's directory."""
 PART_ENDING = ".part.parquet"
 WARM = "warm"
-"""The variant whose data may be in L2. Later visits of the same benchmark are variants ``warm 2``, ``warm 3`` …"""
+"""The variant whose data may be in L2. Later visits of a benchmark are variants ``warm 2``, ``warm 3``, …"""
 
 _COMMON: dict[str, tuple[str, str]] = {
     "id": ("string", "the item; its line of items.jsonl has the rest"),
@@ -51,12 +51,12 @@ _MEASURED: dict[str, tuple[str, str]] = {
 
 
 def warm_variant(visit: int) -> str:
-    """The name of a visit's warm variant; visits count from 1."""
+    """Return the name of a visit's warm variant; visits count from 1."""
     return WARM if visit <= 1 else f"{WARM} {visit}"
 
 
 def quickest_visits(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The warm rows, one a benchmark, with the times of its quickest visit (by the tenth percentile).
+    """Return the warm rows, one a benchmark, with the times of its quickest visit (by the tenth percentile).
 
     What was only seen on the first visit (kernels, bytes) is the first visit's. A benchmark without a first visit's
     row is left out; one without a tenth percentile has no quickest visit, and so no times.
@@ -74,7 +74,7 @@ def quickest_visits(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def describe(family: CampaignFamily) -> dict[str, tuple[str, str]]:
-    """Columns of a family's table: name → (type, what it is)."""
+    """Return the columns of a family's table: name → (type, what it is)."""
     return {
         **_COMMON,
         **dict.fromkeys(family.sizes, ("int64", "size")),
@@ -105,7 +105,7 @@ def merge_parts(folder: Path, scratch: Path) -> None:
 
 
 def read_kernels(out: str | os.PathLike[str], family: str) -> pandas.DataFrame:
-    """The rows of a family in a campaign's directory, merged or not; empty if it has none. See ``describe``.
+    """Return the rows of a family in a campaign's directory, merged or not; empty if it has none. See ``describe``.
 
     Raises:
         CampaignError: there is no such family, or a file is damaged.

@@ -5,9 +5,8 @@
             ...                     # the script's own step
             capture.step()
 
-Order of a capture: warm-up steps, then steps timed with nothing watching (the truth a prediction is compared with),
-then a few more timed as one, then the profiler's own warm-up, then the profiled steps. Importing this package does not
-import torch.
+A capture runs warm-up steps, then steps timed without the profiler (the truth that a prediction is compared with), then
+a few more timed as one. Then come the profiler's own warm-up and the profiled steps. The package imports no torch.
 """
 
 from __future__ import annotations
@@ -31,40 +30,40 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
     """Record a training run: a context manager, or a decorator of a function whose every call is one step.
 
     Args:
-        out: directory of the job; every rank writes its own part, ``OUT/rank<r>``.
-        steps: profiled steps of each cycle, at least 1.
-        warmup: steps run before anything is measured.
-        timed: steps timed without the profiler, every device in use waited for at each border. On a machine with a GPU
-            up to 4 more are timed as one, waited for at their end only: what a loop gains by running ahead of its GPU.
-        cycles: windows of ``steps`` profiled steps, each after a warm-up of the profiler; at least 1.
-        execution_trace: "apart" records PyTorch's execution trace in one more step after the last window. The observer
-            costs some 20 µs of host time for each operation (the profiler itself 2; measured on one AMD EPYC core,
-            torch 2.13), so that the windows are free of it; their operations are joined to it by their sequence. "all"
-            records it in every window: operations are joined by their ids, and their times hold that cost. "none"
-            records none.
+        out: Directory of the job; every rank writes its own part, ``OUT/rank<r>``.
+        steps: Profiled steps of each cycle, at least 1.
+        warmup: Steps run before anything is measured.
+        timed: Steps timed without the profiler; each waits at its borders for every device in use. On a machine with a
+            GPU up to 4 more are timed as one, waiting at their end only: what a loop gains by running ahead of its GPU.
+        cycles: Windows of ``steps`` profiled steps, each after a warm-up of the profiler; at least 1.
+        execution_trace: "apart" records PyTorch's execution trace in one more step after the last window. The windows
+            are then free of its cost, some 20 µs of host time for each operation (the profiler itself takes 2;
+            measured on one AMD EPYC core, torch 2.13). Their operations are joined to the trace by their sequence.
+            With "all" every window records it: operations are joined by their ids, and their times hold that cost. With
+            "none" no window does.
         form: "json" keeps the profiler's own files, "foretrace" writes the one-file form of the graph instead.
-        stacks: also record Python stacks. Gives the module path of each operation and slows the host down a lot.
-        replace: replace a capture that is already there, complete or partial, once this one has measured something.
-        world_size: make this process one rank of a fake world of so many ranks while the ``with`` block runs: build and
-            wrap the model inside it (see ``tracer.fake_world``). Compute is real and timed; collectives are recorded
-            but take no time, and what is read back says so.
-        rank: which rank of the fake world.
-        lookups: count, in one step of the profiler's warm-up that is thrown away, how often rows of each embedding
-            table are looked up and how long bags are (``tracer.lookup_data``), so that their time can be predicted.
-            Only counts are kept, never an index. Measured steps are as without.
-        python_calls: count, in the same step that is thrown away, the calls of Python functions between operations:
-            what a model's own Python costs a host is then told from what its operations do (docs/host_overheads.md).
-        profile_memory: also record every change of the devices' memory in the windows, for ``foretrace memory``. Each
+        stacks: Also record Python stacks. Gives the module path of each operation and slows the host down a lot.
+        replace: Replace a capture that is already there, complete or partial, once this one has measured something.
+        world_size: Make this process one rank of a fake world of this many ranks while the ``with`` block runs: build
+            and wrap the model inside it (see ``tracer.fake_world``). Compute is real and timed; collectives are
+            recorded but take no time, and what is read back says so.
+        rank: Which rank of the fake world.
+        lookups: Count how often rows of each embedding table are looked up and how long bags are
+            (``tracer.lookup_data``), so that their time can be predicted. One discarded step of the profiler's warm-up
+            is counted. Only counts are kept, never an index. Measured steps are as without.
+        python_calls: Count the calls of Python functions between operations in the same discarded step. The counts
+            separate what a model's own Python costs a host from what its operations do (docs/host_overheads.md).
+        profile_memory: Also record every change of the devices' memory in the windows, for ``foretrace memory``. Each
             costs the host about what another operation does.
 
     Returns:
         The capture, not started yet. It needs ``capture.options.total_steps`` steps.
 
     Raises:
-        CaptureError: an argument is wrong. Entering raises it if the directory cannot be written, holds a capture, or
+        CaptureError: An argument is wrong. Entering raises it if the directory cannot be written, holds a capture, or
             another capture (here, or in another process into the same directory) or profiler is running; ``step``
             raises it if the files cannot be written, or if another profiler has been started.
-        FakeWorldError: entering, if a fake world is asked for and process groups are up already.
+        FakeWorldError: Entering, if a fake world is asked for and process groups are up already.
     """
     options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace, lookups,
                              python_calls, profile_memory)
@@ -72,7 +71,7 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
 
 
 class _CallableModule(ModuleType):
-    """``tracer.capture`` is this package and the function alike, in whichever order they are imported."""
+    """Makes ``tracer.capture`` both this package and the function, in any order of imports."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Capture:
         return capture(*args, **kwargs)

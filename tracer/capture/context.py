@@ -1,7 +1,7 @@
-"""Facts about the machine and the process that a prediction needs beside the trace. No host, user or path names.
+"""Facts about the machine and the process that a prediction needs with the trace. No host, user or path names.
 
-Clocks and power of the device are sampled between what a capture measures: where the next step is neither timed nor
-profiled, so that no rank waits inside a measured step for one that samples.
+Clocks and power of the device are sampled between what a capture measures, where the next step is neither timed nor
+profiled. So no rank waits inside a measured step for one that samples.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CLOCK_FACTS = ("driver", "sm_mhz", "memory_mhz", "max_sm_mhz", "power_w", "powe
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of ranks: torch.distributed's, else torchrun's, else 0 of 1.
+    """Return this process's rank and the number of ranks: torch.distributed's, else torchrun's, else 0 of 1.
 
     Imports no torch.
     """
@@ -55,14 +55,14 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def fake_world_here() -> tuple[int, int] | None:
-    """(world size, rank) of the fake world that is up, if one is. Imports no torch."""
+    """Return (world size, rank) of the fake world that is up, if one is. Imports no torch."""
     module = sys.modules.get("tracer.fake_world.world")
     found: tuple[int, int] | None = module.current_world() if module is not None else None
     return found
 
 
 def collect_context() -> dict[str, Any]:
-    """Everything but the measurements. A part that cannot be found out is left out, never an error."""
+    """Return all facts but the measurements. A fact that cannot be found is left out, never an error."""
     rank, world = rank_and_world()
     found: dict[str, Any] = {"recorded": datetime.date.today().isoformat(), "rank": rank, "world_size": world}
     if fake_world_here() is not None:
@@ -90,8 +90,8 @@ class FreeRunning:
 
 def measurements(unprofiled_ns: list[int], profiled_ns: list[int], slowdown: float | None,
                  free_running: FreeRunning | None, waited_for: list[int]) -> dict[str, Any]:
-    """The step times, nanoseconds: all of them, their median, their spread (interquartile range over median), and how
-    they were timed."""
+    """Return the step times, nanoseconds: all of them, their median, their spread (interquartile range over median),
+    and how they were timed."""
     found: dict[str, Any] = {
         "unprofiled_step_ns": unprofiled_ns, "profiled_step_ns": profiled_ns,
         "timing": {"border": "every step ends with the devices idle", "waited_for": waited_for}}
@@ -107,7 +107,7 @@ def measurements(unprofiled_ns: list[int], profiled_ns: list[int], slowdown: flo
 
 
 def peak_memory() -> dict[str, int]:
-    """Peak bytes since the process started: the device allocator's and the host's resident memory."""
+    """Return peak bytes since the process started: the device allocator's and the host's resident memory."""
     import torch
 
     found: dict[str, int] = {}
@@ -149,7 +149,7 @@ def _hardware() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return the processor's name as the system tells it."""
+    """Return the processor's name as the system reports it."""
     information = Path("/proc/cpuinfo")
     if information.exists():
         for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -159,7 +159,7 @@ def cpu_model() -> str:
 
 
 def _clocks() -> dict[str, Any]:
-    """Clocks (MHz), power (W) and what lowers them now, and the driver's version."""
+    """Return clocks (MHz), power (W), what lowers them now, and the driver's version."""
     devices = find_gpus()
     place = None if devices is None else place_in_use(devices)
     told = {} if devices is None or place is None else asdict(devices.state(place))
@@ -232,7 +232,7 @@ def _backend() -> str:
 
 
 def _process_groups() -> list[dict[str, Any]]:
-    """Name, description, backend and ranks of every group this rank is in, in order of creation."""
+    """Return name, description, backend and ranks of this rank's groups, in order of creation."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

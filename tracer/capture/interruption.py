@@ -57,7 +57,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process's own group when its parent ends, however: standard input, a pipe from there, closes then."""
+    """End this process's own group when its parent ends in any way: standard input, a pipe from it, closes then."""
     pipe = os.dup(0)
     with open(os.devnull, "rb") as empty:  # for programs started from here
         os.dup2(empty.fileno(), 0)

@@ -1,15 +1,15 @@
 """Whether the machine let a capture measure: how long steps waited for a processor, and a verdict.
 
-Linux counts for each thread how long it was ready and another ran (``/proc/thread-self/schedstat``, its second number,
-ns; the kernel's ``Documentation/scheduler/sched-stats.rst``), and for the machine what a hypervisor took (``steal`` of
-``/proc/stat``), which is read at the ends of a phase. Waits are read between steps, where nothing is timed::
+Linux counts for each thread how long it was ready while another ran (``/proc/thread-self/schedstat``, its second
+number, ns; the kernel's ``Documentation/scheduler/sched-stats.rst``). For the machine it counts what a hypervisor took
+(``steal`` of ``/proc/stat``), read at the ends of a phase. Waits are read between steps, where nothing is timed::
 
     step      |=== 1 ===|  |=== 2 =|waits|=|  |=== 3 ===|
     read      ^         ^  ^               ^  ^         ^
 
-What a thread of a host that computes waited is no work of its steps and is left out of them when the capture is read
-(``tracer.capture_layout``): three programs of ``benchmarks/foreign_programs`` took the same, less their waits, within
-3% in the median whether they waited a quarter or half of their time. What else the machine did widens intervals.
+A wait of a thread is no work of its steps. Where the host computes, waits are left out of the steps when the capture is
+read (``tracer.capture_layout``). Without their waits, three programs of ``benchmarks/foreign_programs`` took the same
+within 3% in the median, with waits of a quarter or a half of their time. Other disturbances widen intervals.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tracer.capture_layout import WAITED
 REFILL_NS = 300_000
 """What a step loses with its processor beyond the wait: 2 MB of a second-level cache at 7 GB/s (chosen)."""
 SIBLING = 0.235
-"""Log half width of a step while others use the other threads of its core: two threads of one together do 1.25 times
-what one does, so that each takes 1.6 times as long; half of its logarithm, as it may be another core (chosen)."""
+"""Log half width of a step while others use the other threads of its core. Two threads of one core together do 1.25
+times what one does, so that each takes 1.6 times as long. Half of its logarithm, as it may be another core (chosen)."""
 STOLEN = 0.03
-"""Share of the machine's time that others on its hardware took, likewise."""
+"""Share of the machine's time that others on its hardware took, above which the machine was busy."""
 SCATTERED = 0.2
-"""Interquartile range of the timed steps over their median: three times that of the suite's captures on idle cores."""
+"""Interquartile range of timed steps over their median: three times the suite's captures on idle cores."""
 DRIFTED = 0.1
 """Change of the median from the first to the last third of the timed steps."""
 FASTER = 0.95
-"""A profiler makes no step shorter: where one takes less than this share of a step without it, the machine changed."""
+"""A profiler makes no step shorter: below this share of an unprofiled step, the machine changed."""
 ALTERNATES = 1.15
-"""Steps of a loop that alternates: every long one takes at least so many times as long as each of the others."""
+"""Steps of a loop that alternates: every long one takes at least this multiple of each of the others' time."""
 LEAST_STEPS = 6
 """Fewer timed steps show neither drift nor scatter."""
 
@@ -52,11 +52,11 @@ class Waiting:
     """What kept some steps from a processor.
 
     Attributes:
-        ns: what they took in all.
-        waited_ns: of each step's time, how long its thread was ready while others ran.
-        switches: how often it was taken off its processor.
-        stolen: share of the machine's time that others on its hardware took.
-        others: processors that other processes of the machine used in the mean.
+        ns: What they took in all.
+        waited_ns: Of each step's time, how long its thread was ready while others ran.
+        switches: How often it was taken off its processor.
+        stolen: Share of the machine's time that others on its hardware took.
+        others: Processors that other processes of the machine used in the mean.
     """
 
     ns: int = 0
@@ -115,9 +115,9 @@ class WaitingLog:
 
 
 class _ThreadWaits:
-    """How long this thread has waited for a processor so far, and how often it lost its one.
+    """How long this thread has waited for a processor so far, and how often it lost its processor.
 
-    Borders of profiled steps lie inside what the profiler marks as a step: the file stays open, as opening it takes
+    Borders of profiled steps lie inside what the profiler marks as a step. So the file stays open: opening it takes
     fifteen times as long as reading it (60 and 4 µs).
     """
 
@@ -125,7 +125,7 @@ class _ThreadWaits:
         self._file, self._of = -1, 0
 
     def read(self) -> tuple[int, int] | None:
-        """Return both so far, ns and number; ``None`` where the system does not count them."""
+        """Return the waiting so far, ns, and the losses of a processor; ``None`` if the system does not count them."""
         try:
             import resource  # not on Windows
 
@@ -139,7 +139,7 @@ class _ThreadWaits:
         return waited, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
     def close(self) -> None:
-        """Let the file go; it is opened again where it is read again."""
+        """Close the file; reading opens it again."""
         if self._file >= 0:
             os.close(self._file)
         self._file, self._of = -1, 0
@@ -168,12 +168,12 @@ def _between(since: tuple[float, float, float, float, float] | None,
 
 @dataclass(frozen=True, slots=True)
 class CaptureVerdict:
-    """What a capture is worth, by what the machine did meanwhile.
+    """The worth of a capture, judged by what the machine did meanwhile.
 
     Attributes:
-        reasons: what was seen, a phrase each; empty where nothing was.
-        sure: whether it was the machine; else steps that do unlike work may show the same.
-        spread: log half width that the machine adds to every prediction from the capture, beyond what its timed steps
+        reasons: What was seen, a phrase each; empty where nothing was.
+        sure: Whether it was the machine; else steps that do unlike work may show the same.
+        spread: Log half width that the machine adds to every prediction from the capture, beyond what its timed steps
             differ by.
     """
 
@@ -244,7 +244,7 @@ def _beyond(found: Waiting, *, on_host: bool) -> float:
 
 
 def _of_times(timed_ns: Sequence[int]) -> list[str]:
-    """What the timed steps show by themselves; those of a loop that alternates differ for another reason."""
+    """Return what the timed steps show by themselves; those of a loop that alternates differ for another reason."""
     times = np.array(timed_ns, np.float64)
     if len(times) < LEAST_STEPS or not (times > 0).all() or alternation(timed_ns) is not None:
         return []

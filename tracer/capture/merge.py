@@ -1,11 +1,11 @@
 """The merge of what a discarded step was watched for (``notes.py``) into the graph of the others. Needs no torch.
 
 ``collectives.json``: where a profiled step has the same collectives, the n-th call of an operator in it is described by
-the n-th note of that operator. A step that has others is aligned with the notes in order, by operator and by size where
-it is known, so that an occasional collective (the loss, every fifth step) does not cost the groups of all others; a
-call is identified only if every best alignment agrees. What is left over there is of the job's only process group if
-there is but one, else only its kind is known. A functional collective and the ``c10d`` call inside it are one: the
-notes have the outer, the row names the inner.
+the n-th note of that operator. A step with other collectives is aligned with the notes in order, by operator and, where
+known, by size. So an occasional collective (the loss, every fifth step) does not cost the groups of all others. A call
+is identified only if every best alignment agrees. A call left over belongs to the job's process group if it has only
+one, else only its kind is known. A functional collective and the ``c10d`` call inside it are one: the notes have the
+outer, the row names the inner.
 
 ``lookups.json`` and ``python-calls.json``: counts, written with the operations that they are of.
 """
@@ -51,7 +51,7 @@ class RecordedCall:
     elements: int = -1
 
     def may_be(self, note: dict[str, Any]) -> bool:
-        """Return whether the note may describe it."""
+        """Return whether the note may describe the call."""
         if self.operator != note["op"]:
             return False
         sent, received = note["elements_in"], note["elements_out"]
@@ -189,7 +189,7 @@ def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) ->
 
 
 def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Name and ranks of this rank's one process group; ``None`` if it has several, or there are notes of another."""
+    """Return name and ranks of this rank's one process group; ``None`` if it has several or notes name another."""
     if not isinstance(groups, list | tuple) or len(groups) != 1 or not isinstance(groups[0], dict):
         return None
     name, ranks = str(groups[0].get("pg_name", "")), groups[0].get("ranks")
@@ -199,7 +199,7 @@ def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] |
 
 
 def _in_group(group: dict[str, Any], call: RecordedCall) -> dict[str, Any]:
-    """Return what is known of a call that nothing was noted of, but whose group is."""
+    """Return the facts of a call without a note whose group is known."""
     kind = collective_kind(call.operator)
     known: dict[str, Any] = {**group, "kind": kind}
     if kind in ("send", "recv"):
@@ -210,7 +210,7 @@ def _in_group(group: dict[str, Any], call: RecordedCall) -> dict[str, Any]:
 
 
 def _calls(graph: ExecutionGraph) -> list[tuple[int, str]]:
-    """(row of ops, operator) of the outermost collective calls, in time order."""
+    """Return (row of ops, operator) of the outermost collective calls, in time order."""
     ops = graph.ops
     names = {code: text for code in np.unique(ops.name).tolist() if code >= 0
              and (text := graph.strings[code]).startswith(_OPERATORS) and not text.endswith(_NOT_COLLECTIVES)}
@@ -229,7 +229,7 @@ def _enclosing(parent: np.ndarray, row: int, wanted: set[int]) -> int:
 
 def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[dict[str, Any]]) -> \
         tuple[list[dict[str, Any] | None], set[int]]:
-    """The note of each call, and the steps whose calls are not those noted."""
+    """Return the note of each call, and the steps whose calls are not those noted."""
     by_operator: dict[str, list[dict[str, Any]]] = {}
     for row in noted:
         by_operator.setdefault(row["op"], []).append(row)
@@ -259,7 +259,7 @@ def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[
 
 
 def _fill(graph: ExecutionGraph, calls: list[tuple[int, str]], described: list[dict[str, Any] | None]) -> None:
-    """Device work keeps its row and gains what it lacks; other rows are replaced by the calls."""
+    """Complete the rows that have device work, and replace the others by the calls."""
     old = graph.collectives
     code_of = string_coder(graph)
     call_rows = {row: index for index, (row, _) in enumerate(calls)}
@@ -294,7 +294,7 @@ def _fill(graph: ExecutionGraph, calls: list[tuple[int, str]], described: list[d
 
 
 def _innermost_calls(graph: ExecutionGraph, call_rows: dict[int, int]) -> dict[int, int]:
-    """Outer call → the first ``c10d`` call inside it."""
+    """Return for each outer call the first ``c10d`` call inside it."""
     ops = graph.ops
     codes = [code for code in np.unique(ops.name).tolist() if code >= 0 and graph.strings[code].startswith("c10d::")]
     inner: dict[int, int] = {}
@@ -353,7 +353,7 @@ def merge_lookups(graph: ExecutionGraph, path: Path) -> list[str]:
 _WATCHED_ONLY = ("aten::detach", "profiler::")
 """What autograd calls more often while a mode watches, and what no profiler records: no places to count at."""
 LEAST_FOUND = 0.5
-"""Share of the counted operations that a step must have to be the same program."""
+"""Share of the counted operations that a step must have to count as the same program."""
 
 
 class _Counted(msgspec.Struct):
@@ -376,8 +376,8 @@ def note_python_calls(graph: ExecutionGraph, rows: list[tuple[str, int]]) -> lis
     """Write counted calls with a graph's operations, in place, step by step; sentences for what does not fit.
 
     Args:
-        graph: steps that were recorded beside the counted one.
-        rows: as ``PythonNotes`` has them.
+        graph: Recorded steps, without the counted one.
+        rows: As ``PythonNotes`` has them.
     """
     code_of = {text: code for code, text in enumerate(graph.strings)}
     reached = np.cumsum([calls for _, calls in rows])

@@ -139,7 +139,7 @@ class CollectiveNotes(StepNotes):
 
 
 def received_tensors(func: Any, args: Any, kwargs: Any, result: Any) -> list[Any]:
-    """Tensors that a call of a collective operator fills on this rank: none of a send or a barrier.
+    """Return the tensors that a call of a collective operator fills on this rank: none of a send or a barrier.
 
     Schemas do not tell: c10d's operators mark no argument as written, and several (``recv_``, ``alltoall_base_``,
     ``allreduce_coalesced_``) return nothing but their work.
@@ -150,7 +150,7 @@ def received_tensors(func: Any, args: Any, kwargs: Any, result: Any) -> list[Any
 
 
 def _values_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """A call's arguments by name."""
+    """Return a call's arguments by name."""
     return {a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
             for i, a in enumerate(func._schema.arguments)}
 
@@ -180,7 +180,7 @@ def _peers(values: dict[str, Any], ranks: list[int]) -> list[int]:
 
 
 def _tensors_of(values: dict[str, Any], result: Any) -> tuple[list[Any], list[Any]]:
-    """Tensors a collective sends and receives on this rank."""
+    """Return the tensors a collective sends and receives on this rank."""
     sent = [t for name, value in values.items() if name.startswith("input") for t in _flat(value)]
     received = [t for name, value in values.items() if name.startswith("out") and "split" not in name
                 for t in _flat(value)]
@@ -191,7 +191,7 @@ def _tensors_of(values: dict[str, Any], result: Any) -> tuple[list[Any], list[An
 
 
 def _elements(tensor: Any) -> int:
-    """Elements that are sent: of a sparse tensor its values, and its indices in elements of their size."""
+    """Return the elements that are sent: of a sparse tensor its values, and its indices in elements of their size."""
     if not tensor.is_sparse:
         return int(tensor.numel())
     values, indices = tensor._values(), tensor._indices()
@@ -230,7 +230,7 @@ class LookupNotes(StepNotes):
 
     @property
     def worth_writing(self) -> bool:
-        """A step without look-ups is told too."""
+        """Return true: a step without look-ups is written too."""
         return True
 
     def start(self) -> None:
@@ -287,7 +287,7 @@ class _Names:
         self._of_module.clear()
 
     def of(self, weight: Any) -> str:
-        """The name of a weight, else of the embedding that was called last; empty where neither is known."""
+        """Return the name of a weight, else of the embedding that was called last; empty where neither is known."""
         return self._of_storage.get(_storage(weight), self._current)
 
     def _called(self, module: Any, _: Any) -> None:

@@ -12,7 +12,7 @@ from tracer.fake_world.fit import FakeWorldError, check_world
 
 Form = Literal["json", "foretrace"]
 Observed = Literal["apart", "all", "none"]
-"""The execution trace's step: one of its own after the last window, those of every window, or none."""
+"""The execution trace's step: a step of its own after the last window, the steps of every window, or none."""
 
 PROFILER_WARMUP = 2
 """Discarded steps under the running profiler before each window: the first steps initialise CUPTI and its buffers."""
@@ -68,24 +68,24 @@ class CaptureOptions:
 
     @property
     def total_steps(self) -> int:
-        """Steps the script must run until everything is recorded."""
+        """Return the steps that the script must run until everything is recorded."""
         windows = self.cycles * (PROFILER_WARMUP + self.steps)
         return self.warmup + self.timed + self.free_running + windows + self.traced_steps
 
     @property
     def free_running(self) -> int:
-        """Steps timed as one, after those that are timed each: none without a GPU that a loop may run ahead of."""
+        """Return the steps timed as one, after the singly timed ones: none without a GPU to run ahead of."""
         torch = sys.modules.get("torch")
         return min(self.timed, FREE_RUNNING) if torch is not None and torch.cuda.is_available() else 0
 
     @property
     def traced_steps(self) -> int:
-        """Steps after the windows whose execution trace alone is recorded."""
+        """Return the steps after the windows that record only the execution trace."""
         return TRACED_APART if self.execution_trace == "apart" else 0
 
     @property
     def parts(self) -> str:
-        """``total_steps`` as the sum it is, in words."""
+        """Return ``total_steps`` in words, as a sum of its parts."""
         window = f"{PROFILER_WARMUP} profiler warm-up + {self.steps} profiled"
         return " + ".join([*([f"{self.warmup} warm-up"] if self.warmup else []),
                            *([f"{self.timed} timed"] if self.timed else []),
@@ -95,7 +95,7 @@ class CaptureOptions:
 
 
 def world_of(world_size: int | None, rank: int) -> tuple[int, int] | None:
-    """The checked (world size, rank) of a fake world; ``None`` where none is asked for. Raises ``CaptureError``."""
+    """Return the checked (world size, rank) of a fake world; ``None`` if none is asked for. Raises ``CaptureError``."""
     if world_size is None:
         if rank != 0:
             raise CaptureError(f"rank={rank} is of a fake world; give its world_size too. (A rank of a real job is "
@@ -113,10 +113,10 @@ class Counting:
     """A way to count steps.
 
     Attributes:
-        unit: what is counted, in the plural.
-        rule: what makes one of them; empty where there is nothing to explain.
-        never: what to say if there was none.
-        before: steps that pass before the capture begins.
+        unit: What is counted, in the plural.
+        rule: What makes one of them; empty where there is nothing to explain.
+        never: What to say if there was none.
+        before: Steps that pass before the capture begins.
     """
 
     unit: str
@@ -125,11 +125,11 @@ class Counting:
     before: int = 0
 
     def needed(self, options: CaptureOptions) -> int:
-        """Steps the script must run until everything is recorded."""
+        """Return the steps that the script must run until everything is recorded."""
         return self.before + options.total_steps
 
     def too_few(self, options: CaptureOptions, done: int, phase: str) -> str:
-        """The sentence of a script that ended after ``done`` steps of the capture, in ``phase``."""
+        """Return the sentence of a script that ended after ``done`` steps of the capture, in ``phase``."""
         parts = f"{f'{self.before} first + ' if self.before else ''}{options.parts}"
         rule = f"; {self.rule}" if self.rule else ""
         where = f", in {phase}: run more steps, or ask for fewer." if done else f": {self.never}"
@@ -143,7 +143,7 @@ BY_FUNCTION = Counting("calls of the decorated function", "each call is one step
 
 
 def by_optimizer(number: int = 0) -> Counting:
-    """Counting the steps of one optimizer; 0 is the one that made the first step. Raises ``CaptureError``."""
+    """Return how to count the steps of one optimizer, by the order of first steps from 0. Raises ``CaptureError``."""
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise CaptureError(f"optimizer={number!r} is not possible: give a whole number, 0 for the one that makes the "
                            "script's first step.")

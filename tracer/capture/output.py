@@ -56,8 +56,8 @@ _ANONYMOUS = (
 class PartWriter:
     """The directory of one rank, created, locked and checked on construction; give it back with ``close``.
 
-    What a capture that was there before left stays until this one writes its first file. In a fake world ``fake`` is
-    what the context will say of it: parts of other ranks may stay beside this one only if they say the same.
+    An earlier capture stays until this one writes its first file. In a fake world ``fake`` is what the context will say
+    of it: parts of other ranks may stay next to this one only if they say the same.
 
     Raises:
         CaptureError: it cannot be created or written, another process captures into it, or it holds a capture that
@@ -87,7 +87,7 @@ class PartWriter:
 
     @property
     def has_written(self) -> bool:
-        """Return whether what is here is this capture's."""
+        """Return whether this capture has written its first file."""
         return not self._replaced
 
     @property
@@ -156,13 +156,13 @@ class PartWriter:
         """Compress a trace that the profiler wrote, anonymised.
 
         Args:
-            source: the profiler's file in the scratch directory; removed afterwards.
-            name: file name in the part, ending in ".gz".
-            unfinished_step: name of a step annotation that a crash or the end of the script cut off; it is renamed
-                so that nobody takes it for a step.
+            source: The profiler's file in the scratch directory; removed afterwards.
+            name: File name in the part, ending in ".gz".
+            unfinished_step: Name of a step annotation that a crash or the end of the script cut off; it is renamed
+                so that it is not taken for a step.
 
         Raises:
-            CaptureError: the profiler's file is not whole, or this one cannot be written.
+            CaptureError: The profiler's file is not whole, or this one cannot be written.
         """
         if not source.is_file():
             raise self._broken_off()
@@ -208,7 +208,7 @@ class PartWriter:
                                f"in {self.path}.") from error
 
     def close(self) -> None:
-        """Remove what is only of use while recording, give up the lock, and directories with nothing in them."""
+        """Remove files that are only of use while recording, release the lock, and remove empty directories."""
         if self._lock is not None:  # without it the files are another process's
             self.remove_scratch()
             self._lock.release()
@@ -232,7 +232,7 @@ class PartWriter:
             os.replace(temporary, self.path / name)
 
     def _broken_off(self) -> CaptureError:
-        """The error of a trace that torch did not write to its end: its C++ side does not raise one."""
+        """Return the error of a trace that torch did not write to its end: its C++ side does not raise one."""
         error, free = writing_error(self.scratch), free_bytes(self.scratch)
         if error is None and free is not None and free > SCARCE_BYTES:
             return CaptureError(f"The profiler could not write its trace in {self.path} to the end, although "
@@ -259,7 +259,7 @@ class PartWriter:
 
 
 def _is_of_run(part: Path, fake: dict[str, Any]) -> bool:
-    """Return whether a part is of the fake world that is captured now: its size, its plan, its workload."""
+    """Return whether a part is of the same fake world: its size, its plan, its workload."""
     try:
         return _run_of(read_context(part)) == _run_of(fake)
     except TraceError:

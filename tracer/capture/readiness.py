@@ -25,12 +25,12 @@ ADMIN_ONLY = Path("/proc/driver/nvidia/params")
 """Where NVIDIA's driver says who may use its performance counters (``RmProfilingAdminOnly``)."""
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 BUSY_SHARE = 0.5
-"""Load a core above which timed steps measure the machine's other work as well."""
+"""Load a core above which timed steps measure other work of the machine too."""
 LEAST_SHARED_BYTES = 1 << 30  # chosen: Docker's default is 64 MB, too little for a batch of images a worker
 
 
 class MachineVerdict(Enum):
-    """What a check came to."""
+    """The verdict of a check."""
 
     OK = "ok"
     NOTE = "note"
@@ -42,10 +42,10 @@ class MachineCheck:
     """One check.
 
     Attributes:
-        subject: what was looked at.
+        subject: What was looked at.
         verdict: ``PROBLEM`` where something of foretrace will not work, ``NOTE`` where it is less exact or slower.
-        found: what there is.
-        advice: what to do about it; empty where nothing is to be done.
+        found: What there is.
+        advice: What to do about it; empty where nothing is to be done.
     """
 
     subject: str
@@ -55,11 +55,11 @@ class MachineCheck:
 
 
 def examine(folder: Path, *, record: bool = True) -> Iterator[MachineCheck]:
-    """Look at everything, one finding after the other; a check that fails itself is told as a note.
+    """Yield the findings of every check, one after the other; a check that fails itself yields a note.
 
     Args:
-        folder: where captures would be written.
-        record: also record a small profile with PyTorch, which tells whether the device's events arrive.
+        folder: Where captures would be written.
+        record: Also record a small profile with PyTorch, which shows whether the device's events arrive.
     """
     checks: list[Callable[[], Iterator[MachineCheck]]] = [
         _python, _processor, _torch, _gpus, _counters, lambda: _writable(folder), _shared_memory]

@@ -61,7 +61,7 @@ class QuietStderr:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Around a call that makes noise. Two system calls before it, so that it may stand within a profile."""
+        """Wrap a call that makes noise. It adds two system calls, so that it may lie within a profile."""
         try:
             real = os.dup(2) if self._held >= 0 else -1
         except OSError:
@@ -114,8 +114,8 @@ def refuse_another_profiler() -> None:
 
 class Recorder:
     """Records ``cycles`` windows of ``steps`` steps, each after discarded steps of the profiler's warm-up, and the
-    execution trace: in every window, or of a step of its own after them, since being observed costs an operation ten
-    times what the profiler does.
+    execution trace. That is recorded in every window, or in a step of its own after them, since its observer costs an
+    operation ten times what the profiler does.
 
     Files go to a scratch directory: one Kineto export for each window, one execution trace for all of them.
     """
@@ -134,17 +134,17 @@ class Recorder:
 
     @property
     def cycle_steps(self) -> int:
-        """Steps of one cycle, warm-up included."""
+        """Return the steps of one cycle, warm-up included."""
         return PROFILER_WARMUP + self._options.steps
 
     @property
     def steps_done(self) -> int:
-        """Steps ended so far, warm-up included."""
+        """Return the steps ended so far, warm-up included."""
         return self._number
 
     @property
     def _windows_steps(self) -> int:
-        """Steps of all cycles."""
+        """Return the steps of all cycles."""
         return self.cycle_steps * self._options.cycles
 
     @property
@@ -164,7 +164,7 @@ class Recorder:
 
     @property
     def step_name(self) -> str:
-        """The annotation of the current step."""
+        """Return the annotation of the current step."""
         return f"{STEP}{self._number}"
 
     def start(self) -> None:
@@ -227,7 +227,7 @@ class Recorder:
             self._observer.start()
 
     def stop(self) -> None:
-        """Stop, wherever it is; a window under way is written as far as it went. Harmless if not started."""
+        """Stop at any point; a window under way is written as far as it went. Harmless if not started."""
         profiler, self._profiler = self._profiler, None
         observer, self._observer = self._observer, None
         try:
@@ -260,7 +260,7 @@ def _torch_unwarned() -> Iterator[None]:
 
 
 def _experimental_config() -> Any:
-    """Synchronisation events on CUDA, where this torch has them."""
+    """Return the setting that records synchronisation events on CUDA, where this torch has them."""
     try:
         from torch._C._profiler import _ExperimentalConfig
 

@@ -1,9 +1,9 @@
 """Captures of programs that have no line for it: an unmodified script, or a workload of the suite.
 
-A script, a module of a package or a notebook is run as Python would (``tracer.user_code``). Its steps are found by its
-optimizer: a step ends when the first optimizer that was seen (or another that was
-chosen) has updated the parameters, so that gradient accumulation needs no care, nor do further optimizers that step as
-often. Those that do not are told (``Optimizers``).
+A script, a module of a package or a notebook is run as Python would (``tracer.user_code``). An optimizer marks its
+steps: a step ends when the first optimizer that was seen (or another, chosen one) has updated the parameters. So
+gradient accumulation needs no care, and further optimizers that step as often need none. ``Optimizers`` reports those
+that step at another rate.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Optimizers:
         self._begun = False
 
     def note(self, optimizer: Any) -> bool:
-        """An optimizer has made a step; whether it is the one that is counted."""
+        """Note that an optimizer has made a step; return whether its steps are counted."""
         number = self._numbers.get(optimizer)
         if number is None:
             number = self._numbers[optimizer] = len(self.seen)
@@ -86,7 +86,7 @@ class Optimizers:
 
     @property
     def listed(self) -> str:
-        """All of them, in words."""
+        """Return all of them, in words."""
         return ", ".join(f"{number} ({each.kind}, {each.parameters:,} parameters)"
                          for number, each in enumerate(self.seen))
 
@@ -99,7 +99,7 @@ class Optimizers:
             "seen": [{"class": each.kind, "parameters": each.parameters, "steps": each.steps} for each in self.seen]}}
 
     def _note(self) -> str:
-        """A sentence if captured steps differ in the steps that other optimizers make in them; else empty."""
+        """Return a sentence if captured steps differ in the steps that other optimizers make in them; else empty."""
         others = [number for number, each in enumerate(self.seen) if number != self._counted and (
             len(set(each.in_steps)) > 1 or (each.first > 0 and any(each.in_steps)))]
         if not others:
@@ -114,12 +114,12 @@ class Optimizers:
 
 
 class _RecordedAll(SystemExit):
-    """Ends a script whose steps are all recorded; as its own exit would, it passes ``except Exception``."""
+    """Ends a script whose steps are all recorded; like the script's own exit it passes ``except Exception``."""
 
 
 def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> BaseException:
-    """The exception of a script with the traceback that ``python script`` would print, in place, causes included; of a
-    notebook, from its first cell on."""
+    """Return the exception of a script with the traceback that ``python script`` would print, in place, causes
+    included; of a notebook, from its first cell on."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
@@ -133,7 +133,7 @@ def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> 
 
 
 def _frames_of(first: types.TracebackType | None, script: str, *, is_outermost: bool) -> types.TracebackType | None:
-    """The frames without ours; of the outermost exception, from the script's first frame on."""
+    """Return the frames without ours; of the outermost exception, from the script's first frame on."""
     frames = []
     while first is not None:
         frames.append(first)
@@ -164,20 +164,20 @@ def run_script(path: str | os.PathLike[str] | UserCode, args: Sequence[str], cap
     Its first optimizer step is never measured: it ends the script's preparations. The capture begins after it.
 
     Args:
-        path: the script, the notebook or the module's name.
-        args: its arguments.
-        capture: not begun.
+        path: The script, the notebook or the module's name.
+        args: Its arguments.
+        capture: A capture that has not begun.
         afterwards: "stop" ends the script when everything is recorded, "continue" lets it run to its own end.
         world: (world size, rank) of a fake world that the script finds as if torchrun had started it.
-        optimizer: whose steps are counted: 0 is the optimizer that makes its first step before all others.
+        optimizer: Whose steps are counted: 0 is the optimizer that makes its first step before all others.
 
     Returns:
         The finished capture.
 
     Raises:
-        CaptureError: the script does not exist, there can be no such optimizer, the directory cannot be written, or
-            the script ended too early (what there is of the capture has been written).
-        BaseException: whatever the script raised, as it was raised; ``SystemExit`` only if it reports a failure.
+        CaptureError: The script does not exist, there can be no such optimizer, or the directory cannot be written.
+            Also if the script ended too early (what there is of the capture has been written).
+        BaseException: What the script raised, as it was raised; ``SystemExit`` only if it reports a failure.
     """
     capture.counting = by_optimizer(optimizer)
     code = path if isinstance(path, UserCode) else find_main(os.fspath(path))
@@ -216,15 +216,15 @@ def run_workload(settings: Settings, capture: Capture, plan: ParallelPlan | None
     """Build a workload of the suite and capture as many of its steps as are needed.
 
     Args:
-        settings: checked settings (``tracer.workloads.configure`` or ``parse``).
-        capture: not begun.
-        plan: how the workload is spread over the ranks; without one every rank would do it alone.
+        settings: Checked settings (``tracer.workloads.configure`` or ``parse``).
+        capture: A capture that has not begun.
+        plan: How the workload is spread over the ranks; without one every rank would do it alone.
         world: (world size, rank) of a fake world; without one the process groups are real (torchrun's).
 
     Raises:
-        CaptureError: the capture cannot start or be written.
-        PlanError: the plan does not fit the workload or the world.
-        WorkloadError: the workload cannot be built here.
+        CaptureError: The capture cannot start or be written.
+        PlanError: The plan does not fit the workload or the world.
+        WorkloadError: The workload cannot be built here.
     """
     facts = {"name": settings.WORKLOAD, "settings": workloads.as_plain(settings), "split": workloads.split(settings)}
     capture.facts["workload"] = facts
@@ -311,8 +311,8 @@ class _StepFinder:
             self._hook.remove()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The hook runs inside torch's ``Optimizer.step`` range; steps that are counted end outside, around the whole
-        call, but for the first."""
+        """The hook runs inside torch's ``Optimizer.step`` range. Counted steps end outside it, around the whole call,
+        except the first step."""
         if not self.optimizers.note(optimizer) or self.seen:
             return
         self.seen = True

@@ -41,29 +41,29 @@ Result = TypeVar("Result")
 Batch = TypeVar("Batch")
 
 _LONG_STEP_NS = 1_000_000_000
-"""To show progress takes a millisecond: nothing of such a step."""
+"""Step time from which progress is shown between all steps: showing it takes a millisecond."""
 
 _running: Capture | None = None
-"""The one capture of this process: the profiler is the process's too."""
+"""The one capture of this process: the profiler, too, is one for the process."""
 
 
 class Capture:
-    """See ``tracer.capture.capture``, which makes one.
+    """One capture; ``tracer.capture.capture`` makes it and explains the options.
 
     Attributes:
-        finished: whether the capture is over, so that a loop may end: everything is recorded (``complete``), or it
+        finished: Whether the capture is over, so that a loop may end: everything is recorded (``complete``), or it
             ended early (``ended`` says why). From there on ``step`` costs one comparison.
-        recording: whether the profiler is running now.
-        ended: why the capture ended before everything was recorded; empty if it did not.
-        facts: what else ``context.json`` shall hold, ready for JSON.
-        late_facts: the same, asked for each time the file is written.
-        counting: what one step is, for messages.
-        progress: called with the steps done and those needed in all where the next step is not measured, and between
+        recording: Whether the profiler is running now.
+        ended: Why the capture ended before everything was recorded; empty if it did not.
+        facts: What else ``context.json`` shall hold, ready for JSON.
+        late_facts: The same, asked for each time the file is written.
+        counting: What one step is, for messages.
+        progress: Called with the steps done and those needed in all where the next step is not measured, and between
             all steps that are long.
-        unprofiled_step_ns, profiled_step_ns: the steps measured so far, nanoseconds, each with idle devices at its end.
+        unprofiled_step_ns, profiled_step_ns: The steps measured so far, nanoseconds, each with idle devices at its end.
             They are the measured step, to which predictions of the profiled ones compare.
-        free_running: the steps timed as one after these; ``None`` before.
-        waited_for: the devices in use, by PyTorch's numbers.
+        free_running: The steps timed as one after these; ``None`` before.
+        waited_for: The devices in use, by PyTorch's numbers.
     """
 
     def __init__(self, out: str | os.PathLike[str], options: CaptureOptions,
@@ -104,7 +104,7 @@ class Capture:
 
     @property
     def part(self) -> Path | None:
-        """This rank's directory, once entered."""
+        """Return this rank's directory, once entered."""
         return self._output.path if self._output else None
 
     @property
@@ -114,7 +114,7 @@ class Capture:
 
     @property
     def slowdown(self) -> float | None:
-        """Median step of the first window over median unprofiled step; ``None`` where either was not measured."""
+        """Return median step of the first window over median unprofiled step; ``None`` if either was not measured."""
         window = self.profiled_step_ns[:self.options.steps]
         if not self.unprofiled_step_ns or not window:
             return None
@@ -122,7 +122,7 @@ class Capture:
 
     @property
     def verdict(self) -> CaptureVerdict:
-        """Return what the capture is worth, by what the machine did meanwhile."""
+        """Return the worth of the capture, judged by what the machine did meanwhile."""
         phases = self._waiting.phases
         if rank_and_world()[1] > 1 and fake_world_here() is None:
             # Ranks of one machine wait for each other's processors: that is the job's own time.
@@ -136,7 +136,7 @@ class Capture:
 
     @property
     def kept(self) -> str:
-        """Return what a capture that ended early has left, as a part of a sentence."""
+        """Return what a capture that ended early has left, as part of a sentence."""
         held = what_it_holds(self._output.path) if self._output is not None and self._output.has_written else ""
         return f"{self.part} holds {held}" if held else "nothing was recorded"
 
@@ -211,7 +211,7 @@ class Capture:
             warnings.warn(f"The capture into {self.out} is not complete: {ended}", CaptureWarning, stacklevel=3)
 
     def step(self) -> None:
-        """Say that a step has ended and the next begins.
+        """Mark the end of a step and the beginning of the next.
 
         Raises:
             CaptureError: the capture was not entered, or its files cannot be written (it is over then).
@@ -245,7 +245,7 @@ class Capture:
         return self._phase in (CapturePhase.TIMED, CapturePhase.FREE)
 
     def leave_out(self, what: str = "other work") -> None:
-        """Say that what ran since the last step ended is not the program's step: an evaluation, a checkpoint.
+        """Exclude what ran since the last step's end, such as an evaluation or a checkpoint, from the steps.
 
         The step under way is timed from here. A profiled step has already recorded it, which a warning says.
         """
@@ -259,7 +259,7 @@ class Capture:
                           "stretch of the run (warmup=N).", CaptureWarning, stacklevel=2)
 
     def wrap(self, loader: Iterable[Batch]) -> Iterable[Batch]:
-        """The loader, with each fetch marked as data loading in the trace (torch's own DataLoader marks them itself).
+        """Return the loader, with each fetch marked as data loading in the trace (torch's DataLoader marks its own).
 
         Does not count steps and does not end the loop: call ``step``, and break when ``finished`` if you like.
 
@@ -474,7 +474,7 @@ class Capture:
                 warnings.warn(f"The profiler did not stop cleanly: {error}", CaptureWarning, stacklevel=2)
 
     def _close(self) -> None:
-        """Leave nothing running and nothing in the way, whatever happened. Safe to repeat."""
+        """Leave nothing running and nothing in the way, after any outcome. Safe to repeat."""
         global _running
         if _running is self:
             _running = None
@@ -525,7 +525,7 @@ def need_torch() -> None:
 
 
 def checked_directory(out: str | os.PathLike[str]) -> Path:
-    """Return the directory as it is now, wherever the script goes with ``os.chdir``. Raises ``CaptureError``."""
+    """Return the directory as an absolute path, safe from the script's ``os.chdir``. Raises ``CaptureError``."""
     try:
         path = Path(out)
     except TypeError as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 ANSWERS_WITHIN = "10s"
-"""How long a scheduler may take to answer, and to have a worker."""
+"""Longest time that a scheduler may take to answer, and to have a worker."""
 
 
 class DaskWorkers(ClusterWorkers["Future"]):
@@ -28,11 +28,11 @@ class DaskWorkers(ClusterWorkers["Future"]):
         self.size = len(client.nthreads())
 
     def submit(self, function: Callable[[Item], bytes], item: Item) -> Future:
-        """Send a call; it is made anew even if the same one was made before."""
+        """Send a call; it is made even if the same call was made before."""
         return self.client.submit(function, item, pure=False)
 
     def next_done(self, under_way: Collection[Future]) -> tuple[Future, bytes | None]:
-        """Wait until one of the calls is done; its result, or ``None`` if its worker died."""
+        """Wait until one of the calls is done; return it with its result, ``None`` if its worker died."""
         from distributed import KilledWorker, wait
 
         done = next(iter(wait(list(under_way), return_when="FIRST_COMPLETED").done))
@@ -88,7 +88,7 @@ class RayWorkers(ClusterWorkers[Any]):
         return ray.remote(max_retries=0)(_call).remote(function, item)
 
     def next_done(self, under_way: Collection[Any]) -> tuple[Any, bytes | None]:
-        """Wait until one of the calls is done; its result, or ``None`` if its worker died."""
+        """Wait until one of the calls is done; return it with its result, ``None`` if its worker died."""
         import ray
         from ray import exceptions
 
@@ -143,10 +143,10 @@ def open_workers(engine: str = LOCAL, address: str | None = None) -> Iterator[Ta
 
     Args:
         engine: "local" for this process; "dask" or "ray" for processes of this machine, one a core.
-        address: of a cluster that runs, whose workers must have foretrace and see files under the same paths.
+        address: Of a cluster that runs, whose workers must have foretrace and see files under the same paths.
 
     Raises:
-        ClusterError: the cluster cannot be used.
+        ClusterError: The cluster cannot be used.
     """
     if engine not in ENGINES:
         raise ClusterError(f"There are no workers {engine!r}; choose one of {', '.join(ENGINES)}.")

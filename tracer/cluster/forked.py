@@ -1,4 +1,4 @@
-"""Calls in copies of this process: all cores read a job's ranks, and nothing is imported or loaded anew."""
+"""Calls in copies of this process: all cores read a job's ranks, and nothing is imported or loaded again."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tracer.cluster.workers import Failed, Item, ProcessWorkers, Result, called
 from tracer.columns import is_constant
 
 _PLACE = struct.Struct("=i")
-"""A place on a pipe: of an item to be worked on, or of one that was."""
+"""An item's place as it is written to a pipe: of an item to work on, or of a finished one."""
 _LENGTH = struct.Struct("=q")
 _LOAD = Path("/proc/loadavg")
-"""Where Linux tells how many processes run at this moment."""
+"""File in which Linux reports how many processes run at this moment."""
 _MOST_AT_A_TIME = 64
 """Items that are handed out at a time: each has a file open."""
 
 
 def cores() -> int:
-    """Processor cores that calls can be made on at once by forking; 1 where that is not safe.
+    """Return the cores on which calls can be made at once by forking; 1 where that is not safe.
 
     It is safe on Linux, in a process whose Python has a single thread: a copy has no other thread, and what another
     one held would stay locked in it.
@@ -44,7 +44,7 @@ def cores() -> int:
 
 
 def idle_cores() -> int:
-    """Cores of those that nothing else runs on at this moment, at least one.
+    """Return the number of these cores that are idle at this moment, at least one.
 
     Where something does, copies of this process would share the others' cores and end later than one process.
     """
@@ -67,7 +67,7 @@ class ForkedWorkers(ProcessWorkers):
     def __init__(self, size: int) -> None:
         self.size = size
         self._process_of: dict[int, int] = {}
-        """The process that tells on each pipe what it has done."""
+        """The process behind each pipe on which finished work is reported."""
 
     def __enter__(self) -> ForkedWorkers:
         return self
@@ -146,7 +146,7 @@ class ForkedWorkers(ProcessWorkers):
             os._exit(0)  # what is still to be done at the end of the program, the first process does
 
     def _end(self, pipe: int) -> None:
-        """Leave nothing of a process, whether it still runs or not."""
+        """End a process and close its pipes, whether it still runs or not."""
         process = self._process_of.pop(pipe)
         os.close(pipe)
         with contextlib.suppress(ProcessLookupError):
@@ -162,10 +162,10 @@ class _Raised:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves columns of one value, which are kept once, as they are: they would be written out otherwise."""
+    """Pickles columns of one value, which are kept once, as such: they would be written out otherwise."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how such a column is made again."""
+        """Return how to make such a column again."""
         if isinstance(value, np.ndarray) and value.ndim == 1 and is_constant(value):
             return np.broadcast_to, (value[:1].copy(), value.shape)
         return NotImplemented

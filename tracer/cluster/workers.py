@@ -43,13 +43,13 @@ class TaskWorkers(ABC):
         """Yield the result of each call, in the order of the items.
 
         Args:
-            function: called with one item; for calls elsewhere a function of a module, or a ``partial`` of one.
-            items: what it is called with.
-            name: what an item is called in the message about a worker that died over it.
+            function: Called with one item; for calls elsewhere a function of a module, or a ``partial`` of one.
+            items: What it is called with.
+            name: What an item is called in the message about a worker that died over it.
 
         Raises:
-            ClusterError: the cluster went away.
-            Exception: what a call raised that is no ``ForetraceError``.
+            ClusterError: The cluster went away.
+            Exception: What a call raised that is no ``ForetraceError``.
         """
 
 
@@ -66,10 +66,10 @@ class ThisProcess(TaskWorkers):
 
 
 class ProcessWorkers(TaskWorkers):
-    """Makes the calls in other processes, of which any may die.
+    """Makes the calls in other processes. Any of them may die.
 
-    As many calls are under way as there are workers. One whose worker died is made once more when all others are done,
-    with none beside it: a worker that dies takes no other call along twice.
+    As many calls are under way as there are workers. A call whose worker died is made once more when all others are
+    done, and alone: a worker that dies takes no other call along twice.
     """
 
     elsewhere = True
@@ -82,10 +82,10 @@ class ProcessWorkers(TaskWorkers):
         """Yield (place of an item, what ``called`` returned, or ``None`` if its worker died) as calls are done.
 
         Args:
-            function: called with one item.
-            items: all items.
-            places: of those that it is called with.
-            at_once: so many calls are under way.
+            function: Called with one item.
+            items: All items.
+            places: Places of the items that it is called with.
+            at_once: Number of calls under way at a time.
         """
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], *,
@@ -115,7 +115,7 @@ class ProcessWorkers(TaskWorkers):
 
 
 class ClusterWorkers(ProcessWorkers, Generic[Handle]):
-    """Makes the calls on processes of an engine, which says how a call is sent and which one is done."""
+    """Makes the calls on processes of an engine; subclasses send a call and wait for finished ones."""
 
     @abstractmethod
     def submit(self, function: Callable[[Item], bytes], item: Item) -> Handle:
@@ -123,7 +123,7 @@ class ClusterWorkers(ProcessWorkers, Generic[Handle]):
 
     @abstractmethod
     def next_done(self, under_way: Collection[Handle]) -> tuple[Handle, bytes | None]:
-        """Wait until one of the calls is done; its result, or ``None`` if its worker died."""
+        """Wait until one of the calls is done; return it with its result, ``None`` if its worker died."""
 
     def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
                 at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:

@@ -19,7 +19,7 @@ BENCH_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 BACKENDS = ("gloo", "nccl")
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 MOST_SECONDS = 0.02
-"""One timed loop repeats an operation for about this long."""
+"""Longest time for which one timed loop repeats an operation, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class BenchPlan:
     """A sweep.
 
     Attributes:
-        kinds: of ``BENCH_KINDS``.
-        sizes: payload bytes (the whole buffer of a rank, as nccl-tests counts).
+        kinds: Of ``BENCH_KINDS``.
+        sizes: Payload bytes (the whole buffer of a rank, as nccl-tests counts).
         backend: "gloo" or "nccl".
-        dtype: of the elements.
-        rounds: every size is measured this many times, the sizes in another order each time.
-        loop_seconds: how long one timed loop is.
+        dtype: Of the elements.
+        rounds: Every size is measured this many times, the sizes in another order each time.
+        loop_seconds: How long one timed loop is.
     """
 
     kinds: tuple[str, ...]
@@ -51,18 +51,18 @@ class BenchPlan:
             raise ForetraceError("A sweep needs a collective, a size of at least one byte and a round.")
 
     def to_text(self) -> str:
-        """One argument of a command line."""
+        """Return the plan as one argument of a command line."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_text(text: str) -> BenchPlan:
-        """The plan of ``to_text``."""
+        """Return the plan of ``to_text``."""
         data = json.loads(text)
         return BenchPlan(**{**data, "kinds": tuple(data["kinds"]), "sizes": tuple(data["sizes"])})
 
 
 def sweep_sizes(smallest: int, largest: int, per_octave: int = 1) -> tuple[int, ...]:
-    """Sizes from smallest to largest, ``per_octave`` in each doubling, as multiples of 64 bytes above that."""
+    """Return sizes from smallest to largest, ``per_octave`` in each doubling, as multiples of 64 bytes above that."""
     if not 1 <= smallest <= largest or per_octave < 1:
         raise ForetraceError(f"There are no sizes from {smallest} to {largest} bytes.")
     found, at = [], float(smallest)
@@ -73,7 +73,7 @@ def sweep_sizes(smallest: int, largest: int, per_octave: int = 1) -> tuple[int, 
 
 
 MOST_PROCESSES = 256
-"""Each is a PyTorch of its own."""
+"""Most processes of a sweep: each is a PyTorch of its own."""
 TAIL = 300  # chosen: characters of an error that are read
 
 

@@ -3,8 +3,8 @@
 A loop of one operation is timed on every rank after a barrier; the slowest rank's mean counts. Sizes are measured in
 rounds, each in another order, so that a disturbance hits different sizes.
 
-The host's clock times gloo, which the host computes. NCCL's calls are timed by the device's, queued behind a stream
-that is held until the host has launched them all: what the host takes to launch them is added by predictions.
+The host's clock times gloo, which the host computes. The device's clock times NCCL's calls. They are queued behind a
+stream that is held until the host has launched them all: predictions add what the host takes to launch them.
 
     host    launch launch launch …
     stream  held ───────────────▶ meet │ call call call … │
@@ -37,7 +37,7 @@ MOST_QUEUED = 100
 
 def operation(kind: str, payload_bytes: int, dtype: torch.dtype, device: torch.device) -> tuple[Callable[[], object],
                                                                                                 int]:
-    """A function that does the collective once, and the payload it really has (whole elements for each rank)."""
+    """Return a function that does the collective once, and the payload it really has (whole elements for each rank)."""
     world, rank = dist.get_world_size(), dist.get_rank()
     width = torch.empty(0, dtype=dtype).element_size()
     part = max(payload_bytes // width // world, 1)
@@ -66,7 +66,7 @@ def operation(kind: str, payload_bytes: int, dtype: torch.dtype, device: torch.d
 
 
 def timed(run: Callable[[], object], loops: int, machine: Machine) -> float:
-    """Mean seconds of one of ``loops`` operations, of the slowest rank."""
+    """Return mean seconds of one of ``loops`` operations, on the slowest rank."""
     dist.barrier()
     on_device = isinstance(machine, CudaMachine)
     begin = time.perf_counter()
@@ -90,7 +90,7 @@ def timed(run: Callable[[], object], loops: int, machine: Machine) -> float:
 
 
 def sweep(plan: BenchPlan, device: torch.device) -> list[dict[str, object]]:
-    """Rows of the table; operations the backend does not have are left out."""
+    """Return the rows of the table; operations the backend does not have are left out."""
     dtype = getattr(torch, plan.dtype)
     on_device = device.type == "cuda"
     machine: Machine = CudaMachine(torch) if on_device else HostMachine(torch, time.perf_counter_ns)

@@ -151,13 +151,13 @@ def _decode(data: bytes, label: str) -> tuple[_File, list[Any]]:
 
 
 class _Interner:
-    """Codes of texts, in order of first appearance."""
+    """Gives texts codes, in order of first appearance."""
 
     def __init__(self) -> None:
         self.codes: dict[bytes, int] = {}
 
     def column(self, texts: Iterable[bytes | msgspec.Raw]) -> np.ndarray:
-        """Codes of texts; an empty one is "none"."""
+        """Return the codes of texts; an empty one is "none"."""
         codes = self.codes
         return np.array(
             [codes.setdefault(text, len(codes)) if text else NONE for text in map(bytes, texts)], dtype=np.int32

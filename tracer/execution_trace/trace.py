@@ -2,7 +2,7 @@
 
 An execution trace lists the operations of a short window with their arguments and tensor identities, but without
 any times. Node ids are numbered in the order the operations *started*, so sorting by id gives program order.
-Collectives and process groups are told by attributes (schema 1.1) or positional inputs (all schemas).
+Collectives and process groups show by attributes (schema 1.1) or positional inputs (all schemas).
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class ExecutionTrace:
         return len(self.id)
 
     def string(self, code: int) -> str:
-        """The text of a string code; empty for ``-1``."""
+        """Return the text of a string code; empty for ``-1``."""
         return "" if code < 0 else self.strings[code]
 
     def is_operation(self) -> Bool:
-        """Mask of the nodes a profiler records too: all but the process, thread and process-group nodes."""
+        """Return a mask of the nodes that a profiler records too: all but process, thread and process-group nodes."""
         synthetic = {
             code for code, text in enumerate(self.strings)
             if text == PROCESS_GROUP_NODE or (text.startswith("[pytorch|profiler|execution_") and text.endswith("]"))
@@ -99,7 +99,7 @@ _GROUP_OBJECT = re.compile(r"\{[^{}]*\}")
 def comm_node(
     row: int, inputs: str, input_shapes: str, input_types: str, output_shapes: str, attributes: dict[str, Any]
 ) -> CommNode | None:
-    """A ``record_param_comms`` node's facts, ``None`` where neither attributes nor inputs name the collective.
+    """Return a ``record_param_comms`` node's facts, ``None`` where neither attributes nor inputs name the collective.
 
     The positional inputs are ``[tensors], sequence, group, rank, name, in splits, out splits`` and, from schema
     1.0.3 on, ``first global rank, stride, group size``; ``group`` is an address of the process, later ``(name,
@@ -138,7 +138,7 @@ def comm_node(
 
 
 def process_groups(inputs: str) -> tuple[list[dict[str, Any]], bool]:
-    """Groups of a ``## process_group:init ##`` node, and whether its text was cut off.
+    """Return the groups of a ``## process_group:init ##`` node, and whether its text was cut off.
 
     Keys are those of Kineto's ``distributedInfo.pg_config``: pg_name, pg_desc, backend_config, pg_size, ranks.
     PyTorch truncates the text on large jobs; the groups before the cut are kept.
@@ -172,14 +172,14 @@ def _number(value: object) -> int:
 
 @lru_cache(maxsize=256)
 def _ranks(start: int, stride: int, size: int) -> str:
-    """The ranks as a list's text; the same text for the same group, as a job of many ranks has many collectives."""
+    """Return the ranks as a list's text; the same text for the same group, to save memory in large jobs."""
     if start < 0 or not 1 <= size <= _MOST_LISTED or (stride < 1 and size > 1) or start + stride * size > MOST_RANKS:
         return ""
     return str(list(range(start, start + max(stride, 1) * size, max(stride, 1))))
 
 
 def _elements(shapes: str, types: str | None) -> int:
-    """Elements of the tensor arguments: every innermost list of numbers in ``shapes`` is one tensor's shape."""
+    """Return the elements of tensor arguments: each innermost list of numbers in ``shapes`` is one tensor's shape."""
     decoded = list_of(shapes)
     if types is not None:
         decoded = [shape for shape, kind in zip(decoded, list_of(types), strict=False)
@@ -211,9 +211,9 @@ class ProfilerArguments:
 def profiler_arguments(values: str, shapes: str, types: str, strides: str) -> ProfilerArguments:
     """Translate one node's argument texts.
 
-    Tensors keep their shape and stride and get their C++ element type; lists of tensors become ``TensorList`` with
-    one shape each; numbers become ``Scalar`` and lists of numbers ``ScalarList``, with an empty shape and their
-    value among the scalars; everything else is empty. A node without inputs gives four empty texts, and so does
+    Tensors keep their shape and stride and get their C++ element type. Lists of tensors become ``TensorList`` with
+    one shape each. Numbers become ``Scalar`` and lists of numbers ``ScalarList``, with an empty shape and their
+    value among the scalars. Everything else is empty. A node without inputs gives four empty texts, and so does
     one whose lists differ in length.
     """
     dtypes, written, nothing = _element_types(types)
@@ -228,14 +228,14 @@ def profiler_arguments(values: str, shapes: str, types: str, strides: str) -> Pr
 
 @lru_cache(maxsize=4096)
 def _element_types(types: str) -> tuple[tuple[str, ...], str, str]:
-    """The profiler's names, their text, and that of the scalars where there is none: many nodes share their types."""
+    """Return the profiler's names, their text, and the text without scalars; nodes with equal types share them."""
     found = tuple(_type(str(kind)) for kind in list_of(types))
     return found, json.dumps(found), "" if {"Scalar", "ScalarList"} & {*found} else json.dumps([""] * len(found))
 
 
 @lru_cache(maxsize=4096)
 def _of_tensors(text: str, types: str) -> str:
-    """Shapes or strides with those of tensors alone; empty where they are not as many as the types."""
+    """Return the shapes or strides with those of tensors alone; empty where they are not as many as the types."""
     found, dtypes = list_of(text), _element_types(types)[0]
     if len(found) != len(dtypes):
         return ""

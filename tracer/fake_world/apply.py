@@ -21,7 +21,7 @@ from tracer.workloads.workload import Workload
 
 
 def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
-    """This rank's part of a workload under a plan.
+    """Make a workload this rank's part of it under a plan, and return it.
 
     Layers are split first (tensor and expert parallelism), then stages are cut (pipeline), then replicas are wrapped:
     DDP around the model, or FSDP2's ``fully_shard`` on each block and on the model. Batches are the same on every rank.
@@ -61,7 +61,7 @@ def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
 
 
 def _with_sharded_tables(model: Any, workload: Workload, plan: ParallelPlan, mesh: Any) -> nn.Module:
-    """Tables over the replicas, the rest of the model in each."""
+    """Spread tables over the replicas; each replica has the rest of the model."""
     settings: Any = workload.settings
     tables = settings.embedding_tables()
     pieces = pieces_of(tables, settings.sharding, plan.dp)
@@ -73,7 +73,7 @@ def _with_sharded_tables(model: Any, workload: Workload, plan: ParallelPlan, mes
 
 
 def _with_experts(model: nn.Module, workload: Workload, plan: ParallelPlan, mesh: Any, place: int) -> nn.Module:
-    """Experts over groups of ``ep`` neighbours among the replicas, the rest over all of them."""
+    """Spread experts over groups of ``ep`` neighbours among the replicas, and the rest over all replicas."""
     with outside_fake_mode():
         groups = init_device_mesh(workload.device.type, (plan.dp // plan.ep, plan.ep), mesh_dim_names=("copies", "ep"))
     count: int = workload.settings.experts  # type: ignore[attr-defined]
@@ -113,5 +113,5 @@ def _replicate(model: nn.Module, blocks: list[nn.Module], plan: ParallelPlan, me
 
 
 def _bucket_size(plan: ParallelPlan) -> dict[str, Any]:
-    """DDP's option. Even its own size, given to it, is another: the first bucket is then no smaller one."""
+    """Return DDP's option. Even DDP's own size, if given, makes the first bucket as large as the others."""
     return {} if plan.bucket_mb is None else {"bucket_cap_mb": plan.bucket_mb}

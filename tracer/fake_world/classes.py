@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
-    """The classes of ranks that do the same work, by their lowest rank, each with the row its graph is to have.
+    """Return the classes of ranks that do the same work, by their lowest rank, each with the row its graph is to have.
 
     Raises:
         PlanError: the plan does not fit the workload.
@@ -49,7 +49,7 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
 
 
 def _table_pieces(settings: Settings, plan: ParallelPlan) -> dict[int, list[tuple[float, ...]]]:
-    """Rows, columns and look-ups of every piece of a rank, where tables are spread."""
+    """Return rows, columns and look-ups of every piece of a rank, where tables are spread."""
     text, tables = getattr(settings, "sharding", ""), settings.embedding_tables()
     found: dict[int, list[tuple[float, ...]]] = {}
     if text:
@@ -60,7 +60,7 @@ def _table_pieces(settings: Settings, plan: ParallelPlan) -> dict[int, list[tupl
 
 
 def chunk(size: int, parts: int, place: int) -> int:
-    """Elements of part ``place`` when ``torch.chunk`` cuts ``size`` into ``parts``."""
+    """Return the elements of part ``place`` when ``torch.chunk`` cuts ``size`` into ``parts``."""
     each = -(-size // parts)
     return max(0, min(each, size - place * each))
 
@@ -82,7 +82,7 @@ def _is_spread(name: str, plan: ParallelPlan) -> bool:
 
 
 def _parameter_shapes(settings: Settings) -> dict[str, Shape]:
-    """Name → shape of every parameter, a number counting as one row. Nothing is allocated."""
+    """Return the shape of every parameter by name, a number counting as one row. Nothing is allocated."""
     bare = replace(settings, device="meta", optimizer=OptimizerKind.SGD, compile=False)
     return {name: tuple(value.shape) or (1,) for name, value in workloads.create(bare).model.named_parameters()}
 

@@ -26,7 +26,7 @@ _LARGER = " or the published size (--preset real)"
 
 
 def check_world(world_size: int, rank: int) -> None:
-    """Raise ``FakeWorldError`` unless there can be such a rank of such a world."""
+    """Raise ``FakeWorldError`` unless a world can have this size and this rank."""
     for name, value, least in (("world_size", world_size, 1), ("rank", rank, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise FakeWorldError(f"{name}={value!r} is not possible: give a whole number, {least} or more.")
@@ -39,12 +39,12 @@ def check_world(world_size: int, rank: int) -> None:
 
 
 def _number(value: int) -> str:
-    """A number in a sentence, however long."""
+    """Return a number in a sentence, however long."""
     return f"{value:,}" if value < 10**15 else f"10^{int(value.bit_length() * 0.30103)} or so"
 
 
 def check_traceable(plan: ParallelPlan) -> None:
-    """Raise ``PlanError`` for what only an estimate knows: the suite's workloads are not spread so."""
+    """Raise ``PlanError`` for parts of a plan that can be estimated only: the suite's workloads cannot be spread so."""
     usual = ParallelPlan()
     refused = {
         "cp": "no workload splits its sequences",
@@ -139,7 +139,7 @@ def _experts_fit(settings: Settings, plan: ParallelPlan) -> None:
 
 
 def stage_sizes(depth: int, stages: int) -> list[int]:
-    """Blocks of each pipeline stage: as even as can be, the first stages one more (the last has the head)."""
+    """Return the blocks of each stage: even, with one more in the first stages (the last has the head)."""
     return [depth // stages + (stage < depth % stages) for stage in range(stages)]
 
 

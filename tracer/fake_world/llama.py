@@ -34,8 +34,8 @@ class _Replicated(ParallelStyle):
 def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
     """Split a Llama, or a stage of one, over a mesh of one dimension, in place: the plan of Megatron-LM.
 
-    ``q``, ``k``, ``v``, ``gate``, ``up`` and the head by columns, ``out``, ``down`` and the embedding (its vocabulary)
-    by rows: two all-reduces a block in forward and two in backward, one for the embedding, and an all-gather of logits.
+    By columns: ``q``, ``k``, ``v``, ``gate``, ``up``, the head. By rows: ``out``, ``down``, the embedding's vocabulary.
+    A block has two all-reduces in forward and two in backward, the embedding has one, and logits have an all-gather.
     """
     replicate = Replicate()
     if isinstance(getattr(model, "tokens", None), nn.Embedding):

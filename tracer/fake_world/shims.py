@@ -3,11 +3,11 @@
 Each shim says what goes wrong without it. Features are probed for, not versions.
 
 - ``DistributedDataParallel``: its reducer takes the reduced tensors out of the work's future, and the fake group's
-  future holds nothing. The reducer gets a group that forwards to the fake one and whose future holds the tensors; a
+  future holds nothing. The reducer gets a group that forwards to the fake one and whose future holds the tensors. A
   communication hook would help too, but changes the operations (no averaging ``mul``, a ``div_`` a bucket).
 - ``DeviceMesh``: computes with small tensors whose values it reads, which fake tensors do not have.
 - Objects sent as pickles: their sizes would come from ranks that do not exist, so the others say what this one says.
-- Pipeline stages: agree by vote, over the wire, that shapes need not be inferred; here nobody answers.
+- Pipeline stages: agree by vote, over the wire, that shapes need not be inferred; here no other rank answers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def in_fake_mode() -> bool:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """All shims, for as long as the block runs."""
+    """Install all shims for as long as the block runs."""
     with ExitStack() as stack:
         for shim in (_reducer, _ddp, _device_mesh, _objects, _pipelining):
             stack.enter_context(shim())
@@ -66,7 +66,7 @@ def installed() -> Iterator[None]:
 
 
 def original_init() -> Callable[..., Any]:
-    """torch's own ``init_process_group``, also where it is replaced."""
+    """Return torch's own ``init_process_group``, also where it is replaced."""
     found = dist.distributed_c10d.init_process_group
     return getattr(found, "__wrapped__", found) if hasattr(found, _OURS) else found
 
@@ -131,15 +131,15 @@ class _HeldWork(dist.Work):
         self._future.set_result(tensors)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
         return True
 
     def is_completed(self) -> bool:
-        """Always."""
+        """Return true."""
         return True
 
     def get_future(self) -> Any:
-        """The tensors."""
+        """Return a future that holds the tensors."""
         return self._future
 
 
@@ -151,12 +151,12 @@ class HoldingGroup(dist.ProcessGroup):
         self.inner = inner
 
     def getBackendName(self) -> str:
-        """The inner group's."""
+        """Return the inner group's name of its backend."""
         return str(self.inner.name()) if hasattr(self.inner, "name") else "fake"
 
     @property
     def group_name(self) -> str:
-        """The inner group's, so that recorders give both one name."""
+        """Return the inner group's name, so that recorders give both groups one name."""
         return str(self.inner.group_name)
 
     def allreduce(self, tensors: Any, *options: Any) -> _HeldWork:
@@ -189,7 +189,7 @@ class _RealIndices(TorchDispatchMode):
 
 
 def _holding(group: Any) -> Any:
-    """A ``HoldingGroup`` of the group, whose ranks torch knows; in the list of all groups it would be one too many."""
+    """Return a ``HoldingGroup`` of a group, whose ranks torch knows; torch's list of groups does not have it."""
     if isinstance(group, HoldingGroup):
         return group
     world = dist.distributed_c10d._world

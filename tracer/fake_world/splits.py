@@ -2,15 +2,15 @@
 
 Experts lie like this::
 
-    [experts, places, width]                    what this rank's tokens ask of every expert
+    [experts, places, width]                    questions of this rank's tokens
          │ all-to-all
-    [own experts, ranks × places, width]        what every rank of the group asks of this rank's experts
+    [own experts, ranks × places, width]        questions of all ranks of the group
          │ own experts
          │ all-to-all
-    [experts, places, width]                    the answers
+    [experts, places, width]                    answers
 
-The ``ep`` ranks of a group lie side by side and have experts of their own each; the other parameters are replicated or
-sharded over all data-parallel ranks, the experts over the ``dp / ep`` ranks that have the same ones, as torchtitan and
+The ``ep`` ranks of a group lie side by side and have experts of their own each. The experts are replicated or sharded
+over the ``dp / ep`` ranks that have the same ones, the other parameters over all data-parallel ranks, as torchtitan and
 Megatron-LM do.
 """
 
@@ -36,7 +36,7 @@ from tracer.workloads.workload import Workload, autocast, parameter_dtype, tf32
 
 
 class SpreadExperts(nn.Module):
-    """This rank's experts in the place of all of them: ``[experts, places, width]`` → the same."""
+    """Holds this rank's experts in place of all of them: ``[experts, places, width]`` → the same."""
 
     def __init__(self, experts: nn.Module, count: int, ranks: int, place: int, group: Any) -> None:
         """``experts`` has parameters whose first dimension is the ``count`` experts; it is changed."""
@@ -59,7 +59,7 @@ class SpreadExperts(nn.Module):
 
 
 class DataParallelWithExperts(DistributedDataParallel):
-    """DDP of all but the experts, each of which may be in a DDP of its own: they stop synchronising together."""
+    """DDP of all but the experts, which may each be in a DDP of their own: they stop synchronising together."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -73,7 +73,7 @@ class DataParallelWithExperts(DistributedDataParallel):
 
 
 def spread_experts(model: Any, count: int, ranks: int, place: int, group: Any) -> list[SpreadExperts]:
-    """Leave each block of a mixture of experts the experts of one place of an expert-parallel group, in place."""
+    """Keep in each block, in place, only the experts of one place of an expert-parallel group."""
     found = []
     for block in model.blocks:
         part = block.feed_forward
@@ -105,7 +105,7 @@ def shard_experts(spread: list[SpreadExperts], mesh: Any, ranks: int) -> None:
 
 
 def expert_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters of spread experts."""
+    """Return the names of the parameters of spread experts."""
     inside = [name for name, part in model.named_modules() if isinstance(part, SpreadExperts)]
     return [name for name, _ in model.named_parameters() if name.startswith(tuple(f"{each}." for each in inside))]
 
@@ -139,7 +139,7 @@ class PipelineWorkload(Workload):
         self._unknown = torch.full((), torch.nan)
 
     def step(self, batch: StepBatch) -> Tensor:
-        """One step; the loss is known to the last stage, the others return NaN."""
+        """Run one step; the last stage returns the loss, the others NaN."""
         if not self._started:
             torch.manual_seed(self.settings.seed)
             self._started = True
@@ -163,7 +163,7 @@ class PipelineWorkload(Workload):
 def _examples(settings: Any, plan: ParallelPlan, first: bool, last: bool) -> tuple[Tensor, Tensor]:
     """Return what a stage of a language model takes and gives for one micro-batch, as tensors without memory.
 
-    Without them the stages would ask one another, and in a fake world nobody answers.
+    Without them the stages would ask one another, and in a fake world no other rank answers.
     """
     rows, dtype = settings.batch // plan.passes, parameter_dtype(settings.dtype)
     features = torch.empty(rows, settings.seq, settings.width, dtype=dtype, device="meta", requires_grad=True)
@@ -185,20 +185,20 @@ class LookaheadWorkload(Workload):
         self.__dict__.update(whole.__dict__)
         self._tables = tables
         self._following: Batch | None = None
-        """The first micro-batch of the step after the one whose batch was given out last."""
+        """The first micro-batch of the next step, after the batch that was given out last."""
         self._coming: list[Batch] = []
         """Micro-batches after the present one."""
         self._copied: tuple[Batch, Batch] | None = None
         """The next micro-batch, on the host and on the device."""
 
     def batches(self) -> Iterator[StepBatch]:
-        """As without looking ahead; draws a step's batch when the one before it is asked for."""
+        """Yield batches as without looking ahead; a step's batch is drawn when the one before it is asked for."""
         for batch, following in pairwise(super().batches()):
             self._following = following[0]
             yield batch
 
     def step(self, batch: StepBatch) -> Tensor:
-        """One full training step, and the distribution of the next one's first look-ups."""
+        """Run one full training step, and distribute the next one's first look-ups."""
         self._coming = [*batch[1:], *([self._following] if self._following is not None else [])]
         self._following = None
         return super().step(batch)

@@ -1,7 +1,7 @@
 """Model of a captured step's collectives on a GPU: their streams, and the operation that first waits. Needs no torch.
 
 A CPU runs every collective where it is called. On a GPU each runs on a stream of its own, and the compute stream waits
-for it at a place that the framework's code fixes; the names and the order of the recorded operations show that place:
+for it at a place that the framework's code fixes. The names and the order of the recorded operations show that place:
 
 - DDP: a bucket is reduced from where its last gradient is ready until the end of backward, when all are waited for.
 - FSDP2: a block's all-gather runs from where it is issued (in backward during the block before it) until its copy-out.
@@ -12,7 +12,7 @@ for it at a place that the framework's code fixes; the names and the order of th
 - Anything else: at once if it was called synchronously, otherwise not known.
 
 All of it is a model, and marked as one (``WaitSource.MODELLED``). Shape-only traces say where the data is first used
-instead; the two agree but for FSDP2's reduce-scatters, whose next one the stream waits for although no data depends.
+instead. The two agree except for FSDP2's reduce-scatters: the stream waits for the next one although no data depends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COLLECTIVE = ("c10d::", "_c10d_functional::")
 class ModelledOverlap:
     """For each row of ``graph.collectives``: its stream's name (functional ones: their group's), and who waits.
 
-    ``wait_op`` is a row of ``graph.ops``, ``NONE`` where nobody is known to wait.
+    ``wait_op`` is a row of ``graph.ops``, ``NONE`` where no wait is known.
     """
 
     stream: list[str]
@@ -44,7 +44,7 @@ class ModelledOverlap:
 
 
 def model_overlap(graph: ExecutionGraph) -> ModelledOverlap:
-    """The streams and waits of a captured graph's collectives (see the module's text)."""
+    """Return the streams and waits of a captured graph's collectives (see the module's text)."""
     found = ModelledOverlap([""] * len(graph.collectives), np.full(len(graph.collectives), NONE, np.int32))
     steps = graph.ops.step[np.maximum(graph.collectives.op, 0)]
     for step in np.unique(steps[graph.collectives.op != NONE]).tolist():
@@ -108,7 +108,7 @@ class _Step:
         self._peers(peers, found)
 
     def _chain(self, row: int) -> list[int]:
-        """Places of an operation and of what encloses it, innermost first, the step's own annotation left out."""
+        """Return the places of an operation and its enclosing ones, innermost first, without the step's annotation."""
         chain = []
         while row in self.place:
             chain.append(self.place[row])
@@ -123,7 +123,7 @@ class _Step:
         return labels[0] == "c10d::allreduce_" and any(label.startswith(_AUTOGRAD) for label in labels)
 
     def _next(self, place: int, prefix: str) -> int:
-        """The next place whose name begins so, or ``NONE``; the name of a whole block ends there."""
+        """Return the next place with a name that begins so, or ``NONE``; a whole block's name ends there."""
         exact = prefix.startswith("FSDP::all_gather_copy_out")
         for later in range(place + 1, len(self.rows)):
             name = self.names[later]
@@ -132,13 +132,13 @@ class _Step:
         return NONE
 
     def _first_inside(self, place: int) -> int:
-        """The first operation at or after a place, as a row."""
+        """Return the first operation at or after a place, as a row."""
         if place == NONE:
             return NONE
         return next((self.rows[later] for later in range(place, len(self.rows)) if self.is_op[later]), NONE)
 
     def _op_after(self, place: int) -> int:
-        """The first operation that begins after the one at a place has ended, as a row."""
+        """Return the first operation that begins after the one at a place has ended, as a row."""
         ops, row = self.graph.ops, self.rows[place]
         later = bisect_left(self.starts, int(ops.start_ns[row] + ops.duration_ns[row]))
         inside = max(later, place + 1)
@@ -154,13 +154,13 @@ class _Step:
         return self._op_after(last)
 
     def _after_backward(self, outermost: int) -> int:
-        """The first operation after the run of autograd's ranges that an outermost place is one of."""
+        """Return the first operation after the run of autograd's ranges that contains an outermost place."""
         at = bisect_left(self.tops, outermost)
         later = next((place for place in self.tops[at:] if not self.names[place].startswith(_AUTOGRAD)), NONE)
         return self._first_inside(later)
 
     def _functional(self, indices: list[int], found: ModelledOverlap) -> None:
-        """Each ``wait_tensor`` is for the oldest collective under way; one that finds none waits for nothing new."""
+        """Match each ``wait_tensor`` with the oldest collective under way; without one it waits for nothing new."""
         table = self.graph.collectives
         events = [(self.place[int(table.op[index])], index) for index in indices]
         events += [(place, NONE) for place, name in enumerate(self.names) if name == "_c10d_functional::wait_tensor"]
@@ -173,7 +173,7 @@ class _Step:
                 found.wait_op[under_way.popleft()] = self.rows[place]
 
     def _peers(self, indices: list[int], found: ModelledOverlap) -> None:
-        """Sends and receives without other operations between them are one batch."""
+        """Group sends and receives without other operations between them into one batch."""
         table = self.graph.collectives
         batches: list[list[int]] = []
         for index in indices:

@@ -1,7 +1,7 @@
 """``fake_world``: this process as one rank of a world whose other ranks do not exist.
 
-The collectives of PyTorch's fake process group return at once and leave their tensors as they are: what a rank does is
-that of a real run, what it computes after a collective is not.
+The collectives of PyTorch's fake process group return at once and leave their tensors as they are. What a rank does is
+that of a real run; the values that it computes after a collective are not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _active: tuple[int, int] | None = None
 
 
 def current_world() -> tuple[int, int] | None:
-    """(world size, rank) of the fake world that is up, if one is."""
+    """Return (world size, rank) of the fake world that is up, if one is."""
     return _active
 
 
@@ -45,8 +45,8 @@ def fake_world(world_size: int, rank: int = 0) -> Iterator[None]:
 def fake_launch(world_size: int, rank: int = 0) -> Iterator[None]:
     """Act as if torchrun had started this process as one rank of many, for a script that makes its own process groups.
 
-    The environment is torchrun's, and ``init_process_group`` (or a device mesh without it) gives the fake world,
-    whatever backend it names; ``new_group`` likewise. The script's own wrappers then run as in ``fake_world``.
+    The environment is torchrun's, and ``init_process_group`` (or a device mesh without it) gives the fake world for any
+    backend that it names; ``new_group`` likewise. The script's own wrappers then run as in ``fake_world``.
 
     Raises:
         FakeWorldError: as ``fake_world``; from ``init_process_group`` if it names another world size or rank.
@@ -65,7 +65,7 @@ def fake_launch(world_size: int, rank: int = 0) -> Iterator[None]:
 
 @contextmanager
 def _prepared(world_size: int, rank: int) -> Iterator[None]:
-    """Everything but the process group, which is taken down here whoever put it up."""
+    """Prepare everything but the process group, and take that down at the end even if others put it up."""
     global _active
     check_world(world_size, rank)
     import torch.distributed as dist
@@ -115,7 +115,7 @@ def _environment(world_size: int, rank: int) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """Drop what DTensor remembers of meshes whose groups are gone; a later world could be given it."""
+    """Drop DTensor's memory of meshes whose groups are gone; a later world could be given it."""
     with suppress(ImportError, AttributeError):
         from torch.distributed.tensor import debug
 

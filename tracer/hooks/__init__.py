@@ -1,15 +1,13 @@
 """Captures from inside training frameworks: each a few lines over ``tracer.capture``.
 
-| framework | what to write |
-|---|---|
-| Hugging Face Trainer | ``Trainer(…, callbacks=[TrainerCapture("runs/a")])`` |
-| Lightning | ``Trainer(…, callbacks=[LightningCapture("runs/a")])`` |
-| Accelerate | ``with AccelerateCapture(accelerator, "runs/a") as capture: … capture.step()`` |
-| torchtitan | ``profiler=TitanCapture.Config(out="runs/a")`` in the trainer's configuration |
-| DeepSpeed | ``engine = capture_deepspeed(engine, "runs/a")`` |
-| Megatron-LM | ``with megatron_capture("runs/a"): pretrain(…)`` |
-| Ray Train | ``with ray_capture("runs/a") as capture: … capture.step()`` in the loop of a worker |
-| torch.profiler | ``profile(…, on_trace_ready=handler("runs/a"))`` |
+- Hugging Face Trainer: ``Trainer(…, callbacks=[TrainerCapture("runs/a")])``
+- Lightning: ``Trainer(…, callbacks=[LightningCapture("runs/a")])``
+- Accelerate: ``with AccelerateCapture(accelerator, "runs/a") as capture: … capture.step()``
+- torchtitan: ``profiler=TitanCapture.Config(out="runs/a")`` in the trainer's configuration
+- DeepSpeed: ``engine = capture_deepspeed(engine, "runs/a")``
+- Megatron-LM: ``with megatron_capture("runs/a"): pretrain(…)``
+- Ray Train: ``with ray_capture("runs/a") as capture: … capture.step()`` in the loop of a worker
+- torch.profiler: ``profile(…, on_trace_ready=handler("runs/a"))``
 
 All but the last record what ``tracer.capture`` records: steps timed without the profiler, then profiled ones, and the
 execution trace. They take its options (``steps``, ``warmup``, ``timed``, …). Importing this package imports no

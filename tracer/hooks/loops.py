@@ -41,7 +41,7 @@ class CaptureCourse:
         return self.capture.finished
 
     def begin_step(self) -> None:
-        """Say that a step begins. What was noted as other work since the last one is left out of its time."""
+        """Mark the beginning of a step. Other work since the last step is left out of its time."""
         if self.finished:
             return
         if not self._begun:
@@ -52,16 +52,16 @@ class CaptureCourse:
         self._other_work = ""
 
     def end_step(self) -> None:
-        """Say that the step has ended."""
+        """Mark the end of the step."""
         if self._begun:
             self.capture.step()
 
     def note_other_work(self, what: str) -> None:
-        """Say that what runs until the next step begins is none of it, such as an evaluation."""
+        """Exclude what runs until the next step begins, such as an evaluation."""
         self._other_work = what
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that training has ended, of itself or by an error: what was recorded is written."""
+        """Mark the end of training, normal or by an error, and write what was recorded."""
         if self._begun:
             self.capture.__exit__(type(error) if error is not None else None, error,
                                   error.__traceback__ if error is not None else None)
@@ -115,12 +115,12 @@ class AccelerateCapture:
         self._course.end(error)
 
     def step(self) -> None:
-        """Say that a batch was worked off."""
+        """Mark the end of a batch."""
         if self._accelerator.sync_gradients:
             self._course.end_step()
 
     def leave_out(self, what: str = "other work") -> None:
-        """Say that what ran since the last step ended is none of the next, such as an evaluation."""
+        """Exclude what ran since the last step ended from the next, such as an evaluation."""
         self.capture.leave_out(what)
 
     def wrap(self, loader: Iterable[Batch]) -> Iterable[Batch]:
@@ -258,9 +258,9 @@ def ray_capture(out: str | os.PathLike[str], **options: Any) -> Iterator[Capture
                     capture.step()
 
     Args:
-        out: directory of the job, on a disk that all workers see (a worker runs in a directory of its own, so that a
+        out: Directory of the job, on a disk that all workers see (a worker runs in a directory of its own, so that a
             relative path would be its alone).
-        options: those of ``tracer.capture.capture`` (``steps``, ``warmup``, ``timed``, …).
+        options: Those of ``tracer.capture.capture`` (``steps``, ``warmup``, ``timed``, …).
 
     Raises:
         CaptureError: Ray is not installed, this is no worker of a training, or the path is relative.
@@ -289,7 +289,7 @@ def handler(out: str | os.PathLike[str], *, replace: bool = False) -> ProfilerHa
                 …
                 profiler.step()
 
-    Each trace becomes a window of the capture, with the machine's facts beside it. The profiler is at work in all of
+    Each trace becomes a window of the capture, together with the machine's facts. The profiler is at work in all of
     its steps, so that nothing is known of steps without it: ``foretrace predict --without-profiler`` estimates them,
     ``tracer.capture`` measures them. Record shapes: without them little can be predicted at another size.
 
@@ -304,7 +304,7 @@ def handler(out: str | os.PathLike[str], *, replace: bool = False) -> ProfilerHa
 
 
 class ProfilerHandler:
-    """See ``handler``. Calling it raises ``CaptureError`` if the directory cannot be written or holds a capture."""
+    """Stores ready traces, see ``handler``. Raises ``CaptureError``: it holds a capture or cannot be written."""
 
     def __init__(self, out: str | os.PathLike[str], replace: bool) -> None:
         self._out, self._replace = checked_directory(out), replace
@@ -334,7 +334,7 @@ class ProfilerHandler:
                               "profiled_step_ns": [], "peak_memory": peak_memory(), "complete": True})
 
     def close(self) -> None:
-        """Give the directory up; done when the program ends."""
+        """Release the directory; done when the program ends."""
         if self._output is not None:
             self._output.close()
             self._output = None

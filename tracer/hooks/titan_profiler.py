@@ -1,4 +1,4 @@
-"""``TitanCapture``: in the place of torchtitan's profiler, whose interface (0.3) it keeps."""
+"""``TitanCapture`` replaces torchtitan's profiler and keeps its interface (0.3)."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ class TitanCapture(Profiler):  # type: ignore[misc]  # torchtitan is not type ch
         self._course.end(error)
 
     def step(self) -> None:
-        """Say that a step has ended."""
+        """Mark the end of a step."""
         self._course.end_step()

@@ -18,8 +18,8 @@ class TrainerCapture(TrainerCallback):  # type: ignore[misc]  # transformers is 
 
         Trainer(…, callbacks=[TrainerCapture("runs/a")]).train()
 
-    A step is one of the optimizer's, whatever ``gradient_accumulation_steps`` is. Evaluations and checkpoints between
-    steps are left out of the times; one within a profiled step is told with a warning.
+    A step is one of the optimizer's, for any ``gradient_accumulation_steps``. Evaluations and checkpoints between
+    steps are left out of the times; a warning reports one within a profiled step.
 
     Args:
         out: directory of the job.

@@ -126,7 +126,7 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
 
 
 def _allocations(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> AllocationTable:
-    """Changes of memory that the profiler saw in the window, each with the innermost operation around it."""
+    """Return the memory changes that the profiler saw, each with the innermost operation around it."""
     raw = collected.memory.finish(MEMORY_COLUMNS)
     raw["start"] = raw["start"] - first
     kept = np.flatnonzero((raw["start"] >= 0) & (raw["start"] <= collected.last_ns - first))
@@ -141,7 +141,7 @@ def _allocations(collected: Collector, first: int, ops: OpTable, nesting: Nestin
 
 
 def _rank_of(order: np.ndarray) -> np.ndarray:
-    """Collected row → row of the sorted table."""
+    """Return for each collected row its row in the sorted table."""
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     return rank
@@ -170,7 +170,7 @@ def _operations(collected: Collector) -> tuple[OpTable, Nesting, np.ndarray]:
 
 
 def _ordered(column: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The column in another order."""
+    """Return the column in another order."""
     return column if is_constant(column) else column[order]
 
 

@@ -1,9 +1,9 @@
 """Cutting a trace's text into pieces at event boundaries, and each piece into columns of its events' fields.
 
-The text is never held whole: blocks come in, everything up to the last event boundary of a block is scanned at once
-(see ``scanner``), the rest waits for the next block. A piece in which something is odd is decoded as ``[`` piece ``]``,
-and if it does not decode, looked at event by event (see ``salvage``); what that gives is written as plain text and
-scanned. So valid files pay nothing for the care invalid ones need.
+The text is never held whole. Blocks come in, and everything up to the last event boundary of a block is scanned at once
+(see ``scanner``); the rest waits for the next block. A piece with something odd in it is decoded as ``[`` piece ``]``.
+If that fails, it is looked at event by event (see ``salvage``), and the result is written as plain text and
+scanned. So valid files pay nothing for the care that invalid ones need.
 
     { "metadata": ..., "traceEvents": [ {event} , {event} , {event} ], "more": ... }
       \\_____ header _____/               \\__ piece __/^ boundary      \\_ footer _/
@@ -34,7 +34,7 @@ _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _HEADER_LIMIT = 256 << 20  # chosen: memory for text before or after the events
 _EVENT_LIMIT = 128 << 20  # chosen: no profiler writes an event so long
 _LONG_PIECE = 8 << 20
-"""Pieces are of a block, which is a quarter of it, and what waited for it."""
+"""Pieces above this length are checked before they are scanned. A piece is a block, a quarter of this, and a rest."""
 _CANDIDATES = 256  # chosen: brackets tried in a damaged tail, each a decoding of what follows
 _MOST_ENDS = 1 << 16  # chosen: brackets that are kept; a footer has a few
 _WINDOWS = (1 << 14, 1 << 18, 1 << 62)  # chosen: an event, an event with a stack, all of the text
@@ -134,7 +134,7 @@ class EventStream:
                 "check that it is the right file.")
 
     def _scan(self, text: bytes | memoryview) -> EventBatch | None:
-        """Scan a piece. Raises ``TraceError``: a long one has objects alone, whose columns would fill memory."""
+        """Scan a piece. Raises ``TraceError``: a long one has objects only, whose columns would fill memory."""
         if len(text) > _LONG_PIECE and bytes(text).count(b"{") > FREE_OBJECTS:
             raise TraceError(f"{self._name} has {len(text) >> 20} MiB of objects that are no events: it is damaged or "
                              "no profiler trace; record or copy it again.")
@@ -198,8 +198,8 @@ class EventStream:
 
 
 def last_boundary(text: bytes, searched: int = 0) -> int:
-    """Position of the comma of the last event boundary of ``text``, -1 if there is none; its first ``searched`` bytes
-    have none."""
+    """Return the position of the comma of the last event boundary of ``text``, -1 if there is none; its first
+    ``searched`` bytes have none."""
     least = max(0, searched - _WINDOWS[0])
     for window in _WINDOWS:
         start = max(least, len(text) - window)
@@ -260,7 +260,7 @@ _OBJECT = re.compile(rb'"(distributedInfo|deviceProperties)"\s*:\s*')
 
 
 def _fields_one_by_one(text: bytes) -> dict[str, Any]:
-    """The fields that matter most, from metadata that is not valid as a whole."""
+    """Return the fields that matter most, from metadata that is not valid as a whole."""
     found: dict[str, Any] = {}
     for match in _FIELD.finditer(text):
         with suppress(*DECODE_ERRORS):

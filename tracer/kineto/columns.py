@@ -46,7 +46,7 @@ class Interner(dict[str, int]):
         return code
 
     def codes(self, texts: Iterable[str]) -> np.ndarray:
-        """int32 codes of the texts."""
+        """Return int32 codes of the texts."""
         return np.array(list(map(self.__getitem__, texts)), np.int32)
 
 
@@ -70,7 +70,7 @@ class ThreadInterner(dict[tuple[Any, Any], int]):
     """(pid, tid) → thread number; 12 and "12" are the same."""
 
     def processes(self) -> np.ndarray:
-        """A number of the process of each thread, [threads]; one row where there is no thread."""
+        """Return a number of the process of each thread, [threads]; one row where there is no thread."""
         pids: dict[str, int] = {}
         return np.array([pids.setdefault(pid, len(pids)) for pid, _ in self.keys_in_order] or [0], np.int32)
 
@@ -101,14 +101,14 @@ class EventColumns:
     rows: int = 0
 
     def extend(self, **columns: np.ndarray) -> None:
-        """Append equally long columns; one of a single value takes no memory, but for times."""
+        """Append equally long columns; one of a single value takes no memory, except for times."""
         for name, values in columns.items():
             alike = name not in _TIMES and len(values) > 1 and values[0] == values[-1] and (values == values[0]).all()
             self.parts[name].append(np.broadcast_to(values[:1].copy(), len(values)) if alike else values)
         self.rows += len(columns["start"])
 
     def finish(self, names: dict[str, Any]) -> dict[str, np.ndarray]:
-        """All columns, concatenated, those of a single value constant; the parts are released.
+        """Return all columns, concatenated, those of a single value constant; the parts are released.
 
         ``names`` gives the dtypes of an empty group.
         """
@@ -165,7 +165,7 @@ class Collector:
         self.categories: set[str | None] = set()
         self.flow_categories: set[str | None] = set()
         self.unknown: Counter[str] = Counter()
-        """Events of categories or phases that mean nothing to this reader."""
+        """Events of categories or phases that this reader does not know."""
         self.unknown_places: Counter[str] = Counter()
         """Timed events among them, by their process: one that is no host's is a device's."""
         self.unreadable_events = 0
@@ -180,7 +180,7 @@ class Collector:
         self.extents = Interner()
         """JSON texts of launch grids and blocks, apart from the graph's strings."""
         self.frames = Interner()
-        """Names of ``NameGroup.FRAME``, of which few are kept."""
+        """Names of ``NameGroup.FRAME``; few of them are kept."""
         json, extents = JsonInterner(self.strings), JsonInterner(self.extents)
         self._texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)])
         self._some_texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)] if text else NONE)
@@ -255,14 +255,14 @@ class Collector:
         return part.owns(self._devices_of(batch, rows), batch.number("correlation", rows))
 
     def _devices_of(self, batch: EventBatch, rows: np.ndarray) -> np.ndarray:
-        """Devices of device work; where they are not named, the process's number is one."""
+        """Return the devices of device work; without a name the process's number is the device's."""
         device = batch.number("device", rows)
         unknown = np.flatnonzero(device == NONE)
         device[unknown] = self._numbers(batch.code("pid", rows[unknown]))
         return device
 
     def _parts(self, batch: EventBatch) -> list[tuple[str, str | None, np.ndarray]]:
-        """Rows by phase and category, those first whose first event comes first."""
+        """Return the rows by phase and category, those first whose first event comes first."""
         rows = np.arange(batch.events)
         phase, category = (grouped(batch.code(name, rows).astype(np.int64)) for name in ("ph", "cat"))
         kind = phase[1] * len(category[0]) + category[1]
@@ -277,26 +277,26 @@ class Collector:
         return _merged(found)
 
     def finish(self, group: NameGroup) -> dict[str, np.ndarray]:
-        """The columns of a group (times in absolute nanoseconds of the trace's clock)."""
+        """Return the columns of a group (times in absolute nanoseconds of the trace's clock)."""
         return self._columns[group].finish(GROUP_COLUMNS[group])
 
     def of_window(self, group: NameGroup) -> dict[str, np.ndarray]:
-        """The columns of a group, with starts from the window's."""
+        """Return the columns of a group, with starts from the window's."""
         columns = self.finish(group)
         columns["start"] = columns["start"] - (self.first_ns or 0)
         return columns
 
     def rows(self, group: NameGroup) -> int:
-        """Number of events of a group gathered so far."""
+        """Return the number of events of a group gathered so far."""
         return self._columns[group].rows
 
     def gathered(self, group: NameGroup, *names: str) -> list[np.ndarray]:
-        """Copies of some of a group's columns; the group keeps them."""
+        """Return copies of some of a group's columns; the group keeps them."""
         parts = self._columns[group].parts
         return [np.concatenate([*parts.get(name, ()), np.zeros(0, GROUP_COLUMNS[group][name])]) for name in names]
 
     def reach(self, group: NameGroup, name: str) -> int:
-        """Largest less smallest value of a column gathered so far; 0 where there is none."""
+        """Return the largest less the smallest value of a column gathered so far; 0 where there is none."""
         parts = [part for part in self._columns[group].parts.get(name, ()) if len(part)]
         return max(int(p.max()) for p in parts) - min(int(p.min()) for p in parts) if parts else 0
 
@@ -313,7 +313,7 @@ class Collector:
 
     def _timed(self, batch: EventBatch, rows: np.ndarray, bounds_at_zero: bool = True) -> \
             tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows with usable times, their starts and durations; the others are dropped and counted.
+        """Return the rows with usable times, their starts and durations; the others are dropped and counted.
 
         A start of 0 bounds the window unless ``bounds_at_zero`` is false: a device's events have it for an unknown one.
         """
@@ -342,7 +342,7 @@ class Collector:
                 self._bound(start, duration)
 
     def _threads_of(self, batch: EventBatch, rows: np.ndarray) -> np.ndarray:
-        """int32 thread numbers."""
+        """Return int32 thread numbers."""
         pids, tids = (batch.code(name, rows).astype(np.int64) for name in ("pid", "tid"))
         if not len(rows):
             return np.zeros(0, np.int32)
@@ -356,7 +356,7 @@ class Collector:
         return numbers[place]
 
     def _processes(self, batch: EventBatch, rows: np.ndarray) -> dict[str, int]:
-        """Number of rows by process."""
+        """Return the number of rows by process."""
         codes, counts = np.unique(batch.code("pid", rows), return_counts=True)
         return {_text(self._values[code]): count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
 
@@ -452,7 +452,7 @@ class Collector:
 
 
 def _python_kind(name: str) -> int:
-    """What a function is by its name."""
+    """Return whose function it is, by its name: of modules, the interpreter, the program or libraries."""
     if name.startswith(MODULE_PREFIX):
         return _MODULE
     if name.startswith("<built-in"):
@@ -461,7 +461,7 @@ def _python_kind(name: str) -> int:
 
 
 def _collectives(batch: EventBatch, rows: np.ndarray, base: int) -> list[tuple[int, Args]]:
-    """Arguments of the rows that name a collective, each with its place behind ``base``."""
+    """Return the arguments of the rows that name a collective, each with its place behind ``base``."""
     if not batch.collectives:
         return []
     named = np.array(sorted(batch.collectives), np.int64)
@@ -473,14 +473,14 @@ def _collectives(batch: EventBatch, rows: np.ndarray, base: int) -> list[tuple[i
 
 
 def _counts(kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct small numbers, and how many there are of each."""
+    """Return distinct small numbers, and how many there are of each."""
     counts = np.bincount(kind)
     kinds = np.flatnonzero(counts)
     return kinds, counts[kinds]
 
 
 def _merged(parts: list[tuple[Any, Any, np.ndarray]]) -> list[tuple[str, str | None, np.ndarray]]:
-    """Parts of one phase and category together (a text may be written in two ways), in order of their first rows."""
+    """Merge parts of one phase and category (a text may be written in two ways), in order of their first rows."""
     rows: dict[tuple[Any, Any], list[np.ndarray]] = defaultdict(list)
     for phase, category, found in parts:
         rows[phase, category].append(found)
@@ -490,13 +490,13 @@ def _merged(parts: list[tuple[Any, Any, np.ndarray]]) -> list[tuple[str, str | N
 
 
 def _int32(values: np.ndarray) -> np.ndarray:
-    """As int32; what does not fit becomes -1."""
+    """Return values as int32; what does not fit becomes -1."""
     values[(values > 2**31 - 1) | (values < -(2**31))] = NONE
     return values.astype(np.int32)
 
 
 def _absent(values: np.ndarray) -> np.ndarray:
-    """CUPTI writes an unknown 32-bit id as 4294967295."""
+    """Return ids with -1 for unknown ones: CUPTI writes an unknown 32-bit id as 4294967295."""
     values[values == 0xFFFFFFFF] = NONE
     return values
 

@@ -1,6 +1,6 @@
-"""Device work with the calls that launched it, and those that wait for it, while events are still raw columns; single
-pieces of it with a wrong start or a wrong end are mended here, whole clocks in ``mending``.
-"""
+"""Device work with the calls that launched it and the calls that wait for it, while events are still raw columns.
+
+Single pieces of work with a wrong start or a wrong end are mended here, whole clocks in ``mending``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tracer.kineto.events import NameGroup
 from tracer.kineto.linking import LinkedWork, link
 
 EARLY_NS = 5_000
-"""Clocks are matched to some µs: what starts earlier before its launch call shows a clock that is behind."""
+"""Clocks are matched to some µs. Work that starts earlier before its launch call shows a clock that is behind."""
 IMPOSSIBLE_NS = 100_000
-"""What starts earlier than this before its launch call is wrong by more than a clock's offset."""
+"""Work that starts earlier than this before its launch call is wrong by more than a clock's offset."""
 LATE_NS = 10 * 10**9
 """No device begins queued work this long after the last host call: launch queues hold some 1,000 kernels."""
 ASTRAY_NS = 60 * 10**9
@@ -24,7 +24,7 @@ ASTRAY_NS = 60 * 10**9
 PROMPT_NS = 100_000
 """A launch on an idle stream starts its kernel within this time (V100, A100, H100, MI300: 5 to 31 µs)."""
 LAUNCH_NS = 5_000
-"""From a call's start to its kernel's start at the least (2 to 18 µs over twelve kinds of GPU and driver)."""
+"""Least time from a call's start to its kernel's start (2 to 18 µs over twelve kinds of GPU and driver)."""
 FOREVER = np.iinfo(np.int64).max
 _WHOLE_DEVICE, _ONE_STREAM = "DeviceSynchronize", "StreamSynchronize"
 
@@ -46,17 +46,17 @@ class DeviceTimes:
     """Device work in the order of the file, with the calls that launched it; times in ns of the trace's clock.
 
     Attributes:
-        start, duration: of each piece of work, [work].
-        clock: number of its device and the process that uses it, [work].
-        stream: number of its stream and clock, [work].
-        launched: whether its call was recorded, [work].
-        call_start, call_end: of that call; 0 for none, [work].
-        shared: whether the call launched more work (a CUDA graph), [work].
-        same: number of its kernel and launch grid, [work].
-        waits: of each clock the calls that wait for all its work; absent where that is unknown.
-        unsteady: whether its clock differs from the host's by a time that changes, [work]. No wrong time of single work
-            can be told then.
-        host_first, host_last: first start and last end of all calls; 0 without any.
+        start, duration: Of each piece of work, [work].
+        clock: Number of its device and the process that uses it, [work].
+        stream: Number of its stream and clock, [work].
+        launched: Whether its call was recorded, [work].
+        call_start, call_end: Of that call; 0 for none, [work].
+        shared: Whether the call launched more work (a CUDA graph), [work].
+        same: Number of its kernel and launch grid, [work].
+        waits: Of each clock the calls that wait for all its work; absent where that is unknown.
+        unsteady: Whether its clock differs from the host's by a time that changes, [work]. Wrong times of single work
+            cannot be found then.
+        host_first, host_last: First start and last end of all calls; 0 without any.
     """
 
     start: np.ndarray
@@ -141,7 +141,7 @@ def _numbers(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _owners(device: np.ndarray, process: np.ndarray) -> np.ndarray:
-    """Return the process of each piece of work: its launch's, or else the one that launched most on its device."""
+    """Return the process of each piece of work: its launch's, or else that of most launches on its device."""
     owner = process.copy()
     for number in np.unique(device[process == NONE]).tolist():
         mine = process[(device == number) & (process != NONE)]
@@ -152,8 +152,8 @@ def _owners(device: np.ndarray, process: np.ndarray) -> np.ndarray:
 
 def _waits(collected: Collector, calls: LaunchTable, name: np.ndarray, processes: np.ndarray, clock: np.ndarray,
            stream: np.ndarray, process: np.ndarray) -> dict[int, Waits]:
-    """Return each clock's waits. A process with several devices does not record for which one a call waits, nor does
-    one with several streams for which stream."""
+    """Return each clock's waits. A process with several devices does not record for which one a call waits. One with
+    several streams does not record for which stream."""
     found: dict[int, Waits] = {}
     texts = list(collected.strings)
     codes = np.unique(name).tolist()
@@ -176,7 +176,7 @@ B200."""
 _HABIT = 0.5
 """A stream where more kernels than this share overlap the next one does so by habit."""
 _ODD_OVERLAP = 10
-"""On such a stream an overlap of this many times the median one is none of the habit."""
+"""On such a stream an overlap of this many times the median one is unusual."""
 _LATE_END_NS = 100_000
 """A kernel that ends this long after a call that waited for it has a wrong end."""
 
@@ -207,7 +207,7 @@ def cut_overruns(times: DeviceTimes) -> np.ndarray:
 
 
 def _beyond_habit(stream: np.ndarray, over: np.ndarray, contains: np.ndarray) -> np.ndarray:
-    """Return which work, by stream and start, overlaps its successor as none on the stream does."""
+    """Return which work, by stream and start, overlaps its successor more than is usual on the stream."""
     overlapping = np.flatnonzero(over > 0)
     wrong = np.zeros(len(over), bool)
     for number in np.unique(stream[overlapping]).tolist():
@@ -220,7 +220,7 @@ def _beyond_habit(stream: np.ndarray, over: np.ndarray, contains: np.ndarray) ->
 
 
 def _beyond_waits(times: DeviceTimes, rows: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """Return which work ends long after a wait for it. Where most waits are passed, the clocks differ, not the work."""
+    """Return which work ends long after a wait for it. If most waits are passed, the clocks differ, not the work."""
     passed = (done != FOREVER) & (times.end[rows] > np.minimum(done, FOREVER - _LATE_END_NS) + _LATE_END_NS)
     if passed.sum() > 1 and 2 * len(np.unique(done[passed])) > len(np.unique(done[done != FOREVER])):
         return np.zeros(len(rows), bool)
@@ -241,7 +241,7 @@ def _typical(times: DeviceTimes, rows: np.ndarray, good: np.ndarray) -> np.ndarr
 def place_strays(times: DeviceTimes, rows: np.ndarray) -> np.ndarray:
     """Give work with a wrong start the earliest place after its launch, in place.
 
-    The work keeps its duration; where that was lost with the start, it takes as long as its kernel usually does. It
+    The work keeps its duration; where that was lost with the start, it takes its kernel's usual time. It
     must lie after what its stream ran before, and before what came next and before the
     return of a call that waited for it.
 

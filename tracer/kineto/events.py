@@ -29,9 +29,9 @@ class NameGroup(IntEnum):
     OVERHEAD = 6
     PYTHON = 7
     PYTHON_CALL = 8
-    """No category's: all Python functions among ``PYTHON``, without names."""
+    """No category's group: all Python functions among ``PYTHON``, without names."""
     FRAME = 9
-    """No category's: the program's own functions among ``PYTHON``."""
+    """No category's group: the program's own functions among ``PYTHON``."""
 
 
 CATEGORY_GROUPS: dict[str | None, NameGroup] = {
@@ -65,7 +65,7 @@ CATEGORY_GROUPS: dict[str | None, NameGroup] = {
 
 IGNORED_CATEGORIES = frozenset({"gpu_user_annotation", "Trace"})
 UNREADABLE_DEVICE_CATEGORIES = frozenset({"mtia_ccp_events", "mtia_workloadd", "hpu_op"})
-"""What accelerators did that this reader does not understand, on whichever process's track it was written."""
+"""Work of accelerators that this reader does not understand, on the track of any process."""
 _GPU_RUNTIMES = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"})
 _A_RUNTIME = re.compile(r"\w+_(?:runtime|driver)$")
 OTHER_PHASES = frozenset("sftiICnbePNODRvcBE")
@@ -79,7 +79,7 @@ DEVICE_KINDS: dict[str | None, KernelKind] = {
 ANNOTATION_NAME = re.compile(
     r"ProfilerStep#|ProfilerStep\*|Optimizer\.|enumerate\(DataLoader\)#|enumerate\(DataPipe\)#|"
     r"DistributedDataParallel\.|nccl:|gloo:|## .* ##$")
-"""Names that mark a range although the 2020–21 category `Operator` does not tell it from an operation."""
+"""Names that mark a range although the 2020–21 category `Operator` does not distinguish it from an operation."""
 
 DATA_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)")
 """Ranges in which the next batch is fetched."""
@@ -108,7 +108,7 @@ def is_accelerator_call(category: str | None) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def is_collective_kernel(name: str) -> bool:
-    """Return whether a kernel's name is that of a collective; ranks have the same names, and looking takes long."""
+    """Return whether a kernel's name is that of a collective; cached, as ranks have the same names."""
     return bool(COLLECTIVE_KERNEL.search(name))
 
 
@@ -134,12 +134,12 @@ def call_kind(name: str) -> LaunchKind:
 
 
 def is_blocking_copy(name: str) -> bool:
-    """Return whether a copy call returns only when the copy is done whatever its memory is (no `Async` in its name)."""
+    """Return whether a copy call returns only after the copy, for any kind of memory (no `Async` in its name)."""
     return bool(_BLOCKING_COPY.match(name))
 
 
 def sync_kind(text: str) -> SyncKind:
-    """The kind of a `cuda_sync` event from its name or `cuda_sync_kind`."""
+    """Return the kind of a `cuda_sync` event from its name or `cuda_sync_kind`."""
     lowered = text.lower()
     if "wait" in lowered:
         return SyncKind.STREAM_WAIT_EVENT
@@ -170,9 +170,9 @@ def decimal_nanoseconds(text: bytes) -> tuple[int, bool]:
 
 
 def integer(value: Any) -> int:
-    """An integer, or its digits as text; -1 for what is no number or does not fit 64 bits.
+    """Return an integer, given as one or as its digits; -1 for what is no number or does not fit 64 bits.
 
-    (An unsigned 64-bit -1 stands for "none" in some traces.)
+    (Some traces write "none" as an unsigned 64-bit -1.)
     """
     if isinstance(value, str) and len(value) > 20:
         return -1
@@ -300,7 +300,7 @@ def _coerce(item: Any, kind: Any) -> Any:
 
 
 def plain_text(events: list[Event]) -> bytes:
-    """The events as JSON text, without the list's brackets, in which nothing is odd any more.
+    """Return the events as JSON text, without the list's brackets, in which nothing is odd any more.
 
     Numbers in quotes are numbers, and those beyond 64 bits -1; names of processes, threads and groups are texts.
     """

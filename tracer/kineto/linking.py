@@ -1,9 +1,9 @@
 """What ties a window together: the trace's own context, the call that launched each piece of device work, collectives.
 
 Joining on `External id` is wrong in many eras; correlation → call → innermost enclosing operation is right in all.
-There is one collective for each collective kernel, and for each recorded one without device work. What is known about
-it is spread over up to four places, best first: the kernel's own arguments (2024 on), the `record_param_comms`
-operation around its launch, the `nccl:*` annotation around it, the kernel's name.
+There is one collective for each collective kernel, and for each recorded one without device work. Up to four places
+hold its facts. Best first: the kernel's own arguments (2024 on), the `record_param_comms` operation around its launch,
+the `nccl:*` annotation around it, the kernel's name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _VERSIONS = ("cuda_runtime_version", "cuda_driver_version", "cupti_version", "hi
 
 def fill_meta(meta: Meta, metadata: dict[str, Any], is_list: bool, categories: Iterable[str | None],
               devices: np.ndarray) -> None:
-    """Set what the top-level fields of the trace tell; ``devices`` are the device ids of the recorded work.
+    """Set what the top-level fields of the trace show; ``devices`` are the device ids of the recorded work.
 
     Fields of unexpected types are left out, never an error.
     """
@@ -79,7 +79,7 @@ def fill_meta(meta: Meta, metadata: dict[str, Any], is_list: bool, categories: I
 
 
 def base_time_ns(metadata: dict[str, Any]) -> int:
-    """``baseTimeNanoseconds``, the zero of relative timestamps; 0 where timestamps count from the epoch."""
+    """Return ``baseTimeNanoseconds``, the zero of relative timestamps; 0 where timestamps count from the epoch."""
     value = integer(metadata.get("baseTimeNanoseconds"))
     return value if 0 <= value < _LATEST_NS else 0
 
@@ -122,11 +122,11 @@ class LinkedWork:
 
 
 def link(work: LinkedWork, calls: LaunchTable, processes: np.ndarray) -> np.ndarray:
-    """The launching call of each piece of device work, ``NONE`` for orphans.
+    """Return the launching call of each piece of device work, ``NONE`` for orphans.
 
-    Correlation ids are unique within one process. Where several calls share one (several processes in a file, a
-    driver call inside a runtime call), the call is taken from the process that owns the device, the latest one not
-    after the work's start, and of nested ones the outermost.
+    Correlation ids are unique within one process. Several calls may share one (several processes in a file, a driver
+    call inside a runtime call). The call is then taken from the process that owns the device. It is the latest that is
+    not after the work's start, and the outermost of nested ones.
 
     Args:
         processes: for each call, a number of its process.
@@ -155,7 +155,7 @@ def link(work: LinkedWork, calls: LaunchTable, processes: np.ndarray) -> np.ndar
 
 
 def _device_owners(devices: np.ndarray, processes: np.ndarray) -> dict[int, int]:
-    """Process that launched most of each device's unambiguous work."""
+    """Return the process that launched most of each device's unambiguous work."""
     owners: dict[int, int] = {}
     for device in np.unique(devices).tolist():
         found, counts = np.unique(processes[devices == device], return_counts=True)
@@ -165,13 +165,13 @@ def _device_owners(devices: np.ndarray, processes: np.ndarray) -> dict[int, int]
 
 @dataclass(slots=True)
 class _Sharing:
-    """Calls of one correlation id, by start, and of each the outermost of those around it."""
+    """The calls of one correlation id, by start, and for each the outermost call around it."""
 
     start: np.ndarray
     outermost: list[int]
 
     def at(self, start: int) -> int:
-        """The call that launched work which starts then."""
+        """Return the call that launched work which starts then."""
         return self.outermost[max(int(np.searchsorted(self.start, start, side="right")) - 1, 0)]
 
 
@@ -191,9 +191,9 @@ def _sharing(calls_of_id: np.ndarray, owner: int | None, calls: LaunchTable, pro
 
 
 def classify(calls: LaunchTable, strings: list[str], launch: np.ndarray, kind: np.ndarray) -> np.ndarray:
-    """``LaunchKind`` of each call: by the device work it launched, else by its name.
+    """Return the ``LaunchKind`` of each call: by the device work it launched, else by its name.
 
-    Of two nested calls only the one that has the device work counts as a launch; the other is OTHER.
+    Of two nested calls only the call that has the device work counts as a launch; the other is OTHER.
     """
     kinds = np.zeros(len(calls), np.int8)
     blocking = np.zeros(len(calls), bool)
@@ -274,7 +274,7 @@ SAME_SIZE = {"all_reduce", "broadcast", "reduce"}
 
 
 def collective_kind(text: str) -> str:
-    """The kind named in a collective's name, annotation or kernel name; "unknown" if none is."""
+    """Return the kind named in a collective's name, annotation or kernel name; "unknown" if none is."""
     plain = text.lower().replace("_", "")
     for key, kind in _KINDS:
         if key in plain:
@@ -321,7 +321,7 @@ def _annotation_rows(ops: OpTable, texts: list[str]) -> dict[int, str]:
 
 
 def _describing(op: int, ops: OpTable, op_args: dict[int, Args], annotations: dict[int, str]) -> tuple[int, set[int]]:
-    """The operation that describes a collective launched in ``op`` best, and all describing ones on the way up."""
+    """Return the operation that describes a collective launched in ``op`` best, and all describing ones above it."""
     seen: set[int] = set()
     best, start = NONE, op
     while op >= 0:
@@ -373,13 +373,13 @@ def _fill(table: CollectiveTable, index: int, kernel: int, op: int, ops: OpTable
 
 
 def _function(kernel: str) -> str:
-    """The bare function's name of a kernel's signature."""
+    """Return the bare function's name of a kernel's signature."""
     return re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
 
 
 def _from_shapes(table: CollectiveTable, index: int, op: int, is_annotation: bool, ops: OpTable, strings: Interner,
                  texts: list[str]) -> None:
-    """Elements and dtype from recorded inputs: of a `nccl:*` annotation all, of another operation the first tensor.
+    """Return elements and dtype from recorded inputs: of a `nccl:*` annotation all, else the first tensor.
 
     2023 traces and custom all-reduces have nothing else.
     """
@@ -395,7 +395,7 @@ def _from_shapes(table: CollectiveTable, index: int, op: int, is_annotation: boo
 
 
 def _sizes(text: str) -> list[list[int]]:
-    """Shapes of tensors; none where one of them is no list of sizes."""
+    """Return the shapes of tensors; none where one of them is no list of sizes."""
     found = list_of(text)
     whole = all(isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) for shape in found)
     return found if whole else []

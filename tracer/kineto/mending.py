@@ -3,9 +3,9 @@
 A profiler converts the device's clock to the host's and may lose a record's end. Four faults follow::
 
     call      |call|                      |call|
-    stream ▓▓▓                       ▓▓▓▓               every kernel before its call: the device's clock is behind
-    stream ▓▓▓ (27 h early)               ▓▓▓▓          one kernel before its call: its start is wrong
-    stream        ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓ …        one kernel over its successors: its end is wrong
+    stream ▓▓▓                       ▓▓▓▓               the device's clock is behind: all kernels before their calls
+    stream ▓▓▓ (27 h early)               ▓▓▓▓          a start is wrong
+    stream        ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓ …        an end is wrong
                         ▓▓▓ ▓▓▓
 
 A clock is moved, a wrong end is cut, and a wrong start is mended where the kernel fits between its neighbours. What
@@ -17,8 +17,8 @@ A clock's shift is estimated from the kernels recorded before their own launch. 
 that; queued ones may still be recorded after their launch. The shift is the smallest that leaves no kernel before its
 launch, and it may not put kernels behind a call that waited for them.
 
-Events whose times lie impossibly far from all others are dropped, as a single one at time 0 would stretch the window to
-decades and hide everything in it; and so are those of streams or threads that are impossibly many.
+Events whose times lie impossibly far from all others are dropped: a single one at time 0 would stretch the window to
+decades and hide everything in it. Events of impossibly many streams or threads are dropped too.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from tracer.kineto.device_times import (
 from tracer.kineto.events import NameGroup
 
 _SKEW_NS = 1_000_000
-"""Clocks that were matched badly differ by less, single wrong stamps by more: one early kernel is enough for a smaller
-shift where no kernel contradicts it, two for a larger one."""
+"""Clocks that were matched badly differ by less, single wrong stamps by more. So one early kernel is enough for a
+smaller shift where no kernel contradicts it, and two are needed for a larger one."""
 _STRAY = 10
-"""A kernel that is early by this many times what most are has a wrong time of its own."""
+"""A kernel that is early by this multiple of most others' lead has a wrong time of its own."""
 _MINORITY = 0.25
 """Early kernels that agree on a small shift are a clock's from this share of the promptly started ones upwards. Work of
 several streams starts late for other reasons, and then looks prompt."""
 _WAIT_SLACK_NS = 50_000
 """A wait returns within this time of the last kernel's end, as far as clocks are matched."""
 _CONTRADICTED = 0.25
-"""A constant shift is refused where it puts work behind more than this share of the calls that waited for it."""
+"""A constant shift is refused if it puts work behind more than this share of the calls that waited for it."""
 _AGREEMENT = 0.1
-"""Early kernels of one clock agree on its shift within this share where no wait bounds it."""
+"""Early kernels of one clock must agree on its shift within this share where no wait bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class ClockMove:
     """A clock that is behind the host's.
 
     Attributes:
-        clock: its number.
-        shift_ns: time by which its work was moved; 0 where the difference changes, so that none was.
-        early: number of kernels recorded before their launch.
-        most_ns: the most that one of those is early.
-        work: number of all its work.
+        clock: Its number.
+        shift_ns: Time by which its work was moved; 0 where the difference changes, so that none was.
+        early: Number of kernels recorded before their launch.
+        most_ns: The most that one of those is early.
+        work: Number of all its work.
     """
 
     clock: int
@@ -127,7 +127,7 @@ def _shift(times: DeviceTimes, clock: int, rows: np.ndarray, lead: np.ndarray) -
 
 
 def _is_of_the_clock(lead: np.ndarray, early: np.ndarray, alone: np.ndarray) -> bool:
-    """Return whether so many kernels are early that their clock is behind, or so few that their own times are wrong.
+    """Return whether early kernels are many, so that their clock is behind, or few, so that their own times are wrong.
 
     Args:
         lead: time from each launch to its kernel, ns.
@@ -168,7 +168,7 @@ def _rooms(times: DeviceTimes, clock: int, rows: np.ndarray) -> np.ndarray:
 
 
 def mend_device_times(collected: Collector) -> None:
-    """Move, cut or drop the device work with impossible times, count it in the loss report, and say so in its notes."""
+    """Move, cut or drop device work with impossible times; count it in the loss report and note it."""
     if not collected.rows(NameGroup.DEVICE):
         return
     times = device_times(collected)

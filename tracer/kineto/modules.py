@@ -38,9 +38,9 @@ class ModulePaths:
         self.rows = {name: column[order] for name, column in ranges.items()}
         self.nesting = nest(self.rows["thread"], self.rows["start"], self.rows["duration"])
         self.texts: list[str] = []
-        """Of each path."""
+        """Texts of the paths."""
         self.folded = 0
-        """Ranges that count for the module around them."""
+        """Number of ranges that count for the module around them."""
         self.path = np.zeros(len(order), np.int64)
         """Number of each range's path."""
         self._number(list(strings))
@@ -70,7 +70,7 @@ class ModulePaths:
         self.path[:] = paths
 
     def notes(self) -> list[str]:
-        """Say what was folded, if anything."""
+        """Return sentences on what was folded, if anything."""
         if not self.folded:
             return []
         return [f"{self.folded:,} calls of modules lie deeper in others than models do (more than {MOST_DEPTH}), or "
@@ -120,7 +120,7 @@ AUTOGRAD_SHARE = 0.5
 
 
 def phases(ops: OpTable, nesting: Nesting, strings: list[str]) -> np.ndarray:
-    """``Phase`` of each operation. An operation inherits its ancestor's; the innermost marker wins.
+    """Return the ``Phase`` of each operation: its ancestor's, unless an inner marker gives another.
 
     BACKWARD: below an autograd node, on a thread that runs mostly such nodes, or with a forward thread recorded.
     OPTIMIZER and DATA: inside the annotations of those names. FORWARD: what remains inside a step. Else OTHER.
@@ -191,10 +191,10 @@ def count_python_calls(ops: OpTable, steps: StepTable, functions: dict[str, np.n
     """Write how many functions are called before each operation and in each step; nothing where none was recorded.
 
     Args:
-        ops: sorted by thread and start.
-        steps: of the window.
-        functions: thread and start of each call of a Python function that is no module's.
-        modules: the same of calls of modules, which the profiler names apart.
+        ops: Sorted by thread and start.
+        steps: Of the window.
+        functions: Thread and start of each call of a Python function that is no module's.
+        modules: The same of calls of modules, which the profiler names apart.
     """
     if not len(functions["start"]):
         return

@@ -28,7 +28,7 @@ ROUNDING_NS = 1000
 
 _NEVER = 2**63 - 1  # the largest of 64 bits
 _FEW = 32
-"""Levels that are gone up one by one: what real traces need."""
+"""Levels that are climbed one by one: what real traces need."""
 
 
 @dataclass(slots=True)
@@ -42,13 +42,13 @@ class Nesting:
 
 
 def host_order(thread: np.ndarray, start: np.ndarray, duration: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    """Row order (thread, start, −duration, event index): an enclosing event comes before what it encloses."""
+    """Return the row order (thread, start, −duration, event index): an enclosing event comes before its inner ones."""
     keys = (-duration, start, thread)
     return np.lexsort(keys if order is None else (order, *keys))
 
 
 def nest(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> Nesting:
-    """Parents of rows that are in ``host_order``. Times in nanoseconds.
+    """Return the parents of rows that are in ``host_order``. Times in nanoseconds.
 
     Returns:
         Parent rows (``NONE`` at top level), ends after clamping (int64), depths and the number of clamped events.
@@ -65,7 +65,7 @@ def nest(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> Nesting
 
 def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread: np.ndarray, rows_start: np.ndarray,
               nesting: Nesting) -> np.ndarray:
-    """For each query, the innermost nested row of its thread that starts by ``at`` and lasts to ``until`` (else NONE).
+    """Return for each query the innermost row of its thread that starts by ``at`` and lasts to ``until`` (or NONE).
 
     Args:
         thread, at, until: the queries; nanoseconds from the window's start.
@@ -89,7 +89,7 @@ def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread
 
 
 def _jumps(parent: np.ndarray) -> list[np.ndarray]:
-    """The ancestors 1, 2, 4, … levels above each row (``NONE`` where there is none)."""
+    """Return the ancestors 1, 2, 4, … levels above each row (``NONE`` where there is none)."""
     found = [parent]
     while (found[-1] >= 0).any():
         last = found[-1]
@@ -123,10 +123,10 @@ _HANDED_OVER = ("gloo:",)
 
 def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepTable, overheads: OverheadTable,
               strings: list[str]) -> GapTable:
-    """Gaps between neighbouring operations and calls of each thread.
+    """Return the gaps between neighbouring operations and calls of each thread.
 
     Annotations are not work: time inside `ProfilerStep#N` but in no operation is a gap. On a step's thread the step's
-    borders bound and cut gaps, so that they add up per step; a data loader's range cuts them too, and inside it they
+    borders bound and cut gaps, so that they add up per step. A data loader's range cuts them too, and inside it they
     are DATA_LOADING. A step's thread is BLOCKED while the autograd threads, or a backend's, do what it gave them.
     ``step`` is left to the caller.
     """
@@ -153,7 +153,7 @@ def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepT
 
 
 def _waiting(gaps: GapTable, ops: OpTable, op_end: np.ndarray, steps: StepTable, strings: list[str]) -> np.ndarray:
-    """Gaps of steps' threads mostly covered by backward operations, or communication, of other threads."""
+    """Return the gaps of steps' threads mostly covered by backward operations, or communication, of other threads."""
     found = np.zeros(len(gaps), np.bool_)
     work = ((ops.phase == Phase.BACKWARD) & (ops.kind == OpKind.OPERATION)) | named(
         ops.name, strings, lambda text: text.startswith(_HANDED_OVER))
@@ -169,7 +169,7 @@ def _waiting(gaps: GapTable, ops: OpTable, op_end: np.ndarray, steps: StepTable,
 
 
 def _profiled(gaps: GapTable, overheads: OverheadTable) -> np.ndarray:
-    """Gaps mostly covered by the profiler's own work (overheads may carry no host thread: matched by time)."""
+    """Return the gaps mostly covered by the profiler's own work (overheads without a thread match by time)."""
     if not len(overheads):
         return np.zeros(len(gaps), np.bool_)
     overlap = np.zeros(len(gaps), np.int64)

@@ -28,11 +28,11 @@ class ProcessPart:
     """What is one process's own.
 
     Attributes:
-        pid: its number, as the file writes it.
-        correlations: of its launches that no other process has, ascending.
-        devices: those it alone launches on: their work is its own, whatever its number.
-        unique: those that one process alone gave, ascending.
-        in_order: nothing in the file says which devices are whose: processes and devices were paired in order.
+        pid: Its number, as the file writes it.
+        correlations: Correlation numbers of its launches that no other process has, ascending.
+        devices: Devices that it alone launches on: their work is its own, under any correlation number.
+        unique: Correlation numbers that exactly one process of the file gave, ascending.
+        in_order: Whether processes and devices were paired in order, since the file does not say which belong together.
     """
 
     pid: str
@@ -54,7 +54,7 @@ def processes_of(collected: Collector, source: str) -> list[ProcessPart]:
     memory, one that has a mark and no operation) stay with the one rank of their file.
 
     Raises:
-        TraceError: the device work of two processes cannot be told apart.
+        TraceError: The device work of two processes cannot be separated.
     """
     pids = [pid for pid, _ in collected.threads.keys_in_order]
     names = sorted(set(pids), key=_by_number)
@@ -100,7 +100,7 @@ class _Launches:
         return cls(correlation.astype(np.int64), calls["start"][rows[first]])
 
     def possible(self, correlation: Int64, start_ns: Int64) -> int:
-        """Return how much of the device work these launches may have started: it has their number and is no earlier."""
+        """Return how much device work these launches may have started: work with their number that is no earlier."""
         if not len(self.correlation):
             return 0
         at = np.minimum(np.searchsorted(self.correlation, correlation), len(self.correlation) - 1)
@@ -108,20 +108,20 @@ class _Launches:
 
 
 def _by_number(pid: str) -> list[str | tuple[int, str]]:
-    """Sort 9998 before 10002, and "rank 2" before "rank 10", of as many digits as there are."""
+    """Return a key that sorts 9998 before 10002, and "rank 2" before "rank 10"."""
     return [(len(part.lstrip("0")), part.lstrip("0")) if at % 2 else part
             for at, part in enumerate(re.split(r"([0-9]+)", pid))]
 
 
 def _peeked(collected: Collector, group: NameGroup) -> dict[str, np.ndarray]:
-    """The columns of a group, which the collector keeps."""
+    """Return the columns of a group, which the collector keeps."""
     columns = collected.finish(group)
     collected.restore(group, columns)
     return columns
 
 
 def _launched(calls: dict[str, np.ndarray], of_call: Int64, ran: Int64, strings: list[str]) -> Bool:
-    """Return which calls a device noted, [calls]: their number ran. Of one that several processes gave, launches do."""
+    """Return which calls a device noted, [calls]: their number ran. If several processes gave it, launches count."""
     pairs = np.unique(np.stack([calls["correlation"], of_call]), axis=1)[0]
     given, times = np.unique(pairs, return_counts=True)
     launching = named(calls["name"], strings, lambda text: call_kind(text) in LAUNCHING)
@@ -175,7 +175,7 @@ def _named_by(external_id: Int64, correlation: Int64, operated: list[Int64]) -> 
 
 
 def _pairing(possible: Int64) -> list[int]:
-    """Return each process's device, where most work may be its process's; as they are in order if that is as good."""
+    """Return each process's device, so that most work may be its process's; in order if that is as good."""
     _, best = optimize.linear_sum_assignment(possible, maximize=True)
     in_order = np.arange(len(possible))
     as_good = possible[in_order, in_order].sum() >= possible[in_order, best].sum()

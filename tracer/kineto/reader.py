@@ -21,17 +21,17 @@ from tracer.translate.rocprof import RocprofEvents
 
 _Events = EventStream | NsysSource | RocprofEvents
 LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
-"""More events than one for so many bytes of the file, and than the free ones, were not recorded by a profiler."""
+"""Least stored bytes of an event, and events that any file may have: a profiler writes no more events than these."""
 
 
 def read_processes(source: str | os.PathLike[str], *,
                    progress: Callable[[int, int], None] | None = None,
                    step_region: str | None = None) -> list[ExecutionGraph]:
-    """Read a trace as ``read_kineto`` does, of a file that may hold several processes: the graph of each, numbered as
-    ranks in the order of the processes where there are several.
+    """Read a trace as ``read_kineto`` does, of a file that may hold several processes. Return the graph of each;
+    several are numbered as ranks in the order of the processes.
 
     Raises:
-        TraceError: see there; or two processes cannot be told apart.
+        TraceError: As ``read_kineto``; or two processes cannot be separated.
     """
     collector, finish = _collected(source, progress, None, step_region)
     parts = processes_of(collector, os.fspath(source))
@@ -61,9 +61,9 @@ def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int]
     The text is streamed: memory grows with the number of events, not with the length of the text.
 
     Args:
-        source: a path or any fsspec URL (``s3://…``, ``https://…``).
-        progress: called with (bytes done, bytes in all) of the stored file; the second is 0 if unknown.
-        step_region: the steps are the regions of this name (see ``tracer.kineto.steps``); by default the best
+        source: A path or any fsspec URL (``s3://…``, ``https://…``).
+        progress: Called with (bytes done, bytes in all) of the stored file; the second is 0 if unknown.
+        step_region: The steps are the regions of this name (see ``tracer.kineto.steps``); by default the best
             evidence decides.
 
     Returns:
@@ -71,9 +71,9 @@ def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int]
         what was missing, mended or lost is in ``meta.loss``.
 
     Raises:
-        TraceError: the file is missing, empty, no profiler trace, too damaged to hold a single event, or of several
+        TraceError: The file is missing, empty, no profiler trace, too damaged to hold a single event, or of several
             processes.
-        StepRegionError: it has no region named ``step_region``.
+        StepRegionError: It has no region named ``step_region``.
     """
     found = read_processes(source, progress=progress, step_region=step_region)
     if len(found) > 1:
@@ -115,7 +115,7 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
 
 def _opened(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None, loss: LossReport) -> tuple[
         TraceSource | NsysSource, _Events, HasValues]:
-    """A file, its events, and what their codes are codes of."""
+    """Return a file, its events, and the scanner whose codes they hold."""
     if local_export(source):
         export = NsysSource(source, progress)
         return export, export, export.vocabulary
@@ -130,7 +130,7 @@ def _opened(source: str | os.PathLike[str], progress: Callable[[int, int], None]
 
 
 def ready_to_read() -> None:
-    """Load what reading needs, so that processes forked from this one need not."""
+    """Load what reading needs, so that processes forked from this one need not load it."""
     for loop in (scan_events, place_tokens, nest_rows, rows_around, gaps_between):
         loop.load()
 

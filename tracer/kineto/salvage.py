@@ -30,7 +30,7 @@ _PLAIN = re.compile(r"[^\"\\\x00-\x1f]+")
 
 
 def repair_event(text: bytes) -> bytes | None:
-    """The event's text as valid JSON where the known faults explain it, or None if it is too long to try.
+    """Return the event's text as valid JSON where the known faults explain it, or None if it is too long to try.
 
     The caller decodes the result; this function does not promise that it is valid.
     """
@@ -55,7 +55,7 @@ def _outside(text: str) -> str:
 
 
 def _string(source: str, at: int) -> tuple[str, int]:
-    """The repaired body of the string that starts at ``at`` and the position after its closing quote."""
+    """Return the repaired body of the string that starts at ``at`` and the position after its closing quote."""
     out: list[str] = []
     escapes: list[int] = []
     raw_backslashes = False
@@ -134,9 +134,9 @@ def salvage(text: bytes, loss: LossReport, at_end: bool) -> Salvaged:
     """Decode the events of ``text`` one at a time, repairing or dropping (and counting) those that are invalid.
 
     Args:
-        text: events separated by commas, perhaps with the end of the array and what follows it.
-        loss: counts repairs, drops and truncated bytes.
-        at_end: the file ends here, so an unfinished last event is a truncation.
+        text: Events separated by commas, perhaps with the end of the array and what follows it.
+        loss: Counts repairs, drops and truncated bytes.
+        at_end: The file ends here, so an unfinished last event is a truncation.
 
     """
     if (valid := elements(text, loss)) is not None:
@@ -214,7 +214,7 @@ def _mend(fragment: bytes, loss: LossReport) -> Event | None:
 
 
 def _truncated_tail(fragment: bytes, events: list[Event], loss: LossReport) -> None:
-    """The last fragment of a file whose event array never ends: a whole event, a broken one, or a part of one."""
+    """Take the last fragment of a file whose event array never ends: a whole event, a broken one, or a part of one."""
     stripped = fragment.strip().rstrip(b",] \n\r\t")
     if not stripped:
         return

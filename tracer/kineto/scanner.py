@@ -26,17 +26,17 @@ _ARGS = {
 """What is done with each field of ``Event`` and ``Args`` (whose ``name`` is ``thread_name`` here)."""
 
 EMPTY_TEXT, NULL, NO_JSON = 0, 1, 2
-"""Codes of absent fields: of texts, of numbers that may be texts, and of JSON."""
+"""Codes of absent fields: texts, numbers that may be texts, and JSON."""
 _FIRST = ((b'""', loop.AS_TEXT, ""), (b"null", loop.AS_SCALAR, None), (b"", loop.AS_JSON, b""))
 _DEEPEST = 1 << 11
-"""Brackets in one another: more than the typed decoder takes."""
+"""Deepest nesting of brackets: more than the typed decoder takes."""
 _LEAST_EVENTS, _LEAST_TOKENS, _LEAST_POOL = 64, 1 << 12, 1 << 18  # chosen: what a small trace needs; they grow
 _ARGS_DECODER = msgspec.json.Decoder(Args)
 _ENCODED = {info.name: info.encode_name for info in msgspec.structs.fields(Args)} | {"thread_name": "name"}
 
 
 class HasValues(Protocol):
-    """What the codes of a batch are codes of."""
+    """The texts and numbers behind the codes of a batch."""
 
     values: list[Any]
 
@@ -51,25 +51,25 @@ class EventBatch:
         self._scanner = scanner
 
     def number(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """int64 values of a field; its default where absent."""
+        """Return int64 values of a field; its default where absent."""
         return self._scanner.numbers_at(name, rows)
 
     def code(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Token codes of a field."""
+        """Return token codes of a field."""
         return self._scanner.codes_at(name, rows)
 
     def time(self, name: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64 nanoseconds of ``ts`` or ``dur``, and whether they are valid."""
+        """Return int64 nanoseconds of ``ts`` or ``dur``, and whether they are valid."""
         at = ("ts", "dur").index(name)
         return self._scanner.times[at][rows], self._scanner.timed[at][rows]
 
     def with_args(self, rows: np.ndarray) -> np.ndarray:
-        """Those of the rows that have arguments."""
+        """Return the rows that have arguments."""
         return rows[self._scanner.spans[0][rows] > 0]
 
 
 class TokenMap:
-    """Codes of tokens → numbers of one's own, each made when it is first met, in the order of rows."""
+    """Maps codes of tokens to numbers of the caller's; each is made when first met, in the order of rows."""
 
     def __init__(self, scanner: HasValues, make: Callable[[Any], int], dtype: Any = np.int32) -> None:
         self._scanner, self._make = scanner, make
@@ -96,7 +96,7 @@ class Scanner:
 
     def __init__(self) -> None:
         self.values: list[Any] = []
-        """Of each token: its text; a number or ``None`` where it is one; bytes where it stays JSON."""
+        """Values of tokens: the text; a number or ``None`` for such a token; bytes where it stays JSON."""
         self._state = np.zeros(5, np.int64)
         self._stack = np.zeros(_DEEPEST, np.int64)
         self._tokens = np.zeros((4, _LEAST_TOKENS), np.int64)
@@ -113,7 +113,7 @@ class Scanner:
         self._grow_tokens()
 
     def release(self) -> None:
-        """Give up the room for columns, and the last batch with it."""
+        """Release the memory of columns, and with it the last batch."""
         self._capacity = 0
         self._numbers, self._codes = np.empty((0, 0), np.int64), np.empty((0, 0), np.int32)
         self.times, self.spans, self._slow = (np.empty((rows, 0), np.int64) for rows in (2, 2, 4))
@@ -133,14 +133,14 @@ class Scanner:
         return batch
 
     def numbers_at(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Values of a number at rows of the last batch; its default where absent."""
+        """Return the values of a number at rows of the last batch; its default where absent."""
         at = self._number_at[name]
         if self._fields[2, self._field_at[name]]:
             return self._numbers[at, rows]
         return np.full(len(rows), self._number_default[at])
 
     def codes_at(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Tokens of a text at rows of the last batch."""
+        """Return the tokens of a text at rows of the last batch."""
         at = self._code_at[name]
         if self._fields[2, self._field_at[name]]:
             return self._codes[at, rows]
@@ -186,14 +186,14 @@ class Scanner:
         return EventBatch(events, self, args)
 
     def _forget(self, before: np.ndarray) -> None:
-        """Leave no token of a text that was given up."""
+        """Forget the tokens of a text that was given up."""
         if self._state[loop.TOKENS] != before[loop.TOKENS]:
             self._slots[:] = -1
             loop.place_tokens(self._tokens, self._slots, self._pool, int(before[loop.TOKENS]))
         self._state[:] = before
 
     def _make_room(self, events: int) -> None:
-        """Have room for so many events of a piece; those there are stay."""
+        """Make room for ``events`` events of a piece; those there are stay."""
         there = int(self._state[loop.EVENTS])
         old, self._numbers = self._numbers, np.empty((len(self._number_default), events), np.int64)
         for name, column in self._number_at.items():
@@ -251,7 +251,7 @@ _ABSENT = {loop.TEXT: EMPTY_TEXT, loop.TEXT_OR_NULL: NULL, loop.NAMED: NULL, loo
 
 
 def _longer(rows: np.ndarray, count: int, there: int) -> np.ndarray:
-    """Rows with room for ``count``, of which so many are kept."""
+    """Return rows with room for ``count`` entries, the first ``there`` of them copied."""
     found = np.empty((len(rows), count), rows.dtype)
     found[:, :there] = rows[:, :there]
     return found

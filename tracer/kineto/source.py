@@ -42,15 +42,15 @@ class TraceSource:
         self.name = os.fspath(path)
         self.damage = ""
         self.notes: list[str] = []
-        """What a trace translated from another profiler's left out."""
+        """Sentences on what a trace translated from another profiler lacks."""
         self.bytes_read = 0
         self.stored_bytes = 0
-        """Bytes of the file read so far: of a compressed file fewer than of its text."""
+        """Bytes of the file read so far; fewer than of its text if it is compressed."""
         self._progress = progress
         self._begun: Iterator[bytes] | None = None
 
     def whole_if(self, wanted: Callable[[bytes], bool]) -> bytes | None:
-        """Return the whole text if its first block is one that is wanted; else ``None``: ``blocks`` yields it.
+        """Return the whole text if its first block is wanted; else ``None``, and ``blocks`` yields it.
 
         Raises:
             TraceError: as ``blocks``.
@@ -154,7 +154,7 @@ class TraceSource:
 
 
 def _until_error(inflater: Any, data: bytes) -> bytes:
-    """Return what can be decompressed before the damage, fed in small pieces as a failing call returns nothing."""
+    """Return what can be decompressed before the damage; fed in small pieces, as a failing call returns nothing."""
     out = bytearray()
     with contextlib.suppress(zlib.error):
         for at in range(0, len(data), _SMALL_READ):

@@ -2,9 +2,9 @@
 
 1. `ProfilerStep#N` annotations: the step is the annotation.
 2. `Optimizer.step#...` ends: a step runs from the end of the previous optimizer step to the end of its own, so the
-   steps tile the window. The first starts at the first `zero_grad`, if in later steps `zero_grad` also comes first,
-   else with the thread's first operation; it is left out if it holds fewer than half of the operations of a median
-   step (the window then began in its middle).
+   steps tile the window. The first starts at the first `zero_grad`, if in later steps `zero_grad` also comes first.
+   Else it starts with the thread's first operation. A first step with fewer than half of the operations of a median
+   step is left out (the window then began in its middle).
 3. `enumerate(DataLoader)#...` starts: from one to the next; the last one is treated like the first above.
 4. `execute_*` annotations (inference servers): the step is the annotation.
 5. Periodicity: the thread's top-level operations repeat exactly, at least three times.
@@ -56,7 +56,7 @@ MAX_PERIOD_ROWS = 20_000
 
 
 def find_steps(ops: OpTable, op_end: np.ndarray, strings: Interner) -> tuple[StepTable, int]:
-    """The steps of a window and their ``StepSource`` (``NONE`` and an empty table when there are none)."""
+    """Return the steps of a window and their ``StepSource`` (``NONE`` and an empty table when there are none)."""
     if len(ops):
         texts = list(strings)
         names = {code: texts[code] for code in np.unique(ops.name).tolist()}
@@ -84,7 +84,7 @@ def _table(name: np.ndarray, start: np.ndarray, end: np.ndarray, thread: np.ndar
 
 
 def _busiest(ops: OpTable, rows: np.ndarray) -> np.ndarray:
-    """Return the rows on the thread that has most of all operations (ranges may repeat on helper threads)."""
+    """Return the rows on the thread with most operations of all kinds (ranges may repeat on helper threads)."""
     if len(rows) == 0:
         return rows
     counts = Counter(ops.thread[ops.kind == OpKind.OPERATION].tolist())
@@ -93,7 +93,7 @@ def _busiest(ops: OpTable, rows: np.ndarray) -> np.ndarray:
 
 
 def marked_steps(ops: OpTable, op_end: np.ndarray, rows: np.ndarray) -> StepTable:
-    """Steps that are annotations themselves; one inside another (a nested `execute_*`) is left out."""
+    """Return the steps that are annotations themselves; one inside another (a nested `execute_*`) is left out."""
     rows = _busiest(ops, rows)
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
     kept: list[int] = []
@@ -105,7 +105,7 @@ def marked_steps(ops: OpTable, op_end: np.ndarray, rows: np.ndarray) -> StepTabl
 
 
 def _counts(ops: OpTable, thread: int, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Operations of a thread that start in each interval."""
+    """Return the operations of a thread that start in each interval."""
     starts = ops.start_ns[(ops.thread == thread) & (ops.kind == OpKind.OPERATION)]
     return np.searchsorted(starts, end) - np.searchsorted(starts, start)
 
@@ -215,14 +215,14 @@ def region_steps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, kernels: 
     """Return the steps that regions of a name mark.
 
     Args:
-        ops: the window's operations and annotations, with their ends, [ops] ns.
-        calls, kernels: the window's calls and device work, linked.
-        strings: the window's texts; the steps' names are added.
-        name: of the regions; ``*`` matches any text where no region has exactly this name.
-        source: the trace's name, for the error.
+        ops: The window's operations and annotations, with their ends, [ops] ns.
+        calls, kernels: The window's calls and device work, linked.
+        strings: The window's texts; the steps' names are added.
+        name: Of the regions; ``*`` matches any text where no region has exactly this name.
+        source: The trace's name, for the error.
 
     Raises:
-        StepRegionError: no region has this name.
+        StepRegionError: No region has this name.
     """
     texts = list(strings)
     rows = _rows_of(ops, texts, name)
@@ -240,7 +240,7 @@ def region_steps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, kernels: 
 
 
 def repeated_regions(ops: OpTable, texts: list[str]) -> list[Region]:
-    """Return the regions that repeat, those that take most time first, the program's own before PyTorch's."""
+    """Return the regions that repeat: the program's own before PyTorch's, those with most time first."""
     return _repeated(_regions(ops, texts))
 
 
@@ -279,7 +279,7 @@ def _launched_end(calls: LaunchTable, kernels: KernelTable, start: int, end: int
 
 
 def _regions(ops: OpTable, texts: list[str]) -> list[Region]:
-    """Return the regions of a window by family of names, each as on the thread that has most of them."""
+    """Return the regions of a window by family of names, each on the thread that has most of them."""
     rows = np.flatnonzero(ops.kind == OpKind.ANNOTATION)
     if not len(rows):
         return []
@@ -303,7 +303,7 @@ def _regions(ops: OpTable, texts: list[str]) -> list[Region]:
 
 
 def _missing(ops: OpTable, texts: list[str], name: str, source: str) -> str:
-    """Say that no region has a name, and which ones there are: similar ones first, then the largest that repeat."""
+    """Return the error that no region has a name, with the regions there are: similar ones, then the largest."""
     found = _regions(ops, texts)
     close = {region: SequenceMatcher(None, name.lower(), region.name.lower()).ratio() for region in found}
     similar = sorted((region for region in found if close[region] >= SIMILAR), key=lambda region: -close[region])
@@ -320,29 +320,29 @@ def _missing(ops: OpTable, texts: list[str], name: str, source: str) -> str:
 
 
 ALMOST_NO_WORK = 0.02
-"""A step at the window's border with at most this share of the other steps' work, by every measure, is empty: after the
-last ``prof.step()`` come a loss that is printed or a barrier, some operations of the thousands of a step."""
+"""A step at the window's border with at most this share of the other steps' work, by every measure, is empty. After the
+last ``prof.step()`` come a printed loss or a barrier: some operations, where a step has thousands."""
 FEW_DEVICE_TIME, HALF = 0.05, 0.5
 """Where steps use a device, an empty one has at most this share of their device time, and of their operations and
 launches at most half."""
 LIKE_WORK = 0.1
 """Repeats of one step run as many operations and launches as the median one, within this share."""
 LIKE_TIME = 2.0
-"""Repeats of one step take as long as the median one, within this factor, on the host and on the device."""
+"""Repeats of one step take the median one's time within this factor, on the host and on the device."""
 SHOWN = 4
-"""Steps that a sentence names."""
+"""Most steps that a sentence names."""
 _TRAINING = ("autograd::engine::evaluate_function", "Optimizer.step#")
 
 
 def drop_step_faults(steps: StepTable, source: int, ops: OpTable, calls: LaunchTable, kernels: KernelTable,
                      strings: list[str], loss: LossReport) -> tuple[StepTable, int]:
-    """Leave out steps that are none, count them and say why.
+    """Leave out what is no step, count it and note why.
 
     Args:
-        steps, source: as found.
-        ops, calls, kernels: whose ``step`` is set; it is renumbered where steps are left out.
-        strings: texts of the tables' codes.
-        loss: gets the counts and sentences.
+        steps, source: As found.
+        ops, calls, kernels: Whose ``step`` is set; it is renumbered where steps are left out.
+        strings: Texts of the tables' codes.
+        loss: Gets the counts and sentences.
 
     Returns:
         The steps that are left and their source; none and ``NONE`` where the repeats are unlike each other.
@@ -385,13 +385,13 @@ class _StepWork:
     """The work of each step, and how long it took; each [steps].
 
     Attributes:
-        ops: operations of all threads.
-        launches: calls that start device work.
-        kernels: pieces of device work that were launched in the step.
-        device_ns: their time.
-        host_ns: time of the outermost operations. They wait for a device too: it measures work only without one.
-        length_ns: from the step's start to its end.
-        trains: whether it runs autograd's engine or an optimizer: a small share of a first step that compiles may be a
+        ops: Operations of all threads.
+        launches: Calls that start device work.
+        kernels: Pieces of device work that were launched in the step.
+        device_ns: Their time.
+        host_ns: Time of the outermost operations. They wait for a device too: it measures work only without one.
+        length_ns: From the step's start to its end.
+        trains: Whether it runs autograd's engine or an optimizer: a small share of a first step that compiles may be a
             whole step.
     """
 

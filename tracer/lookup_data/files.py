@@ -29,7 +29,7 @@ PUBLISHED_BATCH = 65_536
 PUBLISHED_COLUMNS = 16
 """Columns of a published table where its file gives none: DreamShard's own default."""
 MOST_TABLES = 10_000
-"""Of a file: the largest that is published has 856, and a plan of so many takes minutes."""
+"""Tables of a file: the largest that is published has 856, and a plan of 10,000 takes minutes."""
 _FIELDS = {field.name: field for field in fields(EmbeddingTable)}
 _NEEDED = [name for name, field in _FIELDS.items() if field.default is MISSING]
 _WHOLE = ("rows", "columns", "longest_bag", "reuse_lookups", "unique")
@@ -39,7 +39,7 @@ _REUSE = [f"reuse_{i}" for i in range(REUSE_BINS)]
 _BINS = [f"bin_{i}" for i in range(REUSE_BINS)]
 _PUBLISHED = ("name", "index", "row", "dim", "pooling_factor")
 _BESIDE = ("dtype", "pooling", "weighted", "optimizer", "output_dtype", "location", "cache_load_factor")
-"""Fields that a published table may have too: those that neither its own nor its bins tell."""
+"""Fields that a published table may have in addition, as neither its own fields nor its bins give them."""
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
 
 Row = Mapping[str, Any]
@@ -82,7 +82,7 @@ def read_tables(path: PathLike) -> list[EmbeddingTable]:
 
 
 def checked_tables(tables: Sequence[EmbeddingTable], name: str = "the tables") -> list[EmbeddingTable]:
-    """The same tables. Raises ``TableError`` if two have one name, or there is none."""
+    """Return the same tables. Raises ``TableError`` if two have one name, or there is none."""
     if not tables:
         raise TableError(f"{name} has no tables; give at least one.")
     seen: dict[str, int] = {}
@@ -95,9 +95,9 @@ def checked_tables(tables: Sequence[EmbeddingTable], name: str = "the tables") -
 
 
 def table_of_published(row: Row, name: str) -> EmbeddingTable:
-    """A table of the published layout. Its bins are shares of different rows; ours are shares of look-ups.
+    """Return a table of the published layout. Its bins are shares of different rows; ours are shares of look-ups.
 
-    It may have fields of ``EmbeddingTable`` beside them, such as ``dtype``, which the layout has no name for.
+    It may also have fields of ``EmbeddingTable`` that the layout has no name for, such as ``dtype``.
 
     Raises:
         TableError: a size is none, a field is unknown, or bins are lacking or no shares.
@@ -134,7 +134,7 @@ def _table(row: Any, index: int) -> EmbeddingTable:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    """The fields that a row has, as their types. Raises ``TableError``."""
+    """Return the fields that a row has, as their types. Raises ``TableError``."""
     split = [row[key] for key in _REUSE if _given(row.get(key))]
     given = {key: value for key, value in row.items() if _given(value) and key not in _REUSE}
     for name in _NEEDED:
@@ -157,7 +157,7 @@ def _unknown(key: str, known: Sequence[str], listed: str) -> NoReturn:
 
 
 def _typed(given: Row) -> dict[str, Any]:
-    """Fields as their types."""
+    """Return fields as values of their types."""
     found = {key: _value(key, value) for key, value in given.items()}
     if found.get("dtype") in QUANTIZED:
         found.setdefault("optimizer", "none")

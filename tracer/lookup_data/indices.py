@@ -1,6 +1,6 @@
 """Real indices, or a law of them: what ``--indices`` takes.
 
-Five forms, told apart by the text:
+There are five forms, recognised by the text:
 
 - ``zipf:1.05``: the law by which rows are drawn, exponent 1.05; ``zipf:0`` draws them evenly.
 - A Parquet or CSV file, *long*: one row a look-up, columns ``table``, ``sample``, ``index`` in any order. Samples
@@ -8,10 +8,10 @@ Five forms, told apart by the text:
 - A Parquet or CSV file, *wide*: one row a sample and one column a table, named as the table. A cell is an index or a
   list of them (in CSV: separated by spaces); an empty one looks nothing up. A column ``sample`` is not a table.
 - A file of torch (``.pt``, ``.pt.gz``) as published for ``dlrm_datasets``: the tensors (indices, offsets, lengths) of
-  one batch; all look-ups table after table, their bounds [tables·samples + 1], and bag lengths [tables, samples].
-  Tables are known by their order.
-- The same in Parquet: one row with lists ``indices``, ``offsets`` (which may lack) and ``lengths``, a list of a list
-  for each table; or a row for each table with its own three lists, and its name in a column ``table`` if it has one.
+  one batch. Indices are all look-ups, table after table; offsets are their bounds [tables·samples + 1]; lengths are
+  bag lengths [tables, samples]. Tables are known by their order.
+- The same in Parquet: one row with lists ``indices``, ``offsets`` (may be absent) and ``lengths``, a list of a list for
+  each table. Or a row for each table with its own three lists, and its name in a column ``table`` if it has one.
 
 Only counts leave this module: how often rows repeat, and how long bags are.
 """
@@ -40,7 +40,7 @@ from tracer.table_input import TableInputError, read_parquet
 
 LAW = "zipf:"
 _WORDS = {"table", "index", "indices", "offsets", "lengths", "values"}
-"""Names of columns that are of the long or the published layout, and of no table."""
+"""Columns that mark the long or the published layout, and are no table's names."""
 
 
 _LONG_ROW = 24
@@ -62,7 +62,7 @@ class TableIndices:
     lengths: Int64
 
     def of(self, table: EmbeddingTable) -> EmbeddingTable:
-        """The table as this batch looks rows up in it.
+        """Return the table as this batch looks rows up in it.
 
         Raises:
             TableError: an index is beyond its rows.
@@ -88,7 +88,7 @@ class Indices:
     tables: tuple[TableIndices, ...] = ()
 
     def of(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
-        """A model's tables, each as these indices look rows up in it.
+        """Return a model's tables, each as these indices look rows up in it.
 
         A file's tables are found by their names; else by their order, if there are as many; a file of one table
         describes every one.
@@ -116,7 +116,7 @@ class Indices:
 
 
 def counted(table: EmbeddingTable, indices: Int64, lengths: Int64) -> EmbeddingTable:
-    """The table with what one batch says of it: bags, reuse, rows touched.
+    """Return the table with the facts of one batch: bags, reuse, rows touched.
 
     Args:
         indices: rows looked up [look-ups].
@@ -131,7 +131,7 @@ def counted(table: EmbeddingTable, indices: Int64, lengths: Int64) -> EmbeddingT
 
 
 def read_indices(text: str) -> Indices:
-    """Read what ``--indices`` was given.
+    """Read the text of ``--indices``.
 
     Raises:
         TableError: the law is none.
@@ -223,7 +223,7 @@ def _long(table: pyarrow.Table) -> tuple[TableIndices, ...]:
 
 
 def _published(table: pyarrow.Table) -> tuple[TableIndices, ...]:
-    """Lists of look-ups, bounds and bag lengths: of all tables in one row, or of a table in each row."""
+    """Return look-ups, bounds and bag lengths from lists: of all tables in one row, or of a table in each row."""
     names = set(table.column_names)
     if odd := sorted(names - {"table", "indices", "offsets", "lengths"}):
         raise ValueError(f"beside indices and lengths it has a column {odd[0]!r}, which is of no layout that is known")
@@ -251,7 +251,7 @@ def _published(table: pyarrow.Table) -> tuple[TableIndices, ...]:
 
 
 def _numbers(value: Any, name: str) -> Int64:
-    """Whole numbers of a list, or of a list of equally long lists."""
+    """Return whole numbers of a list, or of a list of equally long lists."""
     try:
         found = np.asarray(value)
     except ValueError:
@@ -277,7 +277,7 @@ def _wide(name: str, column: Any) -> TableIndices:
 
 
 def _whole(column: Any, name: str) -> Int64:
-    """Whole numbers of a column, from numbers or text."""
+    """Return whole numbers of a column, from numbers or text."""
     try:
         if column.null_count:
             raise ValueError
@@ -296,7 +296,7 @@ def _of_torch(data: bytes) -> tuple[TableIndices, ...]:
 
 
 def _of_batch(indices: Int64, offsets: Int64 | None, lengths: Int64) -> tuple[TableIndices, ...]:
-    """Tables of one batch's look-ups, table after table; ``lengths`` [tables, samples]."""
+    """Return the tables of one batch's look-ups, table after table; ``lengths`` [tables, samples]."""
     tables, _ = lengths.shape
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     if lengths.min(initial=0) < 0 or lengths.sum() != len(indices) or (offsets is not None and (
@@ -315,7 +315,7 @@ def _check(tables: tuple[TableIndices, ...]) -> None:
 
 
 def read_tensors(data: bytes) -> tuple[Int64, Int64, Int64]:
-    """The three tensors of integers (indices, offsets, lengths) of a file.
+    """Return the three tensors of integers (indices, offsets, lengths) of a file.
 
     Raises:
         ValueError: it holds something else.

@@ -5,8 +5,8 @@ kept where it would: as the recorded text of the argument that holds the indices
 
     aten::_embedding_bag(weight, indices, …)      indices: shape [5120], value "lookups:[{"name":"tables.0", …}]"
 
-So it is stored and loaded with the graph, follows the operation through every change of sizes, tells two look-ups of
-equal shapes apart, and reaches whatever prices the operation. The indices themselves are not among it.
+So it is stored and loaded with the graph and follows the operation through every change of sizes. It separates two
+look-ups of equal shapes, and reaches all that prices the operation. The indices themselves are not among it.
 
 An operation looks up one table, or several that lie behind one another in one weight (as in FBGEMM's table-batched
 embedding).
@@ -38,7 +38,7 @@ FORWARD = {"aten::embedding": (0, 1), "aten::embedding_bag": (0, 1), "aten::_emb
            "aten::_embedding_bag_forward_only": (0, 1)}
 """Look-ups → positions of the weight and of the indices among their arguments."""
 BATCHED = {"fbgemm::split_embedding_codegen_lookup_": (1, 11), "fbgemm::dense_embedding_codegen_lookup_": (0, 7)}
-"""The same by the beginning of the name."""
+"""The same by the beginning of the operation's name."""
 BACKWARD = frozenset({
     "aten::embedding_backward", "aten::embedding_dense_backward", "aten::embedding_sparse_backward",
     "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward"})
@@ -49,13 +49,13 @@ _NAMES = {part.name: part for part in fields(EmbeddingTable)}
 
 
 def note_text(tables: Sequence[EmbeddingTable]) -> str:
-    """The tables as the text of an argument; what is as by default is left out."""
+    """Return the tables as the text of an argument; default values are left out."""
     return _MARK + json.dumps([_plain(table) for table in tables], separators=(",", ":"))
 
 
 @lru_cache(maxsize=4096)
 def noted_tables(text: str) -> tuple[EmbeddingTable, ...]:
-    """The tables in the text of an argument; none in any other text, or a damaged one."""
+    """Return the tables in the text of an argument; none in any other text, or a damaged one."""
     if not text.startswith(_MARK):
         return ()
     try:
@@ -65,7 +65,7 @@ def noted_tables(text: str) -> tuple[EmbeddingTable, ...]:
 
 
 def tables_of(graph: ExecutionGraph) -> list[EmbeddingTable]:
-    """The tables that a graph's operations are known to look up, each name once, in their order."""
+    """Return the tables that a graph's operations are known to look up, each name once, in their order."""
     ops = graph.ops
     found: dict[str, EmbeddingTable] = {}
     for code in dict.fromkeys(ops.scalars[_rows(graph)].tolist()):
@@ -78,9 +78,9 @@ def tables_of(graph: ExecutionGraph) -> list[EmbeddingTable]:
 def note_tables(graph: ExecutionGraph, tables: Sequence[EmbeddingTable]) -> list[str]:
     """Write with each look-up, and its gradient, which of a model's tables it reads. In place.
 
-    A table belongs to the look-up of its module (``tables.3``) if that is known and the sizes fit; else tables and
-    look-ups of equal sizes are joined in their order; a weight with the rows of all tables of its columns holds them
-    all.
+    A table belongs to the look-up of its module (``tables.3``) if that is known and the sizes fit. Else tables and
+    look-ups of equal sizes are joined in their order. A weight with the rows of all tables of its columns holds all
+    of them.
 
     Returns:
         Sentences for what could not be joined.
@@ -99,7 +99,7 @@ def note_tables(graph: ExecutionGraph, tables: Sequence[EmbeddingTable]) -> list
 
 
 def note_counted(graph: ExecutionGraph, counted: Sequence[EmbeddingTable]) -> list[str]:
-    """Write what was counted in one step of a program with the look-ups of every step, in their order. In place.
+    """Write the counts of one step of a program with the look-ups of every step, in their order, in place.
 
     Args:
         counted: the table of each look-up of the step that was watched.
@@ -135,7 +135,7 @@ def _note_each(graph: ExecutionGraph, lookups: Sequence[Lookup], tables: list[li
 
 
 def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
-    """Write with each look-up what real indices, or a law, say of it. In place.
+    """Write with each look-up what real indices, or a law, give for it, in place.
 
     Tables that are noted already keep their names; others are named by their modules, or numbered.
 
@@ -164,17 +164,17 @@ class Lookup:
     """One look-up of a step, with the operations around and behind it.
 
     Attributes:
-        rows: its rows in ``graph.ops``, outermost first, each with the position of its indices.
-        step: of the graph, ``NONE`` outside steps.
-        module: path of the module that did it, empty where not known.
-        shape: of its weight; one dimension where several tables lie in it.
-        lookups: indices in all.
-        bags: vectors it gives.
-        pooled: whether a bag may have several look-ups.
-        dtype: of the weight as recorded.
-        sequence: autograd's number, ``NONE`` if not known.
-        batched_tables: tables in the weight, where the operation says.
-        columns: of each of them; 0 where the operation does not say.
+        rows: Its rows in ``graph.ops``, outermost first, each with the position of its indices.
+        step: Of the graph, ``NONE`` outside steps.
+        module: Path of the module that did it, empty where not known.
+        shape: Of its weight; one dimension where several tables lie in it.
+        lookups: Indices in all.
+        bags: Vectors it gives.
+        pooled: Whether a bag may have several look-ups.
+        dtype: Of the weight as recorded.
+        sequence: Autograd's number, ``NONE`` if not known.
+        batched_tables: Tables in the weight, where the operation says.
+        columns: Of each of them; 0 where the operation does not say.
     """
 
     rows: list[tuple[int, int]]
@@ -195,7 +195,7 @@ class Lookup:
         return prod(self.shape)
 
     def tables(self, place: int) -> list[EmbeddingTable]:
-        """Its tables: several in one weight are taken to have equally many rows; none where columns are unknown.
+        """Return its tables: several in one weight are taken to have equally many rows; none if columns are unknown.
 
         Args:
             place: of the look-up in its step, a name where no module gives one.
@@ -212,7 +212,7 @@ class Lookup:
 
 
 def find_lookups(graph: ExecutionGraph) -> list[Lookup]:
-    """The look-ups of a graph in time order; their gradients are among their rows."""
+    """Return the look-ups of a graph in time order; their gradients are among their rows."""
     ops = graph.ops
     rows = _rows(graph)
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
@@ -294,7 +294,7 @@ def _add_gradients(graph: ExecutionGraph, lookups: list[Lookup], rows: list[int]
 
 
 def _numbers(graph: ExecutionGraph, row: int) -> list[int]:
-    """Autograd's numbers of an operation and those around it."""
+    """Return autograd's numbers of an operation and those around it."""
     found = []
     while row >= 0:
         if graph.ops.sequence[row] != NONE:
@@ -304,7 +304,7 @@ def _numbers(graph: ExecutionGraph, row: int) -> list[int]:
 
 
 def _gradient_shape(graph: ExecutionGraph, row: int) -> tuple[int, ...]:
-    """The shape of the weight whose gradient an operation makes: rows are a number among its arguments."""
+    """Return the shape of the weight whose gradient an operation makes; its rows are an argument."""
     arguments = graph.arguments(row)
     columns = arguments[0].shape[-1] if arguments and arguments[0].shape else 0
     place = {"aten::_embedding_bag_backward": 6, "aten::_embedding_bag_dense_backward": 5,
@@ -314,7 +314,7 @@ def _gradient_shape(graph: ExecutionGraph, row: int) -> tuple[int, ...]:
 
 
 def _joined(lookups: list[Lookup], tables: Sequence[EmbeddingTable]) -> list[list[EmbeddingTable]]:
-    """Tables of each look-up of a step; none where no table fits."""
+    """Return the tables of each look-up of a step; none where no table fits."""
     by_shape: dict[tuple[int, ...], list[EmbeddingTable]] = {}
     for table in tables:
         by_shape.setdefault((table.rows, table.columns), []).append(table)
@@ -337,7 +337,7 @@ def _is_of(table: str, module: str) -> bool:
 
 
 def _all_in(own: Lookup, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
-    """All tables of a weight that holds several behind one another."""
+    """Return all tables of a weight that holds several behind one another."""
     if len(own.shape) == 2:
         alike = [table for table in tables if table.columns == own.shape[1]]
         return alike if len(alike) > 1 and sum(table.rows for table in alike) == own.shape[0] else []
@@ -377,14 +377,14 @@ def _short(value: Any) -> Any:
 
 
 def _position(name: str) -> tuple[int, int] | None:
-    """Positions of weight and indices of a look-up; ``None`` of a gradient."""
+    """Return the positions of weight and indices of a look-up; ``None`` of a gradient."""
     if name in FORWARD:
         return FORWARD[name]
     return next((position for start, position in BATCHED.items() if name.startswith(start)), None)
 
 
 def _rows(graph: ExecutionGraph) -> np.ndarray:
-    """Rows of ``graph.ops`` that look rows up, or are gradients of it."""
+    """Return the rows of ``graph.ops`` that look rows up, or are gradients of it."""
     ops = graph.ops
     lookup = named(ops.name, graph.strings, lambda text: text in FORWARD or text in BACKWARD or text.startswith(
         tuple(BATCHED)))

@@ -43,12 +43,12 @@ class ShardKind(str, Enum):
 
     @property
     def fused(self) -> bool:
-        """Return whether the optimizer runs within the look-up's backward: not where gradients are all-reduced."""
+        """Return whether the optimizer runs within the look-up's backward: not if gradients are all-reduced."""
         return self is not ShardKind.DATA_PARALLEL
 
     @staticmethod
     def of(text: str) -> ShardKind:
-        """The kind of a name, also with hyphens or as TorchRec's tables abbreviate it (tw, cw, rw, twrw, dp).
+        """Return the kind of a name, also with hyphens or as TorchRec's tables abbreviate it (tw, cw, rw, twrw, dp).
 
         Raises:
             ShardingError: there is none.
@@ -71,10 +71,10 @@ class TableSharding:
     """How one table is spread.
 
     Attributes:
-        kind: one of ``ShardKind``.
-        ranks: table-wise: the one rank; column-wise: the rank of each part of the columns, in their order;
+        kind: One of ``ShardKind``.
+        ranks: Table-wise: the one rank; column-wise: the rank of each part of the columns, in their order;
             table-row-wise: the ranks of one node; else all ranks.
-        location: of the weights (``tracer.lookup_data.tables.LOCATIONS``).
+        location: Of the weights (``tracer.lookup_data.tables.LOCATIONS``).
     """
 
     kind: ShardKind
@@ -83,14 +83,14 @@ class TableSharding:
 
 
 def kernel_name(sharding: TableSharding, trained: bool) -> str:
-    """TorchRec's name of the kernel that looks rows up (``EmbeddingComputeKernel``)."""
+    """Return TorchRec's name of the kernel that looks rows up (``EmbeddingComputeKernel``)."""
     if not sharding.kind.fused:
         return "dense"
     return _KERNELS[sharding.location].replace("fused", "fused" if trained else "quant", 1)
 
 
 def location_of_kernel(kernel: str) -> str:
-    """Where the weights lie that a kernel of this name looks up.
+    """Return the location of the weights that a kernel of this name looks up.
 
     Raises:
         ShardingError: there is no such kernel.
@@ -168,7 +168,7 @@ class WrittenPlan(msgspec.Struct, frozen=True):
 
 
 def _check_size(table: EmbeddingTable, written: WrittenTable) -> None:
-    """Raise ``ShardingError`` if the parts of a table in a plan are those of one of another size."""
+    """Raise ``ShardingError`` if the parts of a table in a plan fit a table of another size only."""
     if written.sharding_spec is None:
         return
     shards = written.sharding_spec.shards

@@ -21,19 +21,19 @@ from tracer.lazy import optimize, special
 REUSE_BINS = 17
 """Accesses of a distinct row: 1, 2, 3–4, 5–8, …, 16,385–32,768, and more."""
 REUSE_OF_BIN = np.array([1.0, 2.0] + [0.75 * 2.0**b for b in range(2, REUSE_BINS)])
-"""Accesses that a row of each bin stands for: the middle of the bin."""
+"""Accesses of a row in each bin: the middle of the bin."""
 _RANKS = 512
-"""Pieces that the ranks of a Zipf law are summed in, a quarter of them single rows: 1e-4 off the sum over every row."""
+"""Pieces for the sum over a Zipf law's ranks, a quarter of them single rows: 1e-4 off the exact sum."""
 _SURE = 8.0
-"""Standard deviations beyond which a Poisson number is taken to be on one side of an edge: 1e-15."""
+"""Standard deviations beyond which a Poisson number is taken to lie on one side of an edge: 1e-15."""
 _NEVER_GONE = 50.0
-"""Look-ups of the rarest row while a cache keeps it, beyond which it is never gone: e^-50."""
+"""Look-ups of the rarest row while a cache keeps it, above which it is never lost: e^-50."""
 STEEPEST_SKEW = 8.0
-"""Nearly every look-up is of one row."""
+"""Steepest exponent: nearly every look-up is of one row."""
 
 
 def reuse_histogram(indices: Int64) -> Float64:
-    """Shares of the look-ups by how often their row is looked up [17]; zeros for no look-ups."""
+    """Return the shares of the look-ups by how often their row is looked up [17]; zeros for no look-ups."""
     if not len(indices):
         return np.zeros(REUSE_BINS)
     _, counts = np.unique(indices, return_counts=True)
@@ -42,7 +42,7 @@ def reuse_histogram(indices: Int64) -> Float64:
 
 
 def checked_histogram(shares: Sequence[float]) -> tuple[float, ...]:
-    """The same shares, adding up to one.
+    """Return the same shares, adding up to one.
 
     Raises:
         ValueError: they are not ``REUSE_BINS`` numbers, or negative, or add up to nothing.
@@ -54,12 +54,12 @@ def checked_histogram(shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def distinct_of_histogram(lookups: float, shares: Sequence[float]) -> float:
-    """Different rows among look-ups of this histogram: lookups · Σ share/reuse."""
+    """Return the different rows among look-ups of this histogram: lookups · Σ share/reuse."""
     return lookups * float((np.asarray(shares) / REUSE_OF_BIN).sum())
 
 
 def distinct_of_zipf(lookups: float, rows: float, skew: float) -> float:
-    """Different rows that look-ups touch on average, rows drawn by a Zipf law: Σ_r 1 − (1 − p_r)^lookups.
+    """Return the different rows that look-ups touch on average, rows drawn by a Zipf law: Σ_r 1 − (1 − p_r)^lookups.
 
     ``skew`` 0 draws them evenly: T·(1 − (1 − 1/T)^lookups).
     """
@@ -68,7 +68,7 @@ def distinct_of_zipf(lookups: float, rows: float, skew: float) -> float:
 
 
 def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, ...]:
-    """The expected reuse histogram of look-ups whose rows a Zipf law draws: a row's accesses are Poisson.
+    """Return the expected reuse histogram of look-ups whose rows a Zipf law draws: a row's accesses are Poisson.
 
     A row of chance p is looked up Poisson(p·lookups) times; of its accesses those of k-fold reuse are k·P(k).
     """
@@ -87,11 +87,11 @@ def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, 
 
 
 def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> float:
-    """Rows that a cache of the least recently used ones lacks of each batch, batch after batch by one Zipf law.
+    """Return the rows of a batch that a least-recently-used cache lacks, batch after batch by one Zipf law.
 
-    A row stays for T batches, so long that as many different rows come by as it keeps: Σ_r 1 − e^(−λ_r·T) = kept rows,
-    λ_r look-ups of a row in a batch. Of those looked up, 1 − e^(−λ_r), the share e^(−λ_r·T) was gone. A cache that is
-    smaller than a batch is filled anew 1/T times in each.
+    A row stays for T batches, until as many different rows have come by as the cache keeps: Σ_r 1 − e^(−λ_r·T). Here
+    λ_r counts look-ups of row r in a batch. A batch needs row r with probability 1 − e^(−λ_r), and the cache has
+    lost it with probability e^(−λ_r·T). A cache smaller than a batch is filled again 1/T times in each.
     Source: Che, Tung and Wang, "Hierarchical Web caching systems" (IEEE JSAC, 2002).
     """
     if lookups <= 0 or kept_rows >= rows:
@@ -115,10 +115,10 @@ def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> fl
 
 
 def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
-    """The exponent of the Zipf law under which so many look-ups touch so many different rows; 0 … 8.
+    """Return the exponent (0 to 8) of the Zipf law under which ``lookups`` touch ``distinct`` different rows.
 
-    Two numbers that every recorded batch gives tell the law, and the law tells any other batch's: a histogram alone
-    does not scale (twice the look-ups reuse rows more than twice as often, or less, by how skewed they are).
+    Every recorded batch gives these two numbers; they determine the law, and the law any other batch. A histogram alone
+    does not scale: twice the look-ups reuse rows more than twice as often, or less, by how skewed they are.
     """
     def more(skew: float) -> float:
         return distinct_of_zipf(lookups, rows, skew) - distinct
@@ -129,7 +129,7 @@ def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
 
 
 def _zipf(rows: float, skew: float) -> tuple[Float64, Float64]:
-    """Rows of each piece of a table's ranks, and the chance of one of its rows."""
+    """Return the rows of each piece of a table's ranks, and the chance of one of its rows."""
     count = max(int(rows), 1)
     if count <= _RANKS:
         edges = np.arange(count + 1, dtype=np.float64)
@@ -156,18 +156,18 @@ ROW_STATE_BYTES = {"sgd": (0, 0), "adagrad": (0, 4), "rowwise_adagrad": (4, 0), 
 BAG_QUANTILES = (0.1, 0.5, 0.9, 0.99)
 """Shares of a batch's bags that are no longer than ``EmbeddingTable.bag_quantiles``."""
 MOST = {"rows": 1e15, "columns": 1e7, "bag": 1e9, "longest_bag": 1e9}
-"""Largest sizes: no machine holds more, and squares of what follows from them are still numbers."""
+"""Largest sizes: no machine holds more, and squares of sizes that follow from them are still finite."""
 ROUNDED = 1e-4
 """Most that rounding adds to a mean bag length in a graph's notes (``noted``, five digits), as a share."""
 POOLINGS = ("sum", "mean", "none")
 LOCATIONS = ("hbm", "uvm", "uvm_cached")
-"""Where weights lie: in the device's memory; in the host's, read by the device over its link; or there, with rows that
-were looked up lately kept in the device's memory. FBGEMM's ``EmbeddingLocation``: DEVICE, MANAGED, MANAGED_CACHING."""
+"""Where weights lie. In the device's memory; in the host's, read by the device over its link; or there, with recently
+used rows kept in the device's memory. FBGEMM's ``EmbeddingLocation``: DEVICE, MANAGED, MANAGED_CACHING."""
 CACHE_LOAD_FACTOR = 0.2
-"""FBGEMM's own default."""
+"""FBGEMM's own default of the share of rows that the device keeps."""
 CACHE_SLOT_BYTES, CACHE_MAP_BYTES = 16.0, 4.0
-"""Device memory that finds cached rows: of a row in the cache its index and when it was last used, of every row of the
-table the table's number (TorchRec's storage estimator, ``_calculate_cache_aux_state_sizes``)."""
+"""Device memory that finds cached rows. The first: for a row in the cache its index and when it was last used. The
+second: for every row of the table, the table's number (TorchRec's ``_calculate_cache_aux_state_sizes``)."""
 
 
 class TableError(ForetraceError):
@@ -179,25 +179,25 @@ class EmbeddingTable:
     """One table.
 
     Attributes:
-        name: unique within a model.
-        rows, columns: of the weights.
-        dtype: of the weights: a key of ``TABLE_DTYPES``.
-        bag: look-ups of a sample, mean.
-        longest_bag: look-ups of the longest bag of a batch; 0: as long as the mean.
-        bag_quantiles: look-ups of the bags at ``BAG_QUANTILES`` of a recorded batch, or nothing.
-        skew: exponent of the Zipf law by which rows are drawn (0: evenly). With a histogram it only scales that.
-        reuse: histogram of a batch (``reuse_histogram``), or nothing.
-        reuse_lookups: look-ups of the batch that ``reuse`` is of.
-        unique: different rows of that batch, counted; 0: estimated from the histogram.
+        name: Unique within a model.
+        rows, columns: Of the weights.
+        dtype: Of the weights: a key of ``TABLE_DTYPES``.
+        bag: Look-ups of a sample, mean.
+        longest_bag: Look-ups of the longest bag of a batch; 0: as long as the mean.
+        bag_quantiles: Look-ups of the bags at ``BAG_QUANTILES`` of a recorded batch, or nothing.
+        skew: Exponent of the Zipf law by which rows are drawn (0: evenly). With a histogram it only scales that.
+        reuse: Histogram of a batch (``reuse_histogram``), or nothing.
+        reuse_lookups: Look-ups of the batch that ``reuse`` is of.
+        unique: Different rows of that batch, counted; 0: estimated from the histogram.
         pooling: "sum" and "mean" give a vector a sample, "none" one a look-up.
-        weighted: whether each look-up has a weight.
-        optimizer: a key of ``ROW_STATE_BYTES``; "none" of a table that is only looked up.
-        output_dtype: of its vectors: a key of ``OUTPUT_DTYPES``.
-        location: one of ``LOCATIONS``.
-        cache_load_factor: of ``uvm_cached`` tables: share of the rows that the device keeps.
+        weighted: Whether each look-up has a weight.
+        optimizer: A key of ``ROW_STATE_BYTES``; "none" of a table that is only looked up.
+        output_dtype: Of its vectors: a key of ``OUTPUT_DTYPES``.
+        location: One of ``LOCATIONS``.
+        cache_load_factor: Of ``uvm_cached`` tables: share of the rows that the device keeps.
 
     Raises:
-        TableError: a number is not finite, negative or (sizes) zero, a word is unknown, or two fields contradict each
+        TableError: A number is not finite, negative or (sizes) zero, a word is unknown, or two fields contradict each
             other.
     """
 
@@ -256,7 +256,7 @@ class EmbeddingTable:
         self._check_batch()
 
     def _check_batch(self) -> None:
-        """Bags and counts are such as one batch can have. Raises ``TableError``."""
+        """Check that bags and counts are possible in one batch. Raises ``TableError``."""
         if self.longest_bag and self.bag > self.longest_bag * (1 + ROUNDED):
             raise TableError(f"table {self.name!r}: bag is {self.bag:g}, and longest_bag is {self.longest_bag}. The "
                              "mean is no more than the longest; leave longest_bag out where it is not known.")
@@ -272,7 +272,7 @@ class EmbeddingTable:
                              f"{len(BAG_QUANTILES)} numbers, none less than the one before.")
 
     def resized(self, rows: int) -> EmbeddingTable:
-        """The table with other rows; of those that were counted no more than there are."""
+        """Return the table with other rows; counts of rows are at most that number."""
         return replace(self, rows=rows, unique=min(self.unique, rows))
 
     @property
@@ -292,12 +292,12 @@ class EmbeddingTable:
 
     @property
     def state_bytes(self) -> float:
-        """Return bytes of the optimizer's state of all rows, wherever it lies."""
+        """Return bytes of the optimizer's state of all rows, on any device."""
         return self.rows * sum(row_state_bytes(self.optimizer, self.columns))
 
     @property
     def cached_rows(self) -> int:
-        """Rows that the device keeps of a table in the host's memory."""
+        """Return the rows that the device keeps of a table in the host's memory."""
         return math.ceil(self.cache_load_factor * self.rows) if self.location == "uvm_cached" else 0
 
     @property
@@ -314,7 +314,7 @@ class EmbeddingTable:
 
     @property
     def device_weight_bytes(self) -> float:
-        """Return bytes of the device's memory: the weights, or the cache of them with what finds rows in it."""
+        """Return bytes in the device's memory: the weights, or their cache with what finds rows in it."""
         if self.location == "hbm":
             return self.weight_bytes
         if self.location == "uvm":
@@ -323,7 +323,7 @@ class EmbeddingTable:
 
     @property
     def device_state_bytes(self) -> float:
-        """Return bytes of the optimizer's state there."""
+        """Return bytes of the optimizer's state in the device's memory."""
         return self.state_bytes - self.host_state_bytes
 
     @property
@@ -332,22 +332,22 @@ class EmbeddingTable:
         return OUTPUT_DTYPES[self.output_dtype]
 
     def lookups(self, samples: float) -> float:
-        """Look-ups of so many samples."""
+        """Return the look-ups of a number of samples."""
         return self.bag * samples
 
     def longest(self) -> float:
-        """Look-ups of the longest bag: what was stated, else the mean rounded up."""
+        """Return look-ups of the longest bag: as stated, else the mean rounded up."""
         return float(self.longest_bag) if self.longest_bag else float(math.ceil(self.bag))
 
     def law_skew(self) -> float:
-        """The exponent of the Zipf law that gives this table's reuse: the histogram's where there is one."""
+        """Return the exponent of the Zipf law that gives this table's reuse: the histogram's where there is one."""
         if self.reuse and self.reuse_lookups:
             seen = float(self.unique) or distinct_of_histogram(self.reuse_lookups, self.reuse)
             return skew_of_distinct(self.reuse_lookups, self.rows, seen)
         return self.skew
 
     def histogram(self, samples: float) -> tuple[float, ...]:
-        """The reuse histogram of a batch of so many samples; nothing where it looks nothing up."""
+        """Return the reuse histogram of a batch of ``samples`` samples; empty where it looks nothing up."""
         count = self.lookups(samples)
         if count <= 0:
             return ()
@@ -356,16 +356,16 @@ class EmbeddingTable:
         return histogram_of_zipf(count, self.rows, self.law_skew())
 
     def distinct(self, samples: float) -> float:
-        """Different rows that so many samples look up, on average."""
+        """Return the different rows that ``samples`` samples look up, on average."""
         count = self.lookups(samples)
         return min(distinct_of_zipf(count, self.rows, self.law_skew()), count, float(self.rows))
 
     def missed(self, samples: float) -> float:
-        """Rows that cross the host's link for the look-ups of so many samples.
+        """Return the rows that cross the host's link for the look-ups of ``samples`` samples.
 
-        None of a table on the device, each look-up's of one in the host's memory, and of a cached one those that a
-        least-recently-used cache of ``cached_rows`` lacks (``lru_misses``). FBGEMM's tables share one cache; here
-        each has its own part of it.
+        Of a table on the device none cross; of one in the host's memory each look-up's row. Of a cached table those
+        cross that a least-recently-used cache of ``cached_rows`` lacks (``lru_misses``). FBGEMM's tables share one
+        cache; here each has its own part of it.
         """
         count = self.lookups(samples)
         if self.location == "hbm":
@@ -376,7 +376,7 @@ class EmbeddingTable:
 
 
 def stored_row_bytes(dtype: str, columns: float) -> float:
-    """Bytes of one row: of quantized ones with scale and bias, and padded."""
+    """Return the bytes of one row: of quantized ones with scale and bias, and padded."""
     size = columns * TABLE_DTYPES.get(dtype, TABLE_DTYPES["fp32"])
     if dtype not in QUANTIZED:
         return size
@@ -384,6 +384,6 @@ def stored_row_bytes(dtype: str, columns: float) -> float:
 
 
 def row_state_bytes(optimizer: str, columns: float) -> tuple[float, float]:
-    """Bytes of optimizer state of one row: what a row has one of, and what every element has."""
+    """Return bytes of optimizer state: of one row as a whole, and of each of its elements."""
     of_row, of_element = ROW_STATE_BYTES.get(optimizer, (0, 0))
     return float(of_row), of_element * float(columns)

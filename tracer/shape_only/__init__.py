@@ -2,9 +2,9 @@
 
     graph = trace_step(build, device="h200-sxm")     # ``build()`` makes a model and returns its training step
 
-``trace.py`` runs the step under fake tensors, ``recorder.py`` notes the operators, ``substitutions/`` is the written
-list of what a GPU does otherwise than the CPU, ``tensors.py`` follows every storage, the recorder says too where the
-result of a collective is needed.
+``trace.py`` runs the step under fake tensors. ``recorder.py`` notes the operators, and where the result of a collective
+is needed. ``substitutions/`` is the written list of what a GPU does otherwise than the CPU. ``tensors.py`` follows
+every storage.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ are started. A second run here would fail at it, or find what the first has left
 
 What comes back is pickled: importing what writes and reads files of graphs takes both processes longer than the step
 takes to trace. Importing PyTorch, and what it imports at its first operation, takes several times as long as tracing.
-Where processes can be forked, one interpreter (``WaitingTracer``) imports it and waits, and each script is traced by a
-fork of it, which has nothing of any other script; it gets the asking process's environment, directory, module path and
+Where processes can be forked, one interpreter (``WaitingTracer``) imports it and waits. A fork of it traces each script
+and has nothing of any other script; it gets the asking process's environment, directory, module path and
 streams.
 
     this process ──folder, streams──▶ waiting interpreter ──fork──▶ trace_script, ends
@@ -44,7 +44,7 @@ from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError
 _SERVING = ("import sys; channel, *sys.path = sys.argv[1:]; from tracer.shape_only.apart import serve; "
             "serve(int(channel))")
 _MOST_BYTES = 1 << 20
-"""Of a request."""
+"""Most bytes of a request."""
 _STREAMS = (0, 1, 2)  # POSIX: standard input, output, error
 
 
@@ -57,7 +57,7 @@ class WaitingTracer:
         self._owner = 0
 
     def run(self, folder: str) -> int:
-        """Let ``apart.main`` answer a folder's request; returns the status it ended with, negative for a signal."""
+        """Let ``apart.main`` answer a folder's request; return its exit status, negative for a signal."""
         try:
             if self._owner != os.getpid():  # this process is a fork of the one that started it
                 self._start()
@@ -79,7 +79,7 @@ class WaitingTracer:
             raise
 
     def close(self) -> None:
-        """End it."""
+        """End the interpreter."""
         if self._channel is not None:
             self._channel.close()
         if self._process is not None and self._owner == os.getpid():
@@ -168,7 +168,7 @@ def _answer(asked: dict[str, object], streams: list[int]) -> None:
 
 _REQUEST, _GRAPH, _ERROR = "request.json", "step.pickle", "error.json"
 _PROGRAM = "import sys; folder, *sys.path = sys.argv[1:]; from tracer.shape_only.apart import main; main(folder)"
-"""It finds the modules that this process finds, before it imports any."""
+"""Program of the interpreter: it gets this process's module path before it imports anything."""
 _INTERRUPTED = 130  # as shells report SIGINT (128 + 2)
 _WAITING = WaitingTracer()
 
@@ -230,7 +230,7 @@ def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_s
 
 
 def _run(folder: str) -> int:
-    """Let another interpreter answer a request; returns its status."""
+    """Let another interpreter answer a request; return its status."""
     if possible():
         return _WAITING.run(folder)
     return subprocess.run([sys.executable, "-c", _PROGRAM, folder, *sys.path], check=False).returncode

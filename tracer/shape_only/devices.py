@@ -39,7 +39,7 @@ class TracedDevice:
     @classmethod
     def of(cls, name: str, vendor: str, capability: str, reported: Sequence[str], memory_gb: float, sm_count: int
            ) -> TracedDevice:
-        """Make it of the values of its file; ``capability`` is "9.0", or empty for a processor."""
+        """Return the device of the values of its file; ``capability`` is "9.0", or empty for a processor."""
         major, _, minor = capability.partition(".") if vendor != "host" else ("0", "", "0")
         return cls(name, (int(major), int(minor)), vendor, next(iter(reported), name), round(memory_gb * 1e9), sm_count)
 
@@ -55,12 +55,12 @@ class TracedDevice:
 
 
 def device_names() -> list[str]:
-    """Names of all devices, sorted."""
+    """Return the names of all devices, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def traced_device(name: str | TracedDevice) -> TracedDevice:
-    """What a step is traced for on a device of ours; others come from ``kernel_models.device_choice.find_device``.
+    """Return what a step is traced for on a device of ours; others come from ``kernel_models.device.find_device``.
     Raises ``ShapeOnlyError``: there is none of that name."""
     if isinstance(name, TracedDevice):
         return name

@@ -17,10 +17,10 @@ _OWN = Path(__file__).resolve().parents[1]
 _WORKLOADS = _OWN / "workloads"
 _WITHOUT_GPU = ("not linked with support for cuda", "not compiled with CUDA enabled", "Found no NVIDIA driver",
                 "No CUDA GPUs are available")
-"""PyTorch's messages where a GPU is asked for and there is none; a trace for a GPU never comes to it."""
+"""PyTorch's messages when a program asks for a GPU and there is none; a trace for a GPU never sees them."""
 
 MOST_ELEMENTS = 1 << 20
-"""A larger tensor is data, or weights: a mask of 16 sequences of 256 tokens is smaller."""
+"""A larger tensor is data or weights: a mask of 16 sequences of 256 tokens is smaller."""
 
 
 class ShapeOnlyError(ForetraceError):
@@ -32,7 +32,7 @@ class UnknownSizeError(ShapeOnlyError):
 
 
 def explained(error: BaseException) -> ShapeOnlyError | None:
-    """The error as one sentence with the user's line and the way out; None if it is not about shapes."""
+    """Return the error as one sentence with the user's line and the way out; None if it is not about shapes."""
     from torch._subclasses import fake_tensor
 
     where = user_line(error.__traceback__)
@@ -73,7 +73,7 @@ def explained(error: BaseException) -> ShapeOnlyError | None:
 
 
 def unexplained(error: BaseException) -> ShapeOnlyError:
-    """Any other failure of the user's function, with its line."""
+    """Return the error of any other failure of the user's function, with its line."""
     return ShapeOnlyError(f"{user_line(error.__traceback__)} failed while it was traced by shapes alone: "
                           f"{type(error).__name__}: {reason_of(error, 300)} (--debug shows where).")
 
@@ -85,12 +85,12 @@ def user_line(trace: TracebackType | None) -> str:
 
 
 def caller_line() -> str:
-    """The same of the code that runs now."""
+    """Return the user's line of the code that runs now."""
     return _users(traceback.extract_stack())
 
 
 def function_line(function: Any) -> str:
-    """``file.py:12 (`the line`)`` where a function is defined; its name if it is no Python function."""
+    """Return ``file.py:12 (`the line`)`` where a function is defined; its name if it is no Python function."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return getattr(function, "__name__", type(function).__name__)
@@ -99,7 +99,7 @@ def function_line(function: Any) -> str:
 
 
 def _users(frames: traceback.StackSummary) -> str:
-    """The user's innermost line, and the one of a library's that it came to."""
+    """Return the user's innermost line, and the library's line that it led to."""
     users = next((frame for frame in reversed(frames) if _is_users(frame.filename)), None)
     inside = next((frame for frame in reversed(frames) if _is_librarys(frame.filename)), None)
     if users is None:
@@ -111,7 +111,7 @@ def _users(frames: traceback.StackSummary) -> str:
 
 
 def _shown(filename: str) -> str:
-    """A file by its path from the current directory, where it lies in it."""
+    """Return a file's path from the current directory, if it lies in it."""
     path, here = Path(filename), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else filename
 
@@ -146,7 +146,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _lacking(error: BaseException) -> BaseException | None:
-    """An operator called without a kernel for fake tensors shows in torch's message only."""
+    """Return the error of an operator without a kernel for fake tensors, which only torch's message shows."""
     for one in _chain(error):
         text = str(one)
         if isinstance(one, RuntimeError | NotImplementedError) and (
@@ -156,7 +156,7 @@ def _lacking(error: BaseException) -> BaseException | None:
 
 
 def _operator(error: BaseException) -> str:
-    """``library::name`` of the operator an error is about."""
+    """Return ``library::name`` of the operator that an error is about."""
     text = str(getattr(error, "func", None) or error)
     found = re.search(r"(\w+)::(\w+)", text) or re.search(r"\b(\w+)\.(\w+)(?:\.\w+)?\b", text)
     return f"{found.group(1)}::{found.group(2)}" if found else "an operator"

@@ -3,12 +3,12 @@
     rates = [rate.item() for rate in torch.linspace(0, 0.1, depth)]
     stages = len(torch.unique(widths))
 
-A fake tensor has no values, but what comes of constants alone is the same wherever a program runs: small tensors of it
-are made for real beside the fake ones, views of them as views, and read where a program asks for a number or for as
-many elements as its values say. What is random, comes from data or is large has no value here: a single number of it
-that is read by ``item`` has a stand-in (``stand_ins``), anything else is refused. Where a share is given, masks that
-come from data are assumed to select it, evenly spread, and what they select is computed as for known ones.
-Numbers that lie between known ends are assumed then too (``ends_of``); masks made of them select the share like others.
+A fake tensor has no values, but what comes of constants alone is the same on any device. Small tensors of it are also
+made for real, next to the fake ones, and views of them as views. They are read where a program asks for a number, or
+for as many elements as its values say. What is random, comes from data or is large has no value here. A single number
+of it that is read by ``item`` has a stand-in (``stand_ins``); anything else is refused. Where a share is given, masks
+that come from data are assumed to select it, evenly spread, and what they select is computed as for known ones. Numbers
+that lie between known ends are assumed then too (``ends_of``); masks made of them select the share like others.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 MOST_EXPANDED = 1 << 26
 """Most elements of a small tensor that is expanded, such as a mask of tokens for every channel."""
 MOST_FILLED = 1 << 16
-"""Most elements of a tensor made without values whose values are followed: a larger one is weights."""
+"""Most elements of a tensor made without values whose values are followed: larger ones are weights."""
 DRAWN = 0.5
-"""Where in its range a lone random number is assumed to lie, such as the one that leaves out a layer."""
+"""Assumed place of a lone random number in its range, such as a number by which a program leaves out a layer."""
 _MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor",
                                 "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window"})
 _LIKE = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1, "full_like": 1, "new_full": 2}
 """Operators that give constants in the shape they are asked for, each with the number or the place of the argument."""
 _FILLED = frozenset({"zero_", "fill_"})
-"""Operators that give every element of a tensor a value, whatever it was."""
+"""Operators that give every element of a tensor a new value."""
 _LIFTED = torch.ops.aten.lift_fresh.default
 _INDEXED = torch.ops.aten.index.Tensor
 _WHERE = torch.ops.aten.nonzero.default
@@ -49,7 +49,7 @@ _MASKED = torch.ops.aten.masked_select.default
 _ROWS = torch.ops.aten.index_select.default
 _TO_NUMBER = torch.ops.aten._local_scalar_dense.default
 _SCALED_FINITE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-"""Gradient scalers ask it whether gradients are finite, for which it leaves a number in its second argument."""
+"""Gradient scalers ask it whether gradients are finite; it leaves the answer in its second argument."""
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
 _COUNTED = torch.ops.aten.bincount.default
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isin", "logical_and", "logical_or", "logical_not"})
@@ -101,8 +101,8 @@ class KnownValues:
     """The real tensors behind fake ones that were made of constants.
 
     Args:
-        assumed: called with a sentence where the program asks for what is assumed and not known.
-        selected: share of the elements that masks select whose values are not known, and of their range that numbers
+        assumed: Called with a sentence where the program asks for what is assumed and not known.
+        selected: Share of the elements that masks select whose values are not known, and of their range that numbers
             between known ends fill; None where they are refused.
     """
 
@@ -115,7 +115,7 @@ class KnownValues:
         self._stands_in = self._said_read = False
 
     def install(self, site: Site) -> None:
-        """Give known values where they are read without an operator, and take all values to be finite, for a trace."""
+        """Give known values where they are read without an operator, and assume all values finite, for a trace."""
         site.patch(torch.Tensor, "numpy", self._numpy(torch.Tensor.numpy))
         site.patch(torch.Tensor, "__format__", self._format(torch.Tensor.__format__))
         site.patch(torch.Tensor, "item", self._item(torch.Tensor.item))
@@ -128,7 +128,7 @@ class KnownValues:
                     site.patch(owner, name, self._check(getattr(owner, name), expected))
 
     def _check(self, original: Callable[..., Any], expected: bool) -> Callable[..., Any]:
-        """An element-wise check of values, whose result is what it is for ordinary numbers."""
+        """Wrap an element-wise check of values so that it gives the result of ordinary numbers."""
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if isinstance(result, FakeTensor) and self.of(result) is None:
@@ -187,8 +187,8 @@ class KnownValues:
         return result
 
     def _evenly_counted(self, values: Any, count: int) -> Any:
-        """Counts of values that are not known, as even as they can be; ``None`` where nobody says how many there
-        are."""
+        """Return counts of values that are not known, as even as they can be; ``None`` where their number is not given.
+        """
         if count < 1:
             return None
         with _disable_current_modes():
@@ -198,7 +198,7 @@ class KnownValues:
         return self._fake(counts, (EVENLY,))
 
     def _mask(self, mask: Any) -> torch.Tensor | None:
-        """The values of a mask: known, assumed, or ``None``. Those of a number ask where it is not 0."""
+        """Return the values of a mask: known, assumed, or ``None``. A tensor of numbers is a mask of those not 0."""
         known = self.of(mask)
         if self._share is None or (known is not None and not self._is_between_ends(mask)):
             return known
@@ -211,17 +211,17 @@ class KnownValues:
         return assumed
 
     def _pattern(self, mask: Any) -> torch.Tensor:
-        """The values of a mask that selects the share, evenly spread."""
+        """Return the values of a mask that selects the share, evenly spread."""
         with _disable_current_modes():
             steps = torch.arange(1, mask.numel() + 1, dtype=torch.float64).mul_(self._share or 0.0).floor_()
             return torch.diff(steps, prepend=torch.zeros(1, dtype=torch.float64)).bool().reshape(mask.shape)
 
     def _is_between_ends(self, tensor: Any) -> bool:
-        """Return whether all that is known of a tensor is the ends of what it was made of."""
+        """Return whether all that is known of a tensor is the ends of its values."""
         return self._share is not None and ENDS.format(self._share) in self._assumptions([tensor])
 
     def _dynamic_size(self, **limits: Any) -> int:
-        """The assumed size of what an operator of a library selects: a share of the rows of its inputs."""
+        """Return the assumed size of a library operator's selection: a share of the rows of its inputs."""
         share = self._share or 0.0
         self._say(SELECTED.format(share))
         return max(int(limits.get("min", 0)), int(share * (limits.get("max") or self._rows)))
@@ -236,7 +236,7 @@ class KnownValues:
             self._say(text)
 
     def of(self, tensor: Any) -> torch.Tensor | None:
-        """The real tensor behind a fake one, or a small real one itself; ``None`` where its values are not known."""
+        """Return the real tensor behind a fake one, or a small real one itself; ``None`` if its values are unknown."""
         if isinstance(tensor, FakeTensor):
             kept = self._kept.get(tensor)
             return None if kept is None else kept.value
@@ -246,7 +246,7 @@ class KnownValues:
             return tensor.detach() if tensor.numel() <= MOST_ELEMENTS and tensor.device.type == "cpu" else None
 
     def _numpy(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``Tensor.numpy`` that gives the values of a fake tensor where they are known."""
+        """Return ``Tensor.numpy`` that gives the values of a fake tensor where they are known."""
         def read(tensor: Any, **options: Any) -> Any:
             known = self.of(tensor) if isinstance(tensor, FakeTensor) else None
             if known is None:
@@ -258,7 +258,7 @@ class KnownValues:
         return read
 
     def _format(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``Tensor.__format__`` that writes the number of a fake tensor where it is known, as that of a real one."""
+        """Return ``Tensor.__format__`` that writes a fake tensor's number where it is known, like a real one's."""
         def written(tensor: Any, spec: str) -> Any:
             if not isinstance(tensor, FakeTensor) or tensor.dim():
                 return original(tensor, spec)
@@ -297,7 +297,7 @@ class KnownValues:
         return item
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Note the values of an operator's results, and forget those of tensors that it writes unknown ones into."""
+        """Note the values of an operator's results, and forget those of tensors that get unknown values."""
         outputs = tensors_in(result)
         if outputs and not any(isinstance(one, FakeTensor) for one in outputs):
             return  # PyTorch's own, computed for real outside the fake world
@@ -345,7 +345,7 @@ class KnownValues:
             self._assume_mask(name, result)
 
     def _assume_mask(self, name: str, result: Any) -> None:
-        """Assume what a comparison of values that are not known selects: a program may ask whether there is any."""
+        """Assume what a comparison of unknown values selects: a program may ask whether there is any."""
         if (self._share is not None and name in _COMPARES and isinstance(result, FakeTensor)
                 and result.dtype is torch.bool and 0 < result.numel() <= MOST_ELEMENTS):
             self._kept.keep(result, self._pattern(result), (SELECTED.format(self._share),))
@@ -408,13 +408,13 @@ class KnownValues:
             return ((first if func is _ROWS else first.squeeze(0)).expand(result.shape).clone(),)
 
     def _assume_of_sharing(self, written: list[Any], assumed: tuple[str, ...]) -> None:
-        """Note of all tensors that share memory with what was written what is assumed of it."""
+        """Note what is assumed of a written tensor for all tensors that share its memory."""
         for one in written:
             for kept in self._kept.sharing(one):
                 kept.assumed = tuple(dict.fromkeys((*kept.assumed, *assumed)))
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-        """Run an operator on the values of its inputs; its result in a tuple, ``None`` where a value is not known."""
+        """Return an operator's result on the values of its inputs, in a tuple; ``None`` where a value is unknown."""
         if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
             return None
         values: dict[int, torch.Tensor] = {}
@@ -459,8 +459,8 @@ class KnownValues:
 
 
 def _masks_of(func: Any, args: Any) -> tuple[Any, list[Any], list[Any]]:
-    """The data that an operator selects from (``None`` where it only tells the places), its indices, and the masks
-    among them; no masks of one that does not select."""
+    """Return the data that an operator selects from (``None`` where it only tells the places), its indices, and the
+    masks among them; no masks of one that does not select."""
     if func is _WHERE:
         return None, [args[0]], [args[0]]
     if func is _MASKED and args[0].shape == args[1].shape:
@@ -476,13 +476,13 @@ def _is_chance(name: str, result: Any) -> bool:
 
 
 def _ends(name: str, args: Any) -> tuple[float, float]:
-    """The ends that a random number lies between."""
+    """Return the ends that a random number lies between."""
     low, high = (0.0, 1.0) if name == "rand" else (*args[1:], *(0.0, 1.0)[len(args) - 1:])
     return low, high
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """The arguments of a call beside what its schema says of each."""
+    """Return the arguments of a call, each with what its schema says of it."""
     schema = func._schema.arguments
     by_name = {argument.name: argument for argument in schema}
     return [*zip(schema, args, strict=False), *((by_name[name], value) for name, value in kwargs.items()
@@ -490,6 +490,6 @@ def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The tensors that an operator writes into."""
+    """Return the tensors that an operator writes into."""
     return tensors_in([value for argument, value in _named(func, args, kwargs)
                      if argument.alias_info is not None and argument.alias_info.is_write])

@@ -41,7 +41,7 @@ class ModuleStack:
 
     @property
     def path(self) -> str:
-        """The innermost running module's path, "" outside."""
+        """Return the innermost running module's path, "" outside."""
         return self._stack[-1] if self._stack else ""
 
     def __enter__(self) -> ModuleStack:
@@ -54,7 +54,7 @@ class ModuleStack:
             handle.remove()
 
     def forget(self) -> None:
-        """Leave every module: a step that failed, or ended."""
+        """Leave every module, after a step that failed or ended."""
         self._stack.clear()
 
     def _enter(self, module: Any, _: Any) -> None:
@@ -76,7 +76,7 @@ class ModuleStack:
 
 
 def current_sequence() -> int:
-    """The sequence number autograd's next node will have."""
+    """Return the sequence number that autograd's next node will have."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
@@ -95,13 +95,13 @@ class WaitPoints:
         """Number of a storage → collectives that write it."""
 
     def started(self, collective: int, storages: list[int]) -> None:
-        """A collective began, and will write these storages."""
+        """Note that a collective began, and will write these storages."""
         for storage in storages:
             if storage != NONE:
                 self.pending.setdefault(storage, set()).add(collective)
 
     def waited(self, row: int, storages: list[int]) -> None:
-        """The result in these storages is needed at ``row``."""
+        """Note that the result in these storages is needed at ``row``."""
         for storage in storages:
             for collective in self.pending.pop(storage, ()):
                 self.first.setdefault(collective, row)
@@ -130,7 +130,7 @@ class OperatorColumns:
         return len(self.ints["name"])
 
     def code(self, text: str) -> int:
-        """The number of a text; ``NONE`` for the empty one."""
+        """Return the number of a text; ``NONE`` for the empty one."""
         if not text:
             return NONE
         found = self._codes.get(text)
@@ -144,11 +144,11 @@ class OperatorRecorder(TorchDispatchMode):
     """Notes operators while ``recording``, storages always.
 
     Args:
-        tracker: follows the storages.
-        modules: tells the module under way.
-        rules: operator → function that makes its outputs, in the place of a fake kernel.
-        placement: where new storages lie (``Placement``); None where there is one device only.
-        values: of tensors made of constants.
+        tracker: Follows the storages.
+        modules: Tells the module under way.
+        rules: Operator → function that makes its outputs, in the place of a fake kernel.
+        placement: Where new storages lie (``Placement``); None where there is one device only.
+        values: Of tensors made of constants.
     """
 
     def __init__(self, tracker: MemoryTracker, modules: ModuleStack, rules: dict[Any, Any], placement: Any,
@@ -267,14 +267,14 @@ class OperatorRecorder(TorchDispatchMode):
 
     def _is_bookkeeping(self, inputs: list[Any], backward: bool) -> bool:
         """Return whether a ``detach`` is autograd's own: it detaches a fake tensor whenever it saves or unpacks one,
-        which it does without a call for real tensors. The one that gives a parameter its gradient is real."""
+        which it does without a call for real tensors. A ``detach`` that gives a parameter its gradient is real."""
         if backward and not torch.is_grad_enabled():
             node = torch._C._current_autograd_node()
             return node is None or "AccumulateGrad" not in node.name()
         return self.tracker.number(inputs[0]) in self._last_outputs
 
     def _is_on_host(self, tensor: Any) -> bool:
-        """Return whether a GPU has no part in reading a number: an optimizer's step counter."""
+        """Return whether reading a number leaves a GPU out: an optimizer's step counter lies on the host."""
         return self._placement is not None and self.tracker.on_device(tensor) is False
 
     def _place(self, inputs: list[Any]) -> bool:
@@ -286,7 +286,7 @@ class OperatorRecorder(TorchDispatchMode):
         return any(known) or not known
 
     def _works_on(self, func: Any, inputs: list[Any]) -> int:
-        """The ``Place`` of a call; ``NONE`` where there is no device beside the host."""
+        """Return the ``Place`` of a call; ``NONE`` where there is no device but the host."""
         placement = self._placement
         if placement is None:
             return NONE
@@ -329,7 +329,7 @@ class OperatorRecorder(TorchDispatchMode):
         return row
 
     def _node(self, backward: bool, sequence: int) -> tuple[int, int]:
-        """Autograd's sequence number of the call's node, and the code of its module."""
+        """Return autograd's sequence number of the call's node, and the code of its module."""
         module = self.columns.code(self.modules.path)
         if backward and not torch.is_grad_enabled():
             node = torch._C._current_autograd_node()
@@ -357,7 +357,7 @@ class OperatorRecorder(TorchDispatchMode):
             self.waits.waited(row, [self.tracker.number(t) for t in tensors_in((args, kwargs))])
 
     def _optimizer_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Torch's hook before a step: what it returns takes the place of the step's arguments."""
+        """Torch's hook before an optimizer's step; its result replaces the step's arguments."""
         self.optimizers[id(optimizer)] = optimizer
         self._in_optimizer += 1
         self.tracker.in_optimizer = True
@@ -368,7 +368,7 @@ class OperatorRecorder(TorchDispatchMode):
                 {name: self._closure(each) for name, each in kwargs.items()})
 
     def _closure(self, argument: Any) -> Any:
-        """A closure that the optimizer calls, run as what it is: no part of the optimizer's own work."""
+        """Return an optimizer's closure so that it runs as no part of the optimizer's own work."""
         if not isinstance(argument, types.FunctionType | types.MethodType | functools.partial):
             return argument
 
@@ -387,14 +387,14 @@ class OperatorRecorder(TorchDispatchMode):
         self.tracker.in_optimizer = self._in_optimizer > 0
 
     def _hold_gradients(self) -> None:
-        """Gradients of modules without an optimizer."""
+        """Note the gradients of modules without an optimizer."""
         with torch._C.DisableTorchFunction():
             for module in self.modules.modules.values():
                 self.tracker.hold((p.grad for p in module._parameters.values() if p is not None and p.grad is not None),
                                   Holds.GRADIENTS)
 
     def begin_memory(self) -> None:
-        """Say what is alive before the recorded step: parameters, buffers, optimizer state."""
+        """Note what is alive before the recorded step: parameters, buffers, optimizer state."""
         tracker = self.tracker
         with torch._C.DisableTorchFunction():
             for optimizer in self.optimizers.values():

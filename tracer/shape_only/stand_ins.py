@@ -1,4 +1,4 @@
-"""Numbers that stand for those a program reads from data, such as a loss that it logs.
+"""Numbers in place of those that a program reads from data, such as a loss that it logs.
 
     total += loss.item()          # goes on with a stand-in
     correct += hits.sum().item()
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from tracer.shape_only.errors import ShapeOnlyError, caller_line
 
 VALUE = 1
-"""What a stand-in is where C code reads it."""
+"""Value of a stand-in where C code reads it."""
 READ = ("The program reads numbers of its data, first at {}: they are read here too, and nothing that the step does is "
         "decided by them.")
 _KEEPING = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -32,7 +32,7 @@ def _refused(*_: Any) -> NoReturn:
 
 
 class OfData:
-    """A number of data. See the module."""
+    """A number that only data decide; see the module's text."""
 
     def __float__(self) -> float:
         return float(VALUE)
@@ -51,11 +51,11 @@ class OfData:
 
 
 class NumberOfData(OfData, float):
-    """A fraction of data: a loss, a norm."""
+    """A fraction that only data decide: a loss, a norm."""
 
 
 class CountOfData(OfData):
-    """A whole number of data: hits, tokens."""
+    """A whole number that only data decide: hits, tokens."""
 
     __index__ = _refused
 

@@ -1,25 +1,25 @@
-"""Tensors of a step traced by shapes: among arguments, with values kept beside them, and the bytes that are alive.
+"""Tensors of a step traced by shapes: as arguments, with values kept in addition, and the bytes that are alive.
 
 An operator's arguments are noted as the profiler writes them ("Input Dims", "Input type", …). So
-``graph.arguments(op)`` gives the same for a recorded operation and for one traced by shapes alone: every argument of
-the schema in order, defaults filled in; tensors with shape, stride and C++ type name; lists of tensors as
-``TensorList[c10::Half]``, where the profiler writes ``TensorList`` and no type; numbers as ``Scalar`` and lists of
-numbers as ``ScalarList`` with their text; the rest empty. A sparse tensor has no strides, as the profiler writes it,
-and, what the profiler leaves out, how many of its entries are stored in place of a number's text: "stored=4096".
+``graph.arguments(op)`` gives the same for a recorded operation and for one traced by shapes alone. It has every
+argument of the schema in order, with defaults filled in. Tensors have shape, stride and C++ type name. Lists of tensors
+are ``TensorList[c10::Half]``, where the profiler writes ``TensorList`` and no type. Numbers are ``Scalar`` and lists of
+numbers ``ScalarList``, with their text; the rest is empty. A sparse tensor has no strides, as the profiler writes it.
+In place of a number's text it has the count of its stored entries, which the profiler leaves out: "stored=4096".
 
-Values of fake tensors are real tensors kept beside them, or fill the range between two known ends. A tensor that is
-given other memory has the values of that memory from then on, however it was given (``.data =``, ``set_``,
-``torch.utils.swap_tensors``, ``Module.half()``); one whose dtype or shape is another has none.
+Values of fake tensors are real tensors kept with them, or fill the range between two known ends. A tensor that is given
+other memory has the values of that memory from then on, in any way of giving (``.data =``, ``set_``,
+``torch.utils.swap_tensors``, ``Module.half()``). A tensor that gets another dtype or shape has none.
 
     corners.clamp(min=0, max=width)      scores.argmax(-1)      torch.rand(2, 16000)
 
-Where a share is given, values that an operator keeps between two ends are assumed to fill that share of their range
-around its middle, in order along the last dimension: corners clamped to an image are those of a box around its middle,
-half as wide as it is for 0.5.
+Where a share is given, values that an operator keeps between two ends are assumed to fill that share of their range.
+They lie around its middle, in order along the last dimension. With 0.5, corners clamped to an image are those of a box
+around its middle, half as wide as the image.
 
-Memory is that of every storage and what it holds. A storage is seen when an operation first returns it and leaves when
-its last tensor dies (a weak reference says so), or changes its size (FSDP2 empties and refills the storages of gathered
-parameters). What an operation allocates and frees within itself, its workspace, is not seen.
+Memory is that of every storage and what it holds. A storage is seen when an operation first returns it. It leaves when
+its last tensor dies (a weak reference reports it) or changes its size (FSDP2 empties and refills the storages of
+gathered parameters). What an operation allocates and frees within itself, its workspace, is not seen.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ArgumentWriter:
         self._schemas: dict[Any, list[tuple[str, Any, str]]] = {}
 
     def texts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Texts:
-        """The four texts of one call. ``kwargs`` may hold a device only where the call moves data to or from it."""
+        """Return the four texts of a call. ``kwargs`` may hold a device only if the call moves data to or from it."""
         schema = self._schemas.get(func)
         if schema is None:
             schema = self._schemas[func] = [
@@ -108,7 +108,7 @@ class ArgumentWriter:
 
 
 def type_name(dtype: Any) -> str:
-    """A torch type as the profiler names it."""
+    """Return a torch type as the profiler names it."""
     return _TYPES.get(dtype, str(dtype).removeprefix("torch."))
 
 
@@ -328,7 +328,7 @@ class MemoryTracker:
         return number
 
     def number(self, tensor: Any) -> int:
-        """The number of a tensor's storage; -1 if it was never seen."""
+        """Return the number of a tensor's storage; -1 if it was never seen."""
         found = self._find(tensor)
         return -1 if found is None else found.number
 
@@ -354,7 +354,7 @@ class MemoryTracker:
         return any(number not in self._host for number, _ in (*self._start, *self._events))
 
     def resized(self, storage: Any, size: int) -> None:
-        """A storage now has ``size`` bytes."""
+        """Note that a storage now has ``size`` bytes."""
         found = self._live.get(storage._cdata)
         if found is None or found.size == size:
             return
@@ -363,7 +363,7 @@ class MemoryTracker:
         found.size = size
 
     def begin(self) -> None:
-        """The recorded step begins."""
+        """Note that the recorded step begins."""
         self._start = [(s.number, s.size) for s in self._live.values()]
         self._first = self._count
         self._recording = True
@@ -373,18 +373,18 @@ class MemoryTracker:
         self._kept.update(s.number for s in self._live.values() if s.in_forward)
 
     def end(self) -> None:
-        """The recorded step is over."""
+        """Note that the recorded step is over."""
         self._recording = False
 
     def hold(self, tensors: Iterable[Any], what: Holds) -> None:
-        """Say what the storages of tensors are for; the first word counts. DTensors stand for their local parts."""
+        """Note what the storages of tensors are for; the first note counts. Of a DTensor the local part counts."""
         for tensor in tensors:
             number = self.number(getattr(tensor, "_local_tensor", tensor))
             if number >= 0:
                 self._holds.setdefault(number, what)
 
     def report(self) -> dict[str, int]:
-        """Bytes of the recorded step on the device.
+        """Return the bytes of the recorded step on the device.
 
         ``peak``: the most that was alive at once; ``peak_blocks`` the same with every storage rounded up to
         ``BLOCK_BYTES`` as CUDA's caching allocator does; ``start`` and ``end``: alive before and after; and for each
@@ -407,12 +407,12 @@ class MemoryTracker:
         return result
 
     def moments(self) -> list[list[int]]:
-        """Moments of the recorded step that may be its peak when its sizes change.
+        """Return the moments of the recorded step that may be its peak when its sizes change.
 
-        Of each the bytes on the device that stay as they are (parameters, gradients, optimizer states, …), activations,
-        temporaries of forward and backward, and temporaries of the optimizer. For any factors on the last three the
-        most that is alive at once is about the largest sum over these moments: they are those that have it for some
-        factors from 1/64 to 64, or none.
+        Each has the bytes on the device that stay as they are (parameters, gradients, optimizer states, …),
+        activations, temporaries of forward and backward, and temporaries of the optimizer. Changed sizes are factors on
+        the last three. For any such factors the peak is about the largest sum over these moments: each has that sum for
+        some factors from 1/64 to 64. Empty where nothing lies on the device.
         """
         rows, begun = self._on_device()
         if not rows:
@@ -473,7 +473,7 @@ class MemoryTracker:
 
 
 def _rounded(numbers: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """The changes of size with each storage rounded up to whole blocks."""
+    """Return the changes of size with each storage rounded up to whole blocks."""
     size: dict[int, int] = {}
     rounded = np.empty_like(change)
     for i, (number, delta) in enumerate(zip(numbers.tolist(), change.tolist(), strict=True)):
@@ -484,7 +484,7 @@ def _rounded(numbers: np.ndarray, change: np.ndarray) -> np.ndarray:
 
 
 def resize_watch(tracker: MemoryTracker) -> Callable[[Any, int], Any]:
-    """A ``torch.UntypedStorage.resize_`` that tells the tracker."""
+    """Return a ``torch.UntypedStorage.resize_`` that tells the tracker."""
     original = torch.UntypedStorage.resize_
 
     def resize_(self: Any, size: int) -> Any:

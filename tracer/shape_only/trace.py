@@ -64,29 +64,29 @@ def trace_step(
     """Trace a training step by shapes alone.
 
     Args:
-        fn: builds model, optimizer and data and returns the step, a function without arguments that does one whole
+        fn: Builds model, optimizer and data and returns the step, a function without arguments that does one whole
             training step. It runs inside the trace, once; anything made outside it is real memory and real time.
-        device: the device whose operations are wanted; "cpu" for those of the CPU.
-        world_size: ranks of the job; ``fn`` then runs as rank ``rank`` of a fake world (``tracer.fake_world``), in
+        device: The device whose operations are wanted; "cpu" for those of the CPU.
+        world_size: Ranks of the job; ``fn`` then runs as rank ``rank`` of a fake world (``tracer.fake_world``), in
             which DDP, FSDP2, tensor and pipeline parallelism work unchanged. None: no process group.
-        steps: recorded steps.
-        warmup: steps before them; by default 1, and 2 with a world. The first step differs from all later ones
+        steps: Recorded steps.
+        warmup: Steps before them; by default 1, and 2 with a world. The first step differs from all later ones
             because it makes the optimizer's state, and DDP regroups its buckets at the second.
-        source: what to name as the graph's source; the function's name if empty.
-        selected: share of their elements that masks made of data are assumed to select (boxes with a high score,
-            tokens of an expert), and of their range that numbers fill whose ends an operator tells (corners of boxes
-            clamped to an image), which is noted in the graph; None refuses steps that depend on them.
+        source: What to name as the graph's source; the function's name if empty.
+        selected: Share that a mask made of data is assumed to select of its elements (boxes with a high score, tokens
+            of an expert). Numbers between ends that an operator gives fill that share of their range (corners of boxes
+            clamped to an image). The graph notes it. ``None`` refuses steps that depend on either.
 
     Returns:
         The graph of rank ``rank``. Its operations are those the dispatcher runs below autograd, with the arguments
-        the profiler would note, 1 ns apart and without durations (``meta.era`` is ``SHAPE_ONLY``); collectives say
-        where their results are first needed; ``meta.memory`` has the peak memory of the recorded steps and
+        the profiler would note, 1 ns apart and without durations (``meta.era`` is ``SHAPE_ONLY``). Collectives say
+        where their results are first needed. ``meta.memory`` has the peak memory of the recorded steps and
         ``meta.substitutions`` what was put in the place of the CPU's operations.
 
     Raises:
-        ShapeOnlyError: an unknown device; ``fn`` returns no function; or the step cannot be traced, with the user's
+        ShapeOnlyError: An unknown device; ``fn`` returns no function; or the step cannot be traced, with the user's
             line and the way out: control flow that depends on values, an operator without a fake kernel.
-        FakeWorldError: the world cannot be put up.
+        FakeWorldError: The world cannot be put up.
     """
     target = traced_device(device)
     warmup = (1 if world_size is None else 2) if warmup is None else warmup
@@ -105,7 +105,7 @@ def trace_workload(
     settings: Settings, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
     parallel: ParallelPlan | str | None = None, steps: int = 1, warmup: int | None = None,
 ) -> ExecutionGraph:
-    """Trace a step of a workload of the suite, on its device whatever ``settings.device`` says.
+    """Trace a step of a workload of the suite, on the given device; ``settings.device`` does not count.
 
     Args:
         settings: as ``tracer.workloads.configure`` makes them.
@@ -161,7 +161,7 @@ def trace_job(
     """Trace a workload on every rank of a world: once for each class of ranks that do the same work.
 
     Returns:
-        The folded job; ``job.classes`` says which ranks each graph stands for.
+        The folded job; ``job.classes`` says which ranks each graph represents.
 
     Raises:
         ShapeOnlyError, FakeWorldError, PlanError: as ``trace_workload``.
@@ -183,9 +183,9 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
     written, which become what the function's default is (``def build(opt="adamw", fused=False, lr=0.1)``). Several
     ``steps`` are those of a cycle, recorded after a whole one.
 
-    The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``), so that what it makes on import
-    is traced too and its decorators see the GPU that is not there. It finds its own path as the command line,
-    without arguments: ones that it parses take their defaults. It must not have run in this process before
+    The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``). So what it makes on import
+    is traced too, and its decorators see the GPU that is not there. It finds its own path as the command line,
+    without arguments: those that it parses take their defaults. It must not have run in this process before
     (``trace_apart``).
 
     Raises:
@@ -312,7 +312,7 @@ def _run(fn: Callable[[], Step], source: str, recorder: OperatorRecorder, steps:
 
 
 def check_no_arguments(step: Step) -> None:
-    """Raises ``ShapeOnlyError`` if a step wants arguments."""
+    """Raise ``ShapeOnlyError`` if a step wants arguments."""
     try:
         inspect.signature(step).bind()
     except ValueError:  # some callables do not tell
@@ -344,7 +344,7 @@ def _finished(recorder: OperatorRecorder, site: Site, placement: DevicePlacement
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings about a GPU that is not there, and its own tracebacks of errors that are raised too."""
+    """Hide torch's warnings about a missing GPU, and its tracebacks of errors that are raised as well."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.addFilter(_is_below_error)
     with warnings.catch_warnings():
@@ -364,7 +364,7 @@ def _is_below_error(record: logging.LogRecord) -> bool:
 
 
 def assemble(recorder: OperatorRecorder, meta: Meta) -> ExecutionGraph:
-    """The graph of the recorded steps: operations 1 ns apart, without durations, launches or device work."""
+    """Return the graph of the recorded steps: operations 1 ns apart, without durations, launches or device work."""
     columns = recorder.columns
     count = len(columns)
     ops = OpTable.empty(count)

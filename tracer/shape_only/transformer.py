@@ -1,7 +1,7 @@
 """``TransformerShape``: a decoder as numbers, and ``TransformerPart``: what one rank computes of it for a micro-batch.
 
-A cluster's step is made of few different pieces, each of which is traced once by shapes (``transformer_parts``): a
-block, the embedding, the head with its loss, and the optimizer. Needs no torch.
+A cluster's step is made of few different pieces: a block, the embedding, the head with its loss, and the optimizer.
+Each piece is traced once by shapes (``transformer_parts``). Needs no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from tracer.shape_only.errors import ShapeOnlyError
 
 SCAN = "scan"
-"""Name of the module whose operations stand for a recurrence's kernels, and the flag of their calls."""
+"""Name of the module whose operations represent a recurrence's kernels, and the flag of their calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,14 @@ class StateSpace:
     recurrence computed chunk by chunk with matrix products.
 
     Attributes:
-        heads, head_size: of the inner width, which is their product.
-        state: values that the recurrence keeps for each feature of a head.
-        groups: of heads that share the recurrence's inputs and outputs (B and C), as queries share keys.
-        window: tokens that the convolution sees.
-        chunk: tokens of a chunk.
-        bias: the two linear layers have biases.
-        convolution_bias: the convolution has one.
-        norm: the gated values are normalised before the last product.
+        heads, head_size: Of the inner width, which is their product.
+        state: Values that the recurrence keeps for each feature of a head.
+        groups: Of heads that share the recurrence's inputs and outputs (B and C), as queries share keys.
+        window: Tokens that the convolution sees.
+        chunk: Tokens of a chunk.
+        bias: The two linear layers have biases.
+        convolution_bias: The convolution has one.
+        norm: The gated values are normalised before the last product.
     """
 
     heads: int
@@ -44,12 +44,12 @@ class StateSpace:
 
     @property
     def inner(self) -> int:
-        """Features of all heads."""
+        """Return the features of all heads."""
         return self.heads * self.head_size
 
     @property
     def mixed(self) -> int:
-        """Features that the convolution sees: all heads' inputs, and each group's B and C."""
+        """Return the features that the convolution sees: all heads' inputs, and each group's B and C."""
         return self.inner + 2 * self.groups * self.state
 
     @property
@@ -58,14 +58,14 @@ class StateSpace:
         return self.inner + self.mixed + self.heads
 
     def share(self, tp: int, cp: int = 1) -> StateSpace:
-        """Return what one rank has: of ``tp``, of every sequence's tokens; of ``cp`` too while the recurrence runs,
-        for which context-parallel ranks share heads in place of tokens, and groups as far as there are enough."""
+        """Return what one rank has: its share of ``tp``, for all tokens. While the recurrence runs, also that of
+        ``cp``: context-parallel ranks then share heads in place of tokens, and groups as far as there are enough."""
         groups = self.groups // tp
         return StateSpace(self.heads // tp // cp, self.head_size, self.state, max(groups // cp, 1), self.window,
                           self.chunk, self.bias, self.convolution_bias, self.norm)
 
     def parameters(self, hidden: int, tp: int = 1) -> int:
-        """Parameters of one rank's share of a mixer for a stream of this width."""
+        """Return the parameters of one rank's share of a mixer for a stream of this width."""
         own = self.share(tp)
         count = hidden * (own.projected + own.inner) + own.mixed * (self.window + self.convolution_bias)
         count += 3 * own.heads + (own.inner if self.norm else 0)  # time step's bias, decay and the skipped input
@@ -91,10 +91,10 @@ class Latent:
     """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): queries, keys and values from narrow projections.
 
     Attributes:
-        query_rank: width that queries are compressed to; 0: they are not.
-        key_rank: width that keys and values are compressed to together.
-        plain, rotated: features of a head's queries and keys without and with rotary positions.
-        values: features of a head's values.
+        query_rank: Width that queries are compressed to; 0: they are not.
+        key_rank: Width that keys and values are compressed to together.
+        plain, rotated: Features of a head's queries and keys without and with rotary positions.
+        values: Features of a head's values.
     """
 
     query_rank: int
@@ -109,50 +109,50 @@ class TransformerShape:
     """A decoder-only transformer: of equal blocks, or with ``stack`` of blocks of several kinds.
 
     Attributes:
-        layers: blocks in all.
-        hidden: width of the residual stream.
-        heads, kv_heads: query heads, and heads of keys and values.
-        ffn: inner width of the feed-forward part, of each expert where there are some; 0: blocks have none.
-        vocab, seq: size of the vocabulary, and tokens of a sequence.
-        head_size: of one head; 0 for ``hidden / heads``.
-        gated: the feed-forward part has a gate (SwiGLU).
+        layers: Blocks in all.
+        hidden: Width of the residual stream.
+        heads, kv_heads: Query heads, and heads of keys and values.
+        ffn: Inner width of the feed-forward part, of each expert where there are some; 0: blocks have none.
+        vocab, seq: Size of the vocabulary, and tokens of a sequence.
+        head_size: Of one head; 0 for ``hidden / heads``.
+        gated: The feed-forward part has a gate (SwiGLU).
         rms: RMSNorm in place of LayerNorm.
-        bias: linear layers have biases, all but router and logits.
-        qkv_bias: the projections of queries, keys and values have biases; ``None``: as ``bias`` says.
-        qk_norm: queries and keys are normalised, head by head.
-        norms: of a block: 2 before attention and feed-forward part; 4 after them too (Gemma 2); 1 for both side by side
+        bias: Linear layers have biases, all but router and logits.
+        qkv_bias: The projections of queries, keys and values have biases; ``None``: as ``bias`` says.
+        qk_norm: Queries and keys are normalised, head by head.
+        norms: Of a block: 2 before attention and feed-forward part; 4 after them too (Gemma 2); 1 for both side by side
             on the same input (GPT-J's parallel block), and for a block of one part alone.
-        window: tokens that one attends to, its own among them; 0 for all before it.
-        latent: multi-head latent attention, in place of ``kv_heads`` and ``head_size``.
-        attends: blocks have attention.
-        state: a state-space mixer: in place of attention, or beside it on the same input where there is both.
-        rotary: rotary positions; else learned ones.
-        positions: rows of the table of learned positions; ``None``: one a token of a sequence where positions are not
+        window: Tokens that one attends to, its own among them; 0 for all before it.
+        latent: Multi-head latent attention, in place of ``kv_heads`` and ``head_size``.
+        attends: Blocks have attention.
+        state: A state-space mixer: in place of attention, or in parallel on the same input where there is both.
+        rotary: Rotary positions; else learned ones.
+        positions: Rows of the table of learned positions; ``None``: one a token of a sequence where positions are not
             rotary; 0: none (ALiBi).
-        tied: the embedding's matrix is the logits' too. With a pipeline the last stage has a copy of it.
-        flash: fused attention; else products, a softmax and dropout of their own.
-        flash_version: of FlashAttention (1, 2 or 3), whose first two were written for Ampere; PyTorch's own kernels are
+        tied: The embedding's matrix is the logits' too. With a pipeline the last stage has a copy of it.
+        flash: Fused attention; else products, a softmax and dropout of their own.
+        flash_version: Of FlashAttention (1, 2 or 3), whose first two were written for Ampere; PyTorch's own kernels are
             version 2. 0: the quickest there is for the device (cuDNN's, or the latest FlashAttention).
-        dropout: of attention and residuals; 0 for none.
-        fused: rotary positions and a gate with its activation are one kernel each way, as Megatron-Core's, Transformer
+        dropout: Of attention and residuals; 0 for none.
+        fused: Rotary positions and a gate with its activation are one kernel each way, as Megatron-Core's, Transformer
             Engine's and compilers' are; else the operations that eager PyTorch runs for them.
-        fused_loss: softmax and loss in one kernel each way; else in steps, as Megatron-LM's vocabulary-parallel loss.
-        experts, top_k: experts of each block and how many of them a token goes to; 0 for a dense block.
-        shared_ffn: inner width of the experts that every token goes to, all together; 0 for none.
-        imbalance: tokens of the most loaded rank's experts over the mean; 1.0: all ranks have as many.
-        merges: the block takes the embedding of the next token beside the stream (a multi-token prediction module's).
-        predictions: multi-token prediction modules after the last block (DeepSeek-V3, 2024, section 2.2), each a block,
-            a projection and the head once more; they lie on the last stage and are not among ``layers``.
+        fused_loss: Softmax and loss in one kernel each way; else in steps, as Megatron-LM's vocabulary-parallel loss.
+        experts, top_k: Experts of each block and how many of them a token goes to; 0 for a dense block.
+        shared_ffn: Inner width of the experts that every token goes to, all together; 0 for none.
+        imbalance: Tokens of the most loaded rank's experts over the mean; 1.0: all ranks have as many.
+        merges: The block takes the next token's embedding as well as the stream (a multi-token prediction module's).
+        predictions: Multi-token prediction modules after the last block (DeepSeek-V3, 2024, section 2.2). Each is a
+            block, a projection and the head once more; they lie on the last stage and are not among ``layers``.
         dtype: "fp16", "bf16" or "fp32": of parameters, activations and gradients.
-        linears: what the products of blocks' linear layers are computed in where it is narrower (``LINEARS``): their
-            inputs, weights and gradients are cast; routers, attention and logits stay as they are.
-        kept: parts of blocks whose weights stay in the decoder's own type where it is served in a narrower one.
-        stack: runs of equal blocks from the input to the output, where not all blocks are equal, such as a dense one
-            and 59 with experts: each a decoder of its own whose ``layers`` are the run's. The decoder's own figures of
-            a block then say nothing but what a block usually is.
+        linears: Narrower type that the products of blocks' linear layers are computed in (``LINEARS``). Their inputs,
+            weights and gradients are cast; routers, attention and logits stay as they are.
+        kept: Parts of blocks whose weights stay in the decoder's own type where it is served in a narrower one.
+        stack: Runs of equal blocks from the input to the output, where not all blocks are equal, such as a dense one
+            and 59 with experts. Each run is a decoder of its own whose ``layers`` are the run's. The decoder's own
+            figures of a block then say only what a block usually is.
 
     Raises:
-        ShapeOnlyError: the runs have runs themselves, another width, or not as many blocks as the decoder.
+        ShapeOnlyError: The runs have runs themselves, another width, or not as many blocks as the decoder.
     """
 
     layers: int
@@ -223,7 +223,7 @@ class TransformerShape:
         return replace(self, layers=1, stack=(), predictions=0)
 
     def cut(self, layers: int) -> TransformerShape:
-        """Return the decoder's first so many blocks, with its embedding and head."""
+        """Return the decoder's first ``layers`` blocks, with its embedding and head."""
         left, runs = layers, []
         for run in self.stack:
             if left > 0:
@@ -237,14 +237,14 @@ class TransformerShape:
 
     @property
     def width_of_head(self) -> int:
-        """Features of one head's queries and keys."""
+        """Return the features of one head's queries and keys."""
         if self.latent is not None:
             return self.latent.plain + self.latent.rotated
         return self.head_size or self.hidden // self.heads
 
     @property
     def width_of_values(self) -> int:
-        """Features of one head's values."""
+        """Return the features of one head's values."""
         return self.width_of_head if self.latent is None else self.latent.values
 
     @property
@@ -256,8 +256,8 @@ class TransformerShape:
         return heads * (self.width_of_head + self.width_of_values)
 
     def shared_heads(self, tp: int, cp: int) -> list[tuple[str, int, str, int]]:
-        """Return what of a block's attention and mixer ranks must be able to share: what it is, how many there are,
-        the ranks' dimension, and by how many they are shared."""
+        """Return what ranks must be able to share of a block's attention and mixer. Each entry: what it is, how many
+        there are, the ranks' dimension, and by how many they are shared."""
         found = [("heads", self.heads, "tp", tp),
                  ("heads of keys and values", self.kv_heads, "tp", tp)] if self.attends else []
         if self.state is not None:
@@ -272,22 +272,21 @@ class TransformerShape:
 
     @property
     def learned_positions(self) -> int:
-        """Rows of the table of learned positions; 0 for none."""
+        """Return the rows of the table of learned positions; 0 for none."""
         return (0 if self.rotary else self.seq) if self.positions is None else self.positions
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation."""
+        """Return the bytes of an activation."""
         return 4 if self.dtype == "fp32" else 2
 
     def block_parameters(self, tp: int = 1, ep: int = 1, etp: int | None = None) -> int:
-        """Parameters of one block on one rank, experts among them, each of which ``etp`` ranks share (default ``tp``).
-        """
+        """Return the parameters of one block on one rank; ``etp`` ranks (default ``tp``) share each of its experts."""
         return self.dense_parameters(tp) + self.expert_parameters(ep, tp if etp is None else etp)
 
     def dense_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one rank that no routed expert has: attention or what is in its place, norms, and
-        the feed-forward part or the router and the shared experts."""
+        """Return the parameters of one block on one rank that no routed expert has. These are attention or its
+        replacement, norms, and the feed-forward part or the router and the shared experts."""
         norm = self.hidden * (1 if self.rms else 2)
         count = self.attention_parameters(tp) + self.state_parameters(tp) + norm * self.norms
         if self.merges:  # norms of the stream, of the embedding and before the head
@@ -298,11 +297,11 @@ class TransformerShape:
         return count + self._feed_forward(self.ffn, tp)
 
     def state_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block's state-space mixer on one rank; 0 without one."""
+        """Return the parameters of one block's state-space mixer on one rank; 0 without one."""
         return 0 if self.state is None else self.state.parameters(self.hidden, tp)
 
     def attention_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block's attention on one rank; 0 without it."""
+        """Return the parameters of one block's attention on one rank; 0 without it."""
         if not self.attends:
             return 0
         d, heads = self.width_of_head, self.heads // tp
@@ -317,11 +316,11 @@ class TransformerShape:
         return count + (2 * d if self.qk_norm else 0)
 
     def expert_parameters(self, ep: int = 1, tp: int = 1) -> int:
-        """Parameters of one block's routed experts on one rank; 0 without experts."""
+        """Return the parameters of one block's routed experts on one rank; 0 without experts."""
         return self._feed_forward(self.ffn, tp) * (self.experts // ep) if self.experts else 0
 
     def feed_forward_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block's feed-forward part, or of its shared experts, on one rank."""
+        """Return the parameters of one block's feed-forward part, or of its shared experts, on one rank."""
         return self._feed_forward(self.shared_ffn if self.experts else self.ffn, tp)
 
     def _feed_forward(self, inner: int, tp: int) -> int:
@@ -331,31 +330,31 @@ class TransformerShape:
         return count + (inner // tp * (2 if self.gated else 1) + self.hidden if self.bias else 0)
 
     def embedding_parameters(self, tp: int = 1) -> int:
-        """Parameters of the embedding of one rank, positions among them."""
+        """Return the parameters of the embedding of one rank, positions among them."""
         return self.vocabulary_parameters(tp) + self.learned_positions * self.hidden
 
     def vocabulary_parameters(self, tp: int = 1) -> int:
-        """Parameters of the embedding's matrix on one rank, which is as large as the logits'."""
+        """Return the parameters of the embedding's matrix on one rank, which is as large as the logits'."""
         return -(-self.vocab // tp) * self.hidden
 
     def head_parameters(self, tp: int = 1) -> int:
-        """Parameters of the head of one rank: the last norm and the logits' matrix, which a tied one has on its stage
-        too where that is not the embedding's."""
+        """Return the parameters of the head of one rank: the last norm and the logits' matrix. A tied head has that
+        matrix on its stage too where that is not the embedding's."""
         return self.vocabulary_parameters(tp) + self.hidden * (1 if self.rms else 2)
 
     def root_parameters(self, tp: int = 1) -> int:
-        """Parameters of embedding and head on one rank that has both; a tied matrix counts once."""
+        """Return the parameters of embedding and head on one rank that has both; a tied matrix counts once."""
         shared = self.vocabulary_parameters(tp) if self.tied else 0
         return self.embedding_parameters(tp) + self.head_parameters(tp) - shared
 
     @property
     def parameters(self) -> int:
-        """All parameters but those of prediction modules; a tied matrix counts once."""
+        """Return all parameters but those of prediction modules; a tied matrix counts once."""
         return sum(run.layers * run.block_parameters() for run in self.runs) + self.root_parameters()
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that work on one token: of the routed experts, ``top_k``."""
+        """Return the parameters that work on one token: of the routed experts, ``top_k``."""
         idle = sum(run.layers * run.expert_parameters() * (run.experts - run.top_k) // run.experts
                    for run in self.runs if run.experts)
         return self.parameters - idle
@@ -383,14 +382,14 @@ class TransformerPart:
     """One rank's share of a piece.
 
     Attributes:
-        piece: which.
-        microbatch: sequences of a micro-batch.
-        tp: ranks that share each layer.
-        cp: ranks that share each sequence.
-        ep: ranks that share the experts.
-        sequence_parallel: norms, dropout and residuals work on 1/``tp`` of the tokens.
-        etp: ranks that share each expert: 1, or ``tp`` (``None``).
-        once: a token comes to a rank once, however many of its experts are there (``Dispatcher.once``).
+        piece: Which.
+        microbatch: Sequences of a micro-batch.
+        tp: Ranks that share each layer.
+        cp: Ranks that share each sequence.
+        ep: Ranks that share the experts.
+        sequence_parallel: Norms, dropout and residuals work on 1/``tp`` of the tokens.
+        etp: Ranks that share each expert: 1, or ``tp`` (``None``).
+        once: A token comes to a rank once, however many of its experts are there (``Dispatcher.once``).
     """
 
     piece: Piece
@@ -404,17 +403,17 @@ class TransformerPart:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share each expert."""
+        """Return the ranks that share each expert."""
         return self.tp if self.etp is None else self.etp
 
     def sent_rows(self, shape: TransformerShape) -> float:
-        """Rows that come to the experts of the most loaded rank where a token is sent once for each of its experts;
-        shards of an expert gather the tokens of each other."""
+        """Return the rows that come to the experts of the most loaded rank if a token is sent once for each of its
+        experts. Shards of an expert gather the tokens of each other."""
         own, share = (self.tp, self.expert_tp) if self.sequence_parallel else (1, 1)
         return shape.seq // self.cp // own * self.microbatch * shape.top_k * share * shape.imbalance
 
     def rows_of_expert(self, shape: TransformerShape) -> int:
-        """Rows that come to each of that rank's experts."""
+        """Return the rows that come to each of that rank's experts."""
         return max(round(self.sent_rows(shape) / (shape.experts // self.ep)), 1)
 
     def check(self, shape: TransformerShape) -> None:

@@ -1,15 +1,15 @@
-"""``without_compiler``: traces that do not import PyTorch's compiler, which takes as long as PyTorch itself.
+"""``without_compiler``: traces that do not import PyTorch's compiler; importing it takes the time of PyTorch itself.
 
-Nothing is compiled in a trace by shapes, yet PyTorch imports its compiler to say so: an optimizer's step marks where a
-compiled graph would break, and functions that no compiler may look into are wrapped by it when they are first called.
-In the compiler's place stands a module that answers these two, and has its settings and its names of where a tensor is
-from, which fake tensors want; it makes way for the compiler itself as soon as anything else is asked of it::
+Nothing is compiled in a trace by shapes, yet PyTorch imports its compiler to say so. An optimizer's step marks where a
+compiled graph would break, and the compiler wraps functions that it may not look into when they are first called. A
+module takes the compiler's place and answers these two. It has the compiler's settings and its names of where a tensor
+is from, which fake tensors want. It makes way for the compiler itself as soon as anything else is asked of it::
 
     import torch._dynamo ──▶ Uncompiled ──graph_break, disable, config, source──▶ answered
                                  └─────────────────anything else────────────────▶ the compiler, imported
 
-What it answers calls as many functions of Python as the compiler's own answers would, because a program's calls are
-counted (``tracer.python_calls``) whether or not the compiler happens to be there.
+What it answers calls as many functions of Python as the compiler's own answers would. A program's calls are
+counted (``tracer.python_calls``), so the count must not depend on whether the compiler is there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DISABLED = "__dynamo_disable"
 
 
 class Uncompiled(ModuleType):
-    """Stands for ``torch._dynamo`` while nothing is asked of it but what it answers."""
+    """Replaces ``torch._dynamo`` while it is asked only for what this answers."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
@@ -99,7 +99,7 @@ class Uncompiled(ModuleType):
 
 
 class _Sources(ModuleType):
-    """Stands for ``torch._dynamo.source``: a class for each way of saying where a tensor is from, which says nothing.
+    """Replaces ``torch._dynamo.source``: an empty class for each way of stating where a tensor is from.
     A compiler guards by them that a tensor is still the one it compiled for."""
 
     def __getattr__(self, name: str) -> Any:
@@ -135,7 +135,7 @@ class _Imported:
         return sys.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run."""
+        """Do nothing: the module has run."""
 
 
 class UncompiledFakeMode(FakeTensorMode):
@@ -201,7 +201,7 @@ class PatchedSite(Protocol):
 
 
 def compilers(site: PatchedSite) -> None:
-    """Let ``torch.compile`` and ``Module.compile`` leave what they are given as it is: compiled code reads and writes
+    """Let ``torch.compile`` and ``Module.compile`` leave what they are given as it is. Compiled code reads and writes
     memory, which a fake tensor does not have, and a compiler would look into the trace's own modes."""
     original = torch.compile
 
@@ -221,7 +221,7 @@ def compilers(site: PatchedSite) -> None:
 
 
 def graph_break(msg: str = "") -> None:
-    """As ``torch._dynamo.graph_break``: nothing, where nothing is compiled."""
+    """Do nothing, in the place of ``torch._dynamo.graph_break``: nothing is compiled."""
 
 
 def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,6 +237,6 @@ def _callback_from_stance(callback: None) -> None:
 
 
 def shardings_are_not_kept() -> bool:
-    """As ``_are_we_tracing`` of torch/distributed where DTensor asks it, but for fake tensors: it takes a step of these
-    for one that is compiled, and finds the sharding of operations on lists anew, which a step that runs looks up."""
+    """Replace ``_are_we_tracing`` of torch/distributed where DTensor asks it, ignoring fake tensors. With them it takes
+    a step for a compiled one and finds shardings of list operations again; a running step looks them up."""
     return get_proxy_mode() is not None

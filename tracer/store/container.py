@@ -1,8 +1,8 @@
 """The container: a zip of Parquet tables and a manifest, whose comment carries the version and a checksum of it all.
 
 Every byte of the file is covered: zip's own CRCs leave headers and directory unchecked. Small tables are lists in the
-manifest, constant columns one value, others Parquet members: each costs about 100 bytes a column and 0.3 ms to open
-whatever it holds, so that below ``INLINE_ROWS`` rows a list of numbers is smaller and faster. Parquet members are
+manifest, constant columns one value, others Parquet members. A member costs about 100 bytes a column and 0.3 ms to
+open, with any content. So below ``INLINE_ROWS`` rows a list of numbers is smaller and faster. Parquet members are
 stored as they are (they compress themselves), the manifest is deflated.
 """
 
@@ -45,7 +45,7 @@ def is_graph_file(head: bytes) -> bool:
 
 
 def pack(members: dict[str, bytes]) -> bytes:
-    """The container's bytes. The manifest must be the first member."""
+    """Return the container's bytes. The manifest must be the first member."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name, content in members.items():
@@ -57,13 +57,13 @@ def pack(members: dict[str, bytes]) -> bytes:
 
 
 def seal(data: bytes) -> bytes:
-    """The same container with its last bytes, the checksum, set right."""
+    """Return the same container with its last bytes, the checksum, set right."""
     body = data[:-_CHECKSUM_BYTES]
     return body + f"{zlib.crc32(body):08x}".encode()
 
 
 def unpack(data: bytes, label: str) -> dict[str, bytes]:
-    """The members of a container, after checking its version and checksum.
+    """Return the members of a container, after checking its version and checksum.
 
     Raises:
         GraphFileError: another format, a newer version, or a damaged file.
@@ -94,7 +94,7 @@ def unpack(data: bytes, label: str) -> dict[str, bytes]:
 
 
 def corrupt(label: str, reason: str) -> GraphFileError:
-    """The error for a damaged file."""
+    """Return the error for a damaged file."""
     return GraphFileError(f"{label} is corrupt ({reason}); copy it again or convert the traces again.")
 
 
@@ -108,7 +108,7 @@ def _why_no_comment(data: bytes, label: str) -> str:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of a local file or fsspec URL.
+    """Return all bytes of a local file or fsspec URL.
 
     Raises:
         GraphFileError: it cannot be read.
@@ -124,7 +124,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a local file or fsspec URL so that readers see the old content or the new one, never a part.
 
-    Locally through a temporary file beside it, flushed to disk and renamed. Remote object stores publish an upload
+    Locally through a temporary file next to it, flushed to disk and renamed. Remote object stores publish an upload
     when it is complete.
 
     Raises:
@@ -184,7 +184,7 @@ def decoded_bytes(kind: type[Table], rows: int) -> int:
 
 
 def encode_table(table: Table) -> tuple[TableRecord, bytes]:
-    """A table's record and Parquet bytes (empty if the record holds everything)."""
+    """Return a table's record and Parquet bytes (empty if the record holds everything)."""
     record = TableRecord(len(table))
     rest: dict[str, Any] = {}
     for name, column in table.columns().items():
@@ -202,7 +202,7 @@ def encode_table(table: Table) -> tuple[TableRecord, bytes]:
 
 
 def decode_table(kind: type[Table], record: TableRecord, parquet: bytes | None, label: str) -> Table:
-    """The table of a record. The caller has checked that ``record.rows`` is plausible.
+    """Return the table of a record. The caller has checked that ``record.rows`` is plausible.
 
     Raises:
         GraphFileError: columns are missing, doubled, of another type, or of another length.
@@ -233,7 +233,7 @@ def decode_table(kind: type[Table], record: TableRecord, parquet: bytes | None, 
 
 
 def encode_strings(strings: list[str]) -> tuple[StringsRecord, bytes]:
-    """The strings' record and Parquet bytes (empty if they are inline)."""
+    """Return the strings' record and Parquet bytes (empty if they are inline)."""
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in strings)
     if len(strings) <= INLINE_ROWS:
         return StringsRecord(len(strings), size, list(strings)), b""
@@ -241,7 +241,7 @@ def encode_strings(strings: list[str]) -> tuple[StringsRecord, bytes]:
 
 
 def decode_strings(record: StringsRecord, parquet: bytes | None, label: str) -> list[str]:
-    """The strings of a record. The caller has checked that ``record.bytes`` is plausible.
+    """Return the strings of a record. The caller has checked that ``record.bytes`` is plausible.
 
     Raises:
         GraphFileError: not as many, or not as long, as the record says.
@@ -260,13 +260,13 @@ def decode_strings(record: StringsRecord, parquet: bytes | None, label: str) -> 
 
 
 def _arrow_numbers(column: np.ndarray) -> Any:
-    """The column as Arrow's, in the same memory where it has no gaps."""
+    """Return the column as Arrow's, in the same memory where it has no gaps."""
     values = pyarrow.py_buffer(np.ascontiguousarray(column))
     return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(column.dtype), len(column), [None, values])
 
 
 def _arrow_strings(strings: list[str]) -> Any:
-    """The strings as a column of Arrow's: where each begins and the last one ends, and all of them together."""
+    """Return the strings as a column of Arrow's: where each begins and the last one ends, and all of them together."""
     encoded = [text.encode() for text in strings]
     places = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(text) for text in encoded], out=places[1:])
@@ -291,9 +291,9 @@ def _to_parquet(columns: dict[str, Any]) -> bytes:
 
 
 def _open(data: bytes, rows: int, unpacked: int, label: str):  # type: ignore[no-untyped-def]
-    """A Parquet member, checked before anything is decoded.
+    """Open a Parquet member, checked before anything is decoded.
 
-    It must hold as many rows as the manifest says, in encodings that cannot unpack to more than ``unpacked`` bytes
+    It must hold as many rows as the manifest says. Its encodings must not unpack to more than ``unpacked`` bytes
     (dictionaries and run lengths can turn a few bytes into gigabytes; foretrace writes none).
     """
     try:

@@ -126,7 +126,7 @@ def pack_graphs(kind: str, graphs: list[ExecutionGraph], job: dict[str, Any], la
 
 
 def _member(kind: str, index: int, table: str) -> str:
-    """Name of a Parquet member: ``ops.parquet``, in a job ``3/ops.parquet`` for its fourth graph."""
+    """Return the name of a Parquet member: ``ops.parquet``, in a job ``3/ops.parquet`` for its fourth graph."""
     return f"{table}.parquet" if kind == "graph" else f"{index}/{table}.parquet"
 
 
@@ -259,7 +259,7 @@ def _check_references(graph: ExecutionGraph, label: str) -> None:
 
 
 def _in_circles(parent: Int32) -> bool:
-    """Whether a row has itself above it: it then has ancestors as far away as there are rows."""
+    """Return whether a row has itself above it: it then has ancestors as far away as there are rows."""
     above = parent.copy()
     for _ in range(len(parent).bit_length()):  # twice as far each time
         above = np.where(above < 0, NONE, above[above])

@@ -79,7 +79,7 @@ class Meaning(NamedTuple):
 
 
 def whole_numbers(values: list[int]) -> Int64:
-    """Numbers as an array, those beyond 64 bits as -1: an unsigned 64-bit -1 is "none"."""
+    """Return numbers as an array, -1 for those beyond 64 bits: an unsigned 64-bit -1 means "none"."""
     try:
         return np.array(values, np.int64)
     except OverflowError:
@@ -95,11 +95,11 @@ class ForeignTexts:
         self._codes: dict[Any, int] = {"": EMPTY_TEXT, None: NULL, b"": NO_JSON}
 
     def name(self, text: str) -> int:
-        """Code of a name; its text is made well-formed and is cut where it is very long."""
+        """Return the code of a name; its text is made well-formed and is cut where it is very long."""
         return self.code(self._names.kept(text))
 
     def code(self, value: str | int | bytes) -> int:
-        """Code of a text, number or JSON."""
+        """Return the code of a text, number or JSON."""
         code = self._codes.get(value)
         if code is None:
             code = self._codes[value] = len(self.values)
@@ -107,17 +107,17 @@ class ForeignTexts:
         return code
 
     def meaning(self, text: str) -> Meaning:
-        """What a marked range's text says, as codes."""
+        """Return what a marked range's text says, as codes."""
         found = marked_range(text)
         return Meaning(self.code(found.category), self.name(found.name), found.sequence, self.code(found.sizes))
 
     def numbers(self, values: Int64) -> Int32:
-        """Codes of numbers."""
+        """Return the codes of numbers."""
         distinct, place = np.unique(values, return_inverse=True)
         return np.array([self.code(value) for value in distinct.tolist()], np.int32)[place]
 
     def extents(self, columns: Iterable[Int64]) -> Int32:
-        """Codes of the JSON lists of three numbers each."""
+        """Return the codes of the JSON lists of three numbers each."""
         distinct, place = np.unique(np.stack(list(columns), axis=1), axis=0, return_inverse=True)
         return np.array([self.code(msgspec.json.encode(row)) for row in distinct.tolist()], np.int32)[place.reshape(-1)]
 
@@ -141,20 +141,20 @@ class ForeignBatch(EventBatch):
         self._codes, self._numbers = codes, numbers
 
     def number(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """int64 values of a field; its default where absent."""
+        """Return a field's values in the rows, int64; its default in all where the recording lacks it."""
         if name in self._numbers:
             return self._numbers[name][rows]
         return np.full(len(rows), getattr(NO_ARGS, name), np.int64)
 
     def code(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Codes of a field."""
+        """Return the codes of a field."""
         found = self._codes.get(name, _ABSENT[name])
         return np.full(len(rows), found, np.int32) if isinstance(found, int) else found[rows]
 
     def time(self, name: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64 nanoseconds of ``ts`` or ``dur``, and whether they are valid."""
+        """Return ``ts`` or ``dur`` of the rows in nanoseconds, int64, and which rows' times are valid."""
         return self._times[("ts", "dur").index(name)][rows], self._valid[rows]
 
     def with_args(self, rows: np.ndarray) -> np.ndarray:
-        """Those of the rows that have arguments."""
+        """Return the rows, among those given, that have arguments."""
         return rows

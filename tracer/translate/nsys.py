@@ -91,7 +91,7 @@ class NsysSource:
         return file
 
     def _text(self, text: bytes) -> str:
-        """A text that a query gives, each time it does."""
+        """Return a text that a query gives, each time it does."""
         self._names.count(len(text))
         return text.decode("utf-8", "replace")
 
@@ -122,9 +122,9 @@ class _Export:
         """Yield columns of many rows each, of those rows whose needed columns are whole numbers.
 
         Args:
-            table: its name.
-            needed: columns without which a row is left out.
-            more: others, each with the value of what is there and no whole number, or is not there.
+            table: Its name.
+            needed: Columns without which a row is left out.
+            more: Others, each with the value of what is there and no whole number, or is not there.
         """
         for columns, _ in self._read(table, needed, more, ""):
             yield columns
@@ -174,7 +174,7 @@ class _Export:
         return found
 
     def _device_names(self) -> dict[int, str]:
-        """Names of the devices by their numbers."""
+        """Return the names of the devices by their numbers."""
         return dict(self._file.execute("SELECT id, substr(name, 1, 200) FROM TARGET_INFO_GPU WHERE typeof(id) = "
                                        "'integer' AND typeof(name) = 'text'"))
 
@@ -277,7 +277,7 @@ class _Export:
             yield self._host(rows, process, name, category, {"dims": sizes}, sequence=sequence)
 
     def _codes(self, keys: Int64) -> Int32:
-        """Codes of interned texts; that of an empty one where there is none."""
+        """Return the codes of interned texts; that of an empty one where there is none."""
         distinct, place = np.unique(keys, return_inverse=True)
         for key in distinct.tolist():
             if key not in self._code_of:
@@ -286,14 +286,14 @@ class _Export:
 
     def _host(self, rows: Columns, process: int, name: Int32, category: Int32, codes: Mapping[str, Int32] = NOTHING,
               **numbers: Int64) -> EventBatch:
-        """Events of the process's threads."""
+        """Return the events of the process's threads."""
         return ForeignBatch(rows["start"], rows["end"], {
             "ph": self._vocabulary.code("X"), "cat": category, "name": name, "pid": self._vocabulary.code(process),
             "tid": self._vocabulary.numbers(rows["globalTid"] % PROCESS_SHIFT), **codes}, numbers)
 
     def _device(self, category: str, rows: Columns, name: Int32 | int, codes: Mapping[str, Int32] = NOTHING,
                 **numbers: Int64) -> EventBatch:
-        """Events of a device's streams."""
+        """Return the events of a device's streams."""
         device, stream = rows["deviceId"], rows["streamId"]
         return ForeignBatch(rows["start"], rows["end"], {
             "ph": self._vocabulary.code("X"), "cat": self._vocabulary.code(category), "name": name,
@@ -302,7 +302,7 @@ class _Export:
 
 
 def _of(rows: Columns, which: Bool | Int64) -> Columns:
-    """The rows that are chosen, by their places or by whether they are."""
+    """Return the rows that are chosen, by their places or by whether they are."""
     return {name: column[which] for name, column in rows.items()}
 
 
@@ -311,12 +311,12 @@ def _process(number: Int64) -> Int64:
 
 
 def _number(column: str, default: int) -> str:
-    """The expression of a column that shall be a whole number."""
+    """Return the expression of a column that shall be a whole number."""
     return f"CASE WHEN typeof(\"{column}\") = 'integer' THEN \"{column}\" ELSE {default} END"
 
 
 def _text(column: str) -> str:
-    """The expression of a column that shall be a text, of bounded length."""
+    """Return the expression of a column that shall be a text, of bounded length."""
     return f"CASE WHEN typeof(\"{column}\") = 'text' THEN substr(\"{column}\", 1, {MOST_TEXT}) END"
 
 

@@ -33,7 +33,7 @@ class _Extent(msgspec.Struct):
 
 
 _NO_HANDLE, _NO_CORRELATION, _UNIT = _Handle(), _Correlation(), _Extent()
-"""What stands for absent parts, of all records."""
+"""Defaults of absent parts, for all records."""
 
 
 class _Dispatch(msgspec.Struct):
@@ -255,7 +255,7 @@ class _Operations:
 
 
 def _decoded(text: bytes) -> list[_Process]:
-    """The results of each process. Symbols may have bytes that are no UTF-8; they are replaced."""
+    """Return the results of each process. Symbols may have bytes that are no UTF-8; they are replaced."""
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:

@@ -32,7 +32,7 @@ class _RecommendationSettings(Settings):
     sparse: bool = mode(False, "sparse gradients for the tables (optimizer=sgd, eager; their momentum is 0)")
 
     def check(self) -> None:
-        """Sparse gradients need SGD and eager mode."""
+        """Raise ``WorkloadError`` unless sparse gradients go with SGD and eager mode."""
         name = self.WORKLOAD
         if self.sparse and self.optimizer is not OptimizerKind.SGD:
             raise WorkloadError(f"{name}: sparse=true does not go with optimizer={self.optimizer.value}; AdamW takes "
@@ -42,11 +42,11 @@ class _RecommendationSettings(Settings):
                                 "gradients, so set one of them to false.")
 
     def table_rows(self, table: int) -> int:
-        """The full number, then a half, a quarter and an eighth, and so on again."""
+        """Return the full number, then a half, a quarter and an eighth, and so on again."""
         return self.rows >> (table % 4)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """One look-up a sample in each."""
+        """Return the tables; a sample looks up one row in each."""
         return [EmbeddingTable(f"tables.{table}", self.table_rows(table), self.embedding, skew=self.skew,
                                pooling="none", optimizer="none") for table in range(self.tables)]
 
@@ -78,7 +78,7 @@ class DlrmSettings(_RecommendationSettings):
                "(as TorchRec's pipeline does)")
 
     def check(self) -> None:
-        """The places are ones; those of a plan's file are taken in its stead, so that the file may go."""
+        """Check the tables' places; those of a plan's file replace its name, so that the file may go."""
         super().check()
         if self.sharding.lower().endswith(PLAN):
             object.__setattr__(self, "sharding", places_of_plan(self.sharding, self.embedding_tables()))
@@ -91,16 +91,16 @@ class DlrmSettings(_RecommendationSettings):
                                 "leave it out.")
 
     def table_columns(self, table: int) -> int:
-        """``embedding``, halved by the table's number."""
+        """Return a table's columns: ``embedding``, halved by the table's number."""
         return max(self.embedding >> (table // 2 % self.columns_halved), min(self.embedding, 4))
 
     def table_bag(self, table: int) -> int:
-        """Look-ups of a sample on average: ``pooling``, halved by the table's number."""
+        """Return a sample's look-ups in a table on average: ``pooling``, halved by the table's number."""
         return max(self.pooling >> (table // 3 % self.bags_halved), 1)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """Each with the bag length of its law; look-ups are dealt to samples at random, so that the longest bag of a
-        batch is some four standard deviations of a Poisson law above the mean."""
+        """Return the tables, each with the bag length of its law. Look-ups are dealt to samples at random, so a batch's
+        longest bag is some four standard deviations of a Poisson law above the mean."""
         return [EmbeddingTable(
             f"tables.{table}", self.table_rows(table), self.table_columns(table), skew=self.skew, optimizer="none",
             bag=float(self.table_bag(table)),
@@ -124,12 +124,12 @@ class DeepfmSettings(_RecommendationSettings):
     dropout: float = mode(0.1, "dropout probability of the MLP", 0)
 
     def check(self) -> None:
-        """The dropout is a probability."""
+        """Raise ``WorkloadError`` unless the dropout is a probability below 1."""
         super().check()
         _probability(self, self.dropout)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """A weight of one column, and a vector, for every row."""
+        """Return two tables for each: its vectors, and weights of one column."""
         vectors = super().embedding_tables()
         return vectors + [replace(table, name=f"weights.{i}", columns=1) for i, table in enumerate(vectors)]
 
@@ -168,7 +168,7 @@ class NcfSettings(_RecommendationSettings):
     embedding: int = size(32, "columns of the product's tables; the MLP's have half the width")
 
     def check(self) -> None:
-        """There are four tables, and the MLP halves its width."""
+        """Raise ``WorkloadError`` unless there are four tables and the MLP's width is even."""
         super().check()
         if self.tables != 4:
             raise WorkloadError(f"ncf: tables={self.tables} is not possible; users and items have two each, so leave "
@@ -177,7 +177,7 @@ class NcfSettings(_RecommendationSettings):
             raise WorkloadError(f"ncf: width={self.width} is odd, and half of it is a user's; choose {self.width + 1}.")
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """Users are met once and again evenly; items by their popularity."""
+        """Return the four tables: users are drawn evenly, items by their popularity."""
         sizes = [("users", self.rows, self.embedding, 0.0), ("items", self.items, self.embedding, self.skew),
                  ("mlp_users", self.rows, self.width // 2, 0.0), ("mlp_items", self.items, self.width // 2, self.skew)]
         return [EmbeddingTable(name, rows, columns, skew=skew, pooling="none", optimizer="none")
@@ -204,7 +204,7 @@ class ResnetSettings(Settings):
     optimizer: OptimizerKind = mode(OptimizerKind.SGD, "optimizer and its implementation")  # noqa: RUF009
 
     def check(self) -> None:
-        """The depth must be a known one, and the last batch norm must see more than one value a channel."""
+        """Raise ``WorkloadError`` for an unknown depth, or if the last batch norm sees one value a channel."""
         if self.depth not in RESNET_STAGES:
             raise WorkloadError(f"resnet50: depth={self.depth} is no ResNet; choose one of "
                                 f"{', '.join(map(str, RESNET_STAGES))}.")
@@ -240,7 +240,7 @@ class BertSettings(_TextSettings):
     dropout: float = mode(0.1, "dropout probability, attention included", 0)
 
     def check(self) -> None:
-        """Heads divide the width, the positions suffice, and no more than all tokens are masked."""
+        """Raise ``WorkloadError`` unless heads divide the width, positions suffice and ``masked`` is at most 1."""
         self.needs_multiple("width", "heads")
         _positions_suffice(self, self.seq, self.positions)
         if self.masked > 1:
@@ -263,7 +263,7 @@ class Gpt2Settings(_TextSettings):
     dropout: float = mode(0.0, "dropout probability, attention included", 0)
 
     def check(self) -> None:
-        """Heads divide the width, and the positions suffice."""
+        """Raise ``WorkloadError`` unless heads divide the width and positions suffice."""
         self.needs_multiple("width", "heads")
         _positions_suffice(self, self.seq, self.positions)
 
@@ -285,7 +285,7 @@ class LlamaSettings(_TextSettings):
     hidden: int = size(352, "hidden features of the feed-forward part")
 
     def check(self) -> None:
-        """Heads divide the width, key heads the heads, and a head's features come in pairs to rotate."""
+        """Raise ``WorkloadError`` unless heads divide the width, key heads the heads, and heads are of even size."""
         self.needs_multiple("width", "heads")
         self.needs_multiple("heads", "kv_heads")
         if self.width // self.heads % 2:
@@ -312,7 +312,7 @@ class MoeSettings(LlamaSettings):
     hidden: int = size(176, "hidden features of an expert")
 
     def check(self) -> None:
-        """A token cannot be sent to more experts than there are."""
+        """Raise ``WorkloadError`` if a token goes to more experts than there are."""
         super().check()
         if self.top_k > self.experts:
             raise WorkloadError(f"moe: top_k={self.top_k} exceeds experts={self.experts}; choose a smaller top_k.")
@@ -339,7 +339,7 @@ class VitSettings(Settings):
     dropout: float = mode(0.0, "dropout probability, attention included", 0)
 
     def check(self) -> None:
-        """Heads divide the width, patches the image."""
+        """Raise ``WorkloadError`` unless heads divide the width, patches the image, and dropout is below 1."""
         self.needs_multiple("width", "heads")
         self.needs_multiple("resolution", "patch")
         _probability(self, self.dropout)
@@ -366,7 +366,7 @@ class UnetSettings(Settings):
     channels_last: bool = mode(False, "store images and weights with the channels last (NHWC)")
 
     def check(self) -> None:
-        """The image halves at every level, groups divide the channels, batch norm sees more than one value."""
+        """Raise ``WorkloadError`` unless images halve at every level and the norm has groups or values enough."""
         unit = 2**self.depth
         if self.resolution % unit:
             raise WorkloadError(f"unet: resolution={self.resolution} does not halve depth={self.depth} times; "
@@ -392,7 +392,7 @@ class LstmSettings(_TextSettings):
     dropout: float = mode(0.2, "dropout probability after the embedding and each layer", 0)
 
     def check(self) -> None:
-        """The dropout is a probability."""
+        """Raise ``WorkloadError`` unless the dropout is a probability below 1."""
         _probability(self, self.dropout)
 
 

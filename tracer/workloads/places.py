@@ -1,14 +1,13 @@
-"""Places of embedding tables over ranks: which piece of which table each rank holds. Imports no torch.
+"""Places of embedding tables over ranks: the pieces of tables that each rank holds. Imports no torch.
 
 A *piece* is some rows and some columns of a table on one rank. Every rank sends a piece's rank the look-ups of its own
-samples that fall into the piece's rows, and gets a vector a sample back; vectors of pieces by rows add up, those by
-columns lie side by side::
+samples that fall into the piece's rows, and gets a vector a sample back. Vectors of pieces by rows add up, those by
+columns lie side by side:
 
-    table-wise      one piece with all rows and columns
-    row-wise        a piece on every rank, rows in equal parts
-    column-wise     a piece on every rank, columns likewise
-                    (both also on chosen ranks, part by part: ``row:0+1``, ``column:3+3+1``)
-    copy            no piece: each rank holds the table, and its gradient is averaged
+- table-wise: One piece with all rows and columns.
+- row-wise: A piece on every rank, rows in equal parts; or on chosen ranks, part by part (``row:0+1``).
+- column-wise: A piece on every rank, columns likewise (``column:3+3+1``).
+- copy: No piece; each rank holds the table, and its gradient is averaged.
 
 A sharding plan (``foretrace shard --out``) becomes such places, followed by the number of ranks that it is for:
 ``0,copy,column:3+1@4``.
@@ -53,7 +52,7 @@ class TablePiece:
 
 
 def check_places(text: str, tables: int) -> None:
-    """Raise ``WorkloadError`` unless a text says a place for each of so many tables."""
+    """Raise ``WorkloadError`` unless a text gives a place for each of ``tables`` tables."""
     _table_places(text, tables)
 
 
@@ -76,13 +75,13 @@ def places_of_plan(path: str, tables: Sequence[EmbeddingTable]) -> str:
 
 
 def shardings_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TableSharding]:
-    """Return how the tables at the places that a text says are spread, as a sharding plan says it.
+    """Return how the tables at the places of a text are spread, in the form of a sharding plan.
 
     Rows on some ranks are table-row-wise, whether or not these are a node's.
 
     Raises:
-        WorkloadError: the text says no place for each table, a rank is not there, the places are those of a plan for
-            another number of ranks, or a table has fewer columns than it is to be cut into.
+        WorkloadError: The text lacks the place of a table, a rank is not there, or a table has fewer columns than
+            pieces. Also if the places are those of a plan for another number of ranks.
     """
     places, planned = _table_places(text, len(tables))
     if planned not in (0, ranks):
@@ -112,8 +111,8 @@ def shardings_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> lis
 
 
 def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TablePiece]:
-    """Every piece of tables at the places that a text says, by rank and then by table; of copied tables none. Raises
-    as ``shardings_of``."""
+    """Return every piece of tables at the places that a text says, by rank and then by table; of copied tables none.
+    Raises as ``shardings_of``."""
     found: list[TablePiece] = []
     for number, (table, spread) in enumerate(zip(tables, shardings_of(tables, text, ranks), strict=True)):
         on = spread.ranks
@@ -144,9 +143,9 @@ def check_alone(settings: Settings) -> None:
 
 
 def tables_at(tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], rank: int) -> list[EmbeddingTable]:
-    """The tables as one rank holds them: its pieces, in their order, and tables without a piece.
+    """Return the tables as one rank holds them: its pieces, in their order, and tables without a piece.
 
-    Rows of a table are taken to be equally popular wherever it is cut.
+    All pieces of a table are assumed to have equally popular rows.
     """
     cut = {piece.table for piece in pieces}
     found = [replace(tables[piece.table].resized(piece.rows), columns=piece.columns,
@@ -156,8 +155,8 @@ def tables_at(tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], ra
 
 
 def _table_places(text: str, tables: int) -> tuple[list[Place], int]:
-    """The places that a text says, one a table, and the ranks they are for (0: any); ``table`` stays a word until the
-    number of ranks is known."""
+    """Return the places that a text says, one a table, and the ranks they are for (0: any); ``table`` stays a word
+    until the number of ranks is known."""
     listed, at, planned = text.partition(_FOR)
     words = [word.strip().lower() for word in listed.split(",")]
     for word in words:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tracer.workloads.workload import Workload
 
 HELD_OUT_ONE_IN = 3
-"""One configuration in so many is held out."""
+"""One of this many configurations is held out."""
 
 _SETTINGS: dict[str, type[Settings]] = {
     kind.WORKLOAD: kind
@@ -46,12 +46,12 @@ class WorkloadInfo:
 
 
 def names() -> list[str]:
-    """The workloads, in the order they are listed."""
+    """Return the workloads, in the order they are listed."""
     return list(_SETTINGS)
 
 
 def describe() -> list[WorkloadInfo]:
-    """Every workload with its settings and presets."""
+    """Return every workload with its settings and presets."""
     found = []
     for name, kind in _SETTINGS.items():
         listed = kind.listed()
@@ -65,7 +65,7 @@ def describe() -> list[WorkloadInfo]:
 
 
 def as_plain(settings: Settings) -> dict[str, Any]:
-    """Every setting by name as text, number or bool, ready for JSON; ``configure`` takes it back."""
+    """Return every setting by name as text, number or bool, ready for JSON; ``configure`` takes it back."""
     plain = {}
     for setting in settings.listed():
         value = getattr(settings, setting.name)
@@ -74,7 +74,7 @@ def as_plain(settings: Settings) -> dict[str, Any]:
 
 
 def configure(name: str, /, *, preset: str = "default", **values: Any) -> Settings:
-    """The checked settings of a workload: a preset with ``values`` put over it.
+    """Return the checked settings of a workload: a preset with ``values`` put over it.
 
     Raises:
         WorkloadError: There is no such workload, preset or setting, or a value cannot be used.
@@ -85,7 +85,7 @@ def configure(name: str, /, *, preset: str = "default", **values: Any) -> Settin
 
 
 def parse(name: str, assignments: Iterable[str], *, preset: str = "default") -> Settings:
-    """The checked settings of a workload from ``--set`` texts: ``parse("llama", ["batch=8", "dtype=bf16"])``.
+    """Return the checked settings of a workload from ``--set`` texts: ``parse("llama", ["batch=8", "dtype=bf16"])``.
 
     Raises:
         WorkloadError: As ``configure``, or a text is not ``key=value``.
@@ -111,7 +111,7 @@ def create(settings: Settings) -> Workload:
 
 
 def build(name: str, /, *, preset: str = "default", **values: Any) -> Workload:
-    """``create(configure(...))``: ``build("llama", preset="tiny", batch=8, dtype="bf16")``. Needs torch.
+    """Build a workload, as ``create(configure(...))``: ``build("llama", preset="tiny", batch=8)``. Needs torch.
 
     Raises:
         WorkloadError: As ``configure`` and ``create``.
@@ -122,10 +122,10 @@ def build(name: str, /, *, preset: str = "default", **values: Any) -> Workload:
 def split(settings: Settings) -> Literal["fit", "held-out"]:
     """Return whether a configuration may be fitted on or is kept to test predictions: decided before any is measured.
 
-    The rule: write the workload's name and its *size* settings as ``llama batch=4 depth=2 …`` (names sorted), take
-    the SHA-256 of that text, and hold the configuration out if its first eight bytes, read as a big-endian number,
-    are a multiple of three. So a third of all sizes is held out, every mode (dtype, optimizer, compile,
-    checkpointing, device, seed …) of one size is on the same side, and nothing depends on the order or number of
+    The rule: write the workload's name and its *size* settings as ``llama batch=4 depth=2 …`` (names sorted), and take
+    the SHA-256 of that text. Hold the configuration out if its first eight bytes, read as a big-endian number, are a
+    multiple of three. So a third of all sizes is held out, and every mode (dtype, optimizer, compile, checkpointing,
+    device, seed …) of one size is on the same side. Nothing depends on the order or number of
     configurations. A plan that needs other shares picks other sizes, never another rule.
     """
     digest = hashlib.sha256(size_text(settings).encode()).digest()
@@ -133,6 +133,6 @@ def split(settings: Settings) -> Literal["fit", "held-out"]:
 
 
 def size_text(settings: Settings) -> str:
-    """The workload and its sizes as one line, the same for all modes: ``lstm batch=4 depth=2 seq=64 …``."""
+    """Return the workload and its sizes as one line, the same for all modes: ``lstm batch=4 depth=2 seq=64 …``."""
     sizes = (f"{name}={getattr(value, 'value', value)}" for name, value in settings.sizes().items())
     return " ".join([settings.WORKLOAD, *sizes])

@@ -1,6 +1,6 @@
 """Settings of workloads: ``--set key=value`` becomes a checked, typed ``Settings``.
 
-Nothing here imports torch. A workload's settings are a frozen dataclass whose fields are either *sizes* (they
+Nothing here imports torch. A workload's settings are a frozen dataclass. Its fields are either *sizes* (they
 change the work: batch, width, rows) or *modes* (they change how the same work is done: dtype, optimizer, compile).
 The split rule of ``tracer.workloads.registry`` looks at the sizes only.
 """
@@ -67,16 +67,16 @@ class Norm(str, Enum):
 
 
 def size(default: Any, doc: str, minimum: float | None = 1, *, later: bool = False) -> Any:
-    """A dataclass field that changes the work; ``minimum`` is the least value it may take.
+    """Return a dataclass field that changes the work; ``minimum`` is the least value it may take.
 
-    One that a workload got ``later`` counts among its sizes where it is not as by default only, so that configurations
-    stay on the side of the split that they were on.
+    A size that a workload got ``later`` counts among its sizes only where it differs from its default. Configurations
+    then stay on the side of the split that they were on.
     """
     return field(default=default, metadata={"role": SizeRole.SIZE, "doc": doc, "minimum": minimum, "later": later})
 
 
 def mode(default: Any, doc: str, minimum: float | None = None) -> Any:
-    """A dataclass field that changes how the work is done."""
+    """Return a dataclass field that changes how the work is done."""
     return field(default=default, metadata={"role": SizeRole.MODE, "doc": doc, "minimum": minimum})
 
 
@@ -137,33 +137,33 @@ class Settings:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples one optimizer step has seen."""
+        """Samples that one optimizer step takes in."""
         return self.batch * self.accumulation
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens one optimizer step has seen; None for workloads without text."""
+        """Tokens that one optimizer step takes in; None for workloads without text."""
         return self.samples_per_step * int(getattr(self, "seq")) if self.TOKENS else None  # noqa: B009
 
     def sizes(self) -> dict[str, Any]:
-        """The settings that change the work, by name, sorted."""
+        """Return the settings that change the work, by name, sorted."""
         return {item.name: getattr(self, item.name) for item in sorted(fields(self), key=lambda item: item.name)
                 if item.metadata["role"] is SizeRole.SIZE
                 and not (item.metadata["later"] and getattr(self, item.name) == item.default)}
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """The tables that a step looks rows up in, named by their modules, with the law that its data follow."""
+        """Return the tables that a step looks rows up in, named by their modules, with the law that its data follow."""
         return []
 
     @classmethod
     def type_of(cls, name: str) -> type[Any]:
-        """The type of a setting: int, float, bool, str or an enum."""
+        """Return the type of a setting: int, float, bool, str or an enum."""
         found: type[Any] = _types(cls)[name]
         return found
 
     @classmethod
     def listed(cls) -> tuple[Setting, ...]:
-        """Every setting, sizes first."""
+        """Return every setting, sizes first."""
         found = []
         for item in fields(cls):
             kind = cls.type_of(item.name)
@@ -177,7 +177,7 @@ class Settings:
 
     @classmethod
     def from_preset(cls: type[Self], preset: str, values: Mapping[str, Any]) -> Self:
-        """The preset's settings with ``values`` (typed, or as text) put over them.
+        """Return the preset's settings with ``values`` (typed, or as text) put over them.
 
         Raises:
             WorkloadError: There is no such preset or setting, or a value cannot be used.
@@ -200,7 +200,7 @@ class Settings:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """``["batch=8", "dtype=bf16"]`` → ``{"batch": "8", "dtype": "bf16"}``; a later one wins.
+    """Turn ``["batch=8", "dtype=bf16"]`` into ``{"batch": "8", "dtype": "bf16"}``; a later one wins.
 
     Raises:
         WorkloadError: One has no ``=`` or no name.
@@ -228,7 +228,7 @@ _WANTED = {int: "a whole number", float: "a number", bool: "true or false", str:
 
 
 def _checked(workload: str, name: str, kind: type[Any], value: Any) -> Any:
-    """The value as the field's type, from that type or from text."""
+    """Return the value as the field's type, from that type or from text."""
     given = value.value if isinstance(value, Enum) else value
     wanted = f"one of {', '.join(member.value for member in kind)}" if issubclass(kind, Enum) else _WANTED[kind]
     try:

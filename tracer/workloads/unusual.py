@@ -32,24 +32,24 @@ class UnusualProgram:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)  # type: ignore[attr-defined]
 
     def backward(self, x: Tensor) -> None:
-        """Forward and backward."""
+        """Run forward and backward."""
         self.model(x).square().mean().backward()
 
     def step(self, x: Tensor) -> None:
-        """One training step."""
+        """Run one training step."""
         self.optimizer.zero_grad(set_to_none=True)
         self.backward(x.to(self.device, non_blocking=True))
         self.optimizer.step()
 
 
 def reduce_overhead(program: UnusualProgram) -> Step:
-    """``torch.compile`` with CUDA graphs of its own."""
+    """Compile the model with ``mode="reduce-overhead"``, which records CUDA graphs of its own."""
     program.model = torch.compile(program.model, mode="reduce-overhead")
     return program.step
 
 
 def graph(program: UnusualProgram) -> Step:
-    """Forward and backward in a CUDA graph that the program records itself; the optimizer outside."""
+    """Record forward and backward in a CUDA graph of the program's own; the optimizer runs outside."""
     x = torch.zeros(BATCH, WIDTH, device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -71,7 +71,7 @@ def graph(program: UnusualProgram) -> Step:
 
 
 def streams(program: UnusualProgram) -> Step:
-    """A product on a second stream while the step goes on, joined before the optimizer."""
+    """Run a product on a second stream while the step goes on; both join before the optimizer."""
     side, a = torch.cuda.Stream(), torch.ones(WIDTH, WIDTH, device="cuda")
 
     def step(batch: Tensor) -> None:
@@ -87,7 +87,7 @@ def streams(program: UnusualProgram) -> Step:
 
 
 def failing(fail: Callable[[], object]) -> Callable[[UnusualProgram], Step]:
-    """Plain steps, one of which fails."""
+    """Return a builder of plain steps with a failing one among them."""
     def build(program: UnusualProgram) -> Step:
         done = 0
 
@@ -109,7 +109,7 @@ def out_of_memory() -> object:
 
 
 def interrupted() -> None:
-    """Press Ctrl-C, which a shell's background jobs are born ignoring."""
+    """Press Ctrl-C, after setting Python's handler: shells start background jobs with the signal ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -18,7 +18,7 @@ from tracer.workloads.models.parts import Batch, Definition, StepBatch, serve
 from tracer.workloads.settings import DtypeMode, OptimizerKind, Settings, WorkloadError
 
 DEFINITIONS = {**language.DEFINITIONS, **recommendation.DEFINITIONS, **vision.DEFINITIONS}
-"""Of the workloads, by name."""
+"""The workloads' definitions by name."""
 LEARNING_RATE = {"sgd": 0.01, "adamw": 1e-3}  # chosen: a usual one of SGD, AdamW's default in PyTorch
 MOMENTUM = 0.9  # chosen: usual
 WEIGHT_DECAY = 0.01  # PyTorch's default of AdamW
@@ -70,7 +70,7 @@ class Workload:
     def wrap(self, function: Callable[[nn.Module], nn.Module]) -> Workload:
         """Replace the model by ``function(model)``, which may also change it in place; returns the workload.
 
-        The optimizer is made anew over the result's parameters, and compilation is of the result. Both
+        The optimizer is made again over the result's parameters, and compilation is of the result. Both
         ``workload.wrap(DistributedDataParallel)`` and a function that calls FSDP2's ``fully_shard`` on
         ``workload.blocks`` and the model will do. Gradients of all micro-batches but the last stay unsynchronised.
         """
@@ -79,21 +79,21 @@ class Workload:
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one ``step``, all micro-batches together."""
+        """Return the samples of one ``step``, all micro-batches together."""
         return self.settings.samples_per_step
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of one ``step``; None for workloads without text."""
+        """Return the tokens of one ``step``; None for workloads without text."""
         return self.settings.tokens_per_step
 
     def batches(self) -> Iterator[StepBatch]:
-        """Endless steps' batches on the host (pinned for a GPU), the same ones for the same settings."""
+        """Yield steps' batches for ever, on the host (pinned for a GPU); the same ones for the same settings."""
         return serve(lambda generator: self._make_batch(self.settings, generator), seed=self.settings.seed,
                      accumulation=self.settings.accumulation, pin=self.device.type == "cuda")
 
     def step(self, batch: StepBatch) -> Tensor:
-        """One full training step; returns the detached loss, a scalar on the device, mean over the micro-batches.
+        """Run one full training step; return the detached loss, the mean over micro-batches, a scalar on the device.
 
         The first step seeds torch's global generators, which dropout draws from; later ones leave them alone.
         """
@@ -112,7 +112,7 @@ class Workload:
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Forward and loss of one micro-batch under the dtype mode's autocast, with gradients to follow."""
+        """Return one micro-batch's loss under the dtype mode's autocast, ready for backward."""
         on_device = self._on_device(batch)
         with autocast(self.settings.dtype, self.device.type):
             return self.loss_fn(self._forward(*on_device.inputs), on_device.targets)
@@ -162,7 +162,7 @@ def _gradient_sync(model: nn.Module, *, last: bool) -> AbstractContextManager[An
 
 
 def make_optimizer(kind: OptimizerKind, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer of all parameters; those with sparse gradients form a second group without momentum."""
+    """Return an optimizer of all parameters; those with sparse gradients form a second group without momentum."""
     sparse = {id(module.weight) for module in model.modules() if getattr(module, "sparse", False)}
     dense_group = {"params": [value for value in model.parameters() if id(value) not in sparse]}
     sparse_group = {"params": [value for value in model.parameters() if id(value) in sparse], "momentum": 0.0}
@@ -170,17 +170,17 @@ def make_optimizer(kind: OptimizerKind, model: nn.Module) -> torch.optim.Optimiz
 
 
 def parameter_count(parameters: Iterable[torch.Tensor]) -> int:
-    """Trainable numbers in all, a shared tensor counted once."""
+    """Count the trainable numbers in all, a shared tensor once."""
     return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in parameters}.values())
 
 
 def parameter_dtype(mode: DtypeMode) -> torch.dtype:
-    """The type of parameters and floating-point inputs."""
+    """Return the type of parameters and floating-point inputs."""
     return torch.bfloat16 if mode is DtypeMode.BF16 else torch.float32
 
 
 def autocast(mode: DtypeMode, device_type: str) -> AbstractContextManager[Any]:
-    """Autocast for forward and loss in ``bf16-autocast``, nothing otherwise."""
+    """Switch autocast on in ``bf16-autocast``, for forward and loss; do nothing in the other modes."""
     if mode is not DtypeMode.BF16_AUTOCAST:
         return nullcontext()
     context: AbstractContextManager[Any] = torch.autocast(device_type, dtype=torch.bfloat16)
@@ -189,7 +189,7 @@ def autocast(mode: DtypeMode, device_type: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New floating-point tensors are of this type. (Casting a finished model fails at times under fake tensors.)"""
+    """Give new floating-point tensors this type. (Casting a finished model fails at times under fake tensors.)"""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -200,7 +200,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def tf32(enabled: bool) -> Iterator[None]:
-    """TF32 on or off for matrix products, convolutions and RNNs; every switch is put back at the end.
+    """Turn TF32 on or off for matrix products, convolutions and RNNs; every switch is put back at the end.
 
     The switches are set through the older interface, which all supported versions have and which keeps the newer
     ``fp32_precision`` (torch 2.9 on) in step. Reading the older one is an error where a caller has used the newer,

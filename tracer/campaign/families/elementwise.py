@@ -35,7 +35,7 @@ _FLOPS = {"gelu": 10.0, "gelu_backward": 15.0, "silu": 5.0, "exp": 4.0, "copy": 
 
 
 def _elementwise(settings: Settings) -> Called:
-    """``layout``: how the second (or only) input lies: "transposed" in memory, or one "row" or "column" broadcast."""
+    """Return the call; ``layout``: the second (or only) input is "transposed", or one "row" or "column" broadcast."""
     rows, width, op, layout = (settings[name] for name in ("rows", "width", "op", "layout"))
     whole = TensorArgument((rows, width))
     last = TensorArgument({"row": (1, width), "column": (rows, 1)}.get(layout, whole.shape),
@@ -103,7 +103,7 @@ _LIST_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def _foreach(settings: Settings) -> Called:
-    """``tensors`` tensors of ``elements`` numbers in each list."""
+    """Return the call on lists of ``tensors`` tensors of ``elements`` numbers each."""
     op, count, elements = settings["op"], settings["tensors"], float(settings["tensors"] * settings["elements"])
     read, written = _LISTS[op]
     options = dict(_LIST_OPTIONS.get(op, {}))
@@ -119,7 +119,7 @@ _TRAFFIC = {"sgd": 5.0, "adamw": 7.0, "clip": 3.0}
 
 
 def _optimizer(settings: Settings, lab: Lab) -> Bench:
-    """``tensors`` parameters of ``elements`` numbers each."""
+    """Return an optimizer's step over ``tensors`` parameters of ``elements`` numbers each."""
     torch, kind = lab.torch, settings["optimizer"]
     parameters = [lab.random(settings["elements"], dtype=settings["dtype"], grad=True)
                   for _ in range(settings["tensors"])]
@@ -150,7 +150,7 @@ _CHAINS = {"pointwise": (3, 1, "poi"), "norm": (2, 1, "per"), "softmax": (2, 0, 
 
 
 def _fused(settings: Settings) -> Called:
-    """A generated kernel is given what it reads and its output."""
+    """Return the call of a generated kernel, which is given what it reads and its output."""
     whole, vectors, kind = _CHAINS[settings["chain"]]
     x, elements = TensorArgument((settings["rows"], settings["width"])), settings["rows"] * settings["width"]
     return Called(f"triton_{kind}_fused_0", (*[x] * whole, *[TensorArgument((settings["width"],))] * vectors, x),
@@ -158,7 +158,7 @@ def _fused(settings: Settings) -> Called:
 
 
 def _chain(settings: Settings, lab: Lab) -> Bench:
-    """Pointwise: GELU of a product, plus a residual; norm: residual and RMS norm; softmax: scaled and masked."""
+    """Return a chain. Pointwise: GELU of a product, plus a residual; norm: residual, RMS norm; softmax: masked."""
     torch, dtype = lab.torch, settings["dtype"]
     rows, width = settings["rows"], settings["width"]
     x, y, z = (lab.random(rows, width, dtype=dtype) for _ in range(3))

@@ -33,7 +33,7 @@ class SizeRange(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Least and most of a size, and the units of which one is drawn for it to be a multiple of."""
+    """Least and most of a size, and the unit that a drawn size is a multiple of; several units: one is drawn."""
 
     low: int
     high: int
@@ -56,11 +56,11 @@ class Bench:
     """One benchmark, ready to run.
 
     Attributes:
-        run: does the work once, on tensors that are there already; called again and again.
-        flops: floating-point operations of one run (a multiplication and an addition are two).
-        bytes: fewest bytes it moves in device memory: every input read once, every output written once.
-        asynchronous: whether ``run`` only launches, so that it may be queued behind other work.
-        samples: instead of ``run``: measures itself and gives microseconds by the name of what was measured.
+        run: Does the work once, on tensors that are there already; called again and again.
+        flops: Floating-point operations of one run (a multiplication and an addition are two).
+        bytes: Fewest bytes it moves in device memory: every input read once, every output written once.
+        asynchronous: Whether ``run`` only launches, so that it may be queued behind other work.
+        samples: Instead of ``run``: measures itself and gives microseconds by the name of what was measured.
     """
 
     run: Callable[[], Any] = lambda: None
@@ -74,13 +74,13 @@ class TensorArgument(NamedTuple):
     """A tensor that an operation is given.
 
     Attributes:
-        shape: as the operation sees it.
-        dtype: of its elements; empty is the benchmark's.
-        lies: "t" if its last two dimensions are swapped in memory, "nhwc" for an image in channels last, "middle" if
-            its two middle dimensions are swapped.
+        shape: As the operation sees it.
+        dtype: Of its elements; empty is the benchmark's.
+        lies: How it lies in memory. "t": its last two dimensions are swapped; "middle": its two middle dimensions are
+            swapped; "nhwc": an image in channels last.
         of: "random" numbers, "positive" ones, "zeros" or "ones"; of int64 the law of ``Lab.indices``.
-        high: whole numbers are below this.
-        differentiated: whether random numbers want a gradient where gradients are measured.
+        high: Whole numbers are below this.
+        differentiated: Whether random numbers want a gradient where gradients are measured.
     """
 
     shape: tuple[int, ...]
@@ -92,7 +92,7 @@ class TensorArgument(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...] | None:
-        """Elements from one to the next in each dimension; ``None`` where it is contiguous."""
+        """Return the elements from one to the next in each dimension; ``None`` where it is contiguous."""
         if not self.lies:
             return None
         order = _order(self)
@@ -110,19 +110,19 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class Called:
-    """The operation that a benchmark calls, and what of it is no cost of its own.
+    """The operation that a benchmark calls, with what decides nothing about its time.
 
     Attributes:
-        name: of the operator, "aten::mm". A name without a name space is a kernel of ``kernel_models.families``, which
+        name: Of the operator, "aten::mm". A name without a name space is a kernel of ``kernel_models.families``, which
             is called with the same arguments; the benchmark then prepares itself.
-        arguments: in the order of the operator's schema: tensors, lists of them, and plain values.
-        flops: floating-point operations of one run.
-        bytes: that it moves; ``None`` for those of all tensors that it is given and gives.
-        options: further arguments by name, on which no time depends.
-        gradient: whether the gradient is measured, and not the operation.
-        recorded: the operation that its calls are those of, where that is another one.
-        call: attributes of its call that are not those of a recorded operation's.
-        priced: whether it is a single call, which models can be fitted to.
+        arguments: In the order of the operator's schema: tensors, lists of them, and plain values.
+        flops: Floating-point operations of one run.
+        bytes: That it moves; ``None`` for those of all tensors that it is given and gives.
+        options: Further arguments by name, on which no time depends.
+        gradient: Whether the gradient is measured, and not the operation.
+        recorded: The operation that its calls are those of, where that is another one.
+        call: Attributes of its call that are not those of a recorded operation's.
+        priced: Whether it is a single call, which models can be fitted to.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Called:
 
 
 def prepared(called: Called, settings: Settings, lab: Lab) -> Bench:
-    """The benchmark of an operator with tensors made for it."""
+    """Return the benchmark of an operator with tensors made for it."""
     dtype = settings["dtype"]
     lab.tf32(dtype == "tf32")
     arguments = [_made(argument, dtype, called.gradient, lab) for argument in called.arguments]
@@ -158,7 +158,7 @@ def prepared(called: Called, settings: Settings, lab: Lab) -> Bench:
 
 
 def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
-    """An argument as torch has it."""
+    """Return an argument as torch takes it."""
     if isinstance(argument, Constant):
         return lab.dtype(argument.name)
     if isinstance(argument, list):
@@ -180,7 +180,7 @@ def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
 
 
 def _order(tensor: TensorArgument) -> tuple[int, ...]:
-    """Dimensions in the order that they lie in memory."""
+    """Return the dimensions in the order in which they lie in memory."""
     places = tuple(range(len(tensor.shape)))
     return {"": places, "t": (*places[:-2], *places[:-3:-1]), "nhwc": (0, 2, 3, 1), "middle": (0, 2, 1, 3)}[tensor.lies]
 
@@ -197,17 +197,17 @@ class CampaignFamily:
     """A family of micro-benchmarks.
 
     Attributes:
-        name: the family's name, and that of its table.
-        summary: what it measures.
-        sizes: parameters that make the shape; they alone decide the split.
-        choices: parameters that say how the same shape is worked on.
+        name: The family's name, and that of its table.
+        summary: What it measures.
+        sizes: Parameters that make the shape; they alone decide the split.
+        choices: Parameters that say how the same shape is worked on.
         called: (settings) → the operation, which is run as it stands unless ``prepare`` is given; ``None`` where it is
             no single one.
-        prepare: (settings, lab) → the benchmark. Raises whatever torch raises for what it cannot do.
+        prepare: (settings, lab) → the benchmark. Passes on any error that torch raises for what it cannot do.
         check: (settings) → why they do not go together; empty if they do.
-        spaces: what calibrations draw settings from.
-        fit: puts drawn values right that depend on one another.
-        traits: (settings) → what of the sizes decides whether a device can do it at all, beside the choices.
+        spaces: What calibrations draw settings from.
+        fit: Puts drawn values right that depend on one another.
+        traits: (settings) → what of the sizes, in addition to the choices, decides whether a device can do it at all.
     """
 
     name: str
@@ -222,7 +222,7 @@ class CampaignFamily:
     traits: Callable[[Settings], str] = lambda settings: ""
 
     def bench(self, settings: Settings, lab: Lab) -> Bench:
-        """The benchmark of these settings, ready to run."""
+        """Return the benchmark of these settings, ready to run."""
         if self.prepare is not None:
             return self.prepare(settings, lab)
         called = self.called(settings)
@@ -230,7 +230,7 @@ class CampaignFamily:
         return prepared(called, settings, lab)
 
     def checked(self, values: Mapping[str, Any]) -> Settings:
-        """All settings, defaults filled in, sizes first.
+        """Return all settings, defaults filled in, sizes first.
 
         Raises:
             CampaignError: a setting is unknown, missing or out of range.
@@ -260,6 +260,6 @@ class CampaignFamily:
         return settings
 
     def tiny(self, settings: Mapping[str, Any]) -> Settings:
-        """The settings with each size at most its rehearsal's."""
+        """Return the settings with each size at most its rehearsal's."""
         return {name: min(value, self.sizes[name].tiny) if name in self.sizes else value
                 for name, value in settings.items()}

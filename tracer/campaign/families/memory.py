@@ -27,7 +27,7 @@ _LAWS = ("uniform", "zipf")
 
 
 def _embedding(settings: Settings) -> Called:
-    """``pooling`` 0 is a plain look-up; else bags of so many look-ups are summed. Tables larger than L2 miss it.
+    """Return the call of a plain look-up (``pooling`` 0) or of bags of ``pooling`` summed ones. Large tables miss L2.
 
     ``backward`` makes a dense gradient of the whole table, ``backward_sparse`` one of the looked-up rows.
     """
@@ -47,7 +47,7 @@ def _embedding(settings: Settings) -> Called:
 
 
 def _index(settings: Settings) -> Called:
-    """``count`` rows of a [rows, width] table are read or written."""
+    """Return the call that reads or writes ``count`` rows of a [rows, width] table."""
     op, rows, width, count = (settings[name] for name in ("op", "rows", "width", "count"))
     table, source = TensorArgument((rows, width)), TensorArgument((count, width))
     chosen = TensorArgument((count,), "int64", of=settings["law"], high=rows)
@@ -74,7 +74,7 @@ def _sort(settings: Settings) -> Called:
 
 
 def _concat(settings: Settings) -> Called:
-    """``tensors`` tensors of [rows, width] each, joined along one of the two."""
+    """Return the call that joins ``tensors`` tensors of [rows, width] along one of the two dimensions."""
     return Called("aten::cat", ([TensorArgument((settings["rows"], settings["width"]))] * settings["tensors"],
                                 0 if settings["along"] == "rows" else 1))
 
@@ -90,7 +90,7 @@ def _copied(settings: Settings) -> Called:
 
 
 def _copy(settings: Settings, lab: Lab) -> Bench:
-    """A copy from or to pageable memory holds the host up; the others are queued."""
+    """Return a copy's benchmark: from or to pageable memory it holds the host up; other copies are queued."""
     torch, size, direction = lab.torch, settings["bytes"], settings["direction"]
     pinned = settings["memory"] == "pinned"
     on_device = torch.randint(256, (size,), dtype=torch.uint8, device=lab.device)
@@ -116,12 +116,12 @@ def _image(settings: Settings) -> TensorArgument:
 
 
 def _as_fitted(settings: Settings) -> dict[str, Any]:
-    """Models of these families know a benchmark's channels in last place as a flag."""
+    """Return the flag by which models of these families know a benchmark's channels in last place."""
     return {"layout": "", "flags": ("nhwc",) if settings["channels_last"] else ()}
 
 
 def _pooling(settings: Settings) -> Called:
-    """Square windows; ``adaptive`` means over as many windows as ``size / stride``, at least one."""
+    """Return a pooling with square windows; ``adaptive`` has ``size / stride`` windows each way, at least one."""
     x, size, kernel, stride = _image(settings), settings["size"], settings["kernel"], settings["stride"]
     adaptive, backward = settings["pool"] == "adaptive_avg", settings["op"] == "backward"
     out, images = max(size // stride, 1) if adaptive else (size - kernel) // stride + 1, x.shape[0] * x.shape[1]
@@ -143,7 +143,7 @@ def _window_fits(settings: Settings) -> str:
 
 
 _MIXED = {"nearest": 1, "bilinear": 4, "bicubic": 16}
-"""Values of the input that one of the output is mixed from."""
+"""Values of the input that are mixed into one of the output."""
 
 
 def _interpolate(settings: Settings) -> Called:

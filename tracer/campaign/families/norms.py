@@ -89,7 +89,7 @@ _MEAN = 1  # at::Reduction
 
 
 def _loss(settings: Settings) -> Called:
-    """``nll`` takes class numbers, the others compare value by value."""
+    """Return the call of a loss: ``nll`` takes class numbers, the others compare value by value."""
     rows, classes, kind = settings["rows"], settings["classes"], settings["loss"]
     x, backward = TensorArgument((rows, classes)), settings["op"] == "backward"
     if kind == "nll":

@@ -1,4 +1,4 @@
-"""Benchmarks of costs beside kernels, on host and device: launches, synchronisations, events, graphs, overlap.
+"""Benchmarks of costs other than kernels, on host and device: launches, synchronisations, events, graphs, overlap.
 
 Times are microseconds by the host's clock where a call is meant, by device events where device work is. Nothing
 here has a size, so nothing is held out.
@@ -23,11 +23,11 @@ BUSY_US = 2_000.0
 """Time for which the stream is kept busy while launches onto it are timed."""
 QUEUE_US = 100_000.0  # chosen: longer than filling a queue takes
 BLOCKED_US = 25_000.0
-"""A launch that takes this long waited for the busy stream: a full queue blocks it for what is left of ``QUEUE_US``,
-some 90 ms after a thousand launches of 5 µs; a host's hiccup is shorter."""
+"""A launch that takes this long waited for the busy stream: a full queue blocks it for the rest of ``QUEUE_US``. That
+is some 90 ms after a thousand launches of 5 µs; a host's hiccup is shorter."""
 MOST_LAUNCHES = 5_000  # chosen: several times what a queue takes
 OVERLAP_SIZES = {True: 4096, False: 64}
-"""Of the product that a copy overlaps, on a GPU and on a host."""
+"""Size of the product that a copy overlaps, on a GPU (true) and on a host."""
 
 Samples = Mapping[str, list[float]]
 
@@ -39,7 +39,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _launch_idle(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """``call``: the launching call on an idle stream; ``round_trip``: until the kernel is known to have ended."""
+    """Measure ``call``: the launch on an idle stream; ``round_trip``: until the kernel is known to have ended."""
     calls, trips = [], []
     for _ in range(REPEATS):
         lab.machine.synchronize()
@@ -62,7 +62,7 @@ def _launch_busy(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _queue_depth(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """``launches``: how many a busy stream takes before one blocks (a count, not a time); empty if none did."""
+    """Count the ``launches`` that a busy stream takes before one blocks (no time); empty if none blocked."""
     depths = []
     for _ in range(3):
         lab.machine.synchronize()
@@ -75,7 +75,7 @@ def _queue_depth(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _item(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Reading one number of an idle device, and right after a kernel was launched."""
+    """Measure reading one number of an idle device, and right after a kernel was launched."""
     value = lab.random(1)
     idle, after = [], []
     for _ in range(REPEATS):
@@ -87,7 +87,7 @@ def _item(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _synchronise(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Device and stream synchronisation with nothing to wait for, and the device's right after a launch."""
+    """Measure synchronising device and stream with nothing to wait for, and the device right after a launch."""
     stream = lab.machine.current_stream()
     found: dict[str, list[float]] = {"device_idle": [], "stream_idle": [], "device_after_launch": []}
     for _ in range(REPEATS):
@@ -100,7 +100,7 @@ def _synchronise(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _events(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """The host's cost of an event's record, query and synchronise, of a stream's wait, and an empty event pair."""
+    """Measure the host's cost of an event's record, query and synchronise, a stream's wait, an empty event pair."""
     other = lab.machine.stream()
     found: dict[str, list[float]] = {"record": [], "stream_wait": [], "query": [], "synchronize_done": [],
                                      "device_empty_pair": []}
@@ -122,7 +122,7 @@ def _events(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _chain_us(lab: Lab, work: Callable[[], Any], count: int) -> float:
-    """Microseconds of device time of one of the ``count`` kernels that ``work`` launches, queued well ahead."""
+    """Return microseconds of device time of one of ``count`` kernels that ``work`` launches, queued well ahead."""
     first, second = lab.machine.event(), lab.machine.event()
     lab.machine.hold(BUSY_US)
     first.record()
@@ -133,8 +133,8 @@ def _chain_us(lab: Lab, work: Callable[[], Any], count: int) -> float:
 
 
 def _graph(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Distance of ``CHAIN`` dependent tiny kernels launched one by one; device time of a CUDA graph of them, once and
-    twice (the gap between two replays is what twice exceeds two of once by); the replaying call.
+    """Measure three: the distance of ``CHAIN`` dependent tiny kernels launched one by one; the device time of a CUDA
+    graph of them, once and twice; the replaying call. The gap between two replays is what twice exceeds two of once by.
     """
     def chain() -> None:
         for _ in range(CHAIN):
@@ -153,7 +153,7 @@ def _graph(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _overlap(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """A matrix product and a pinned copy to the device, alone and at once on two streams."""
+    """Measure a matrix product and a pinned copy to the device, alone and at once on two streams."""
     torch, size = lab.torch, OVERLAP_SIZES[lab.is_cuda]
     a, b = (lab.random(size, size, dtype="bf16") for _ in range(2))
     source = lab.pinned(torch.randint(256, (size * size * 4,), dtype=torch.uint8))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _gemm(settings: Settings) -> Called:
-    """``layout``: how A [m, k] and B [k, n] are stored, "n" as written (row-major), "t" transposed."""
+    """Return the product. ``layout``: how A [m, k] and B [k, n] are stored, "n" row-major, "t" transposed."""
     m, n, k, batch, op = (settings[name] for name in ("m", "n", "k", "batch", "op"))
     outer = (batch,) if op == "bmm" else ()
     a, b = (TensorArgument((*outer, *shape), lies="t" if side == "t" else "")
@@ -76,7 +76,7 @@ BACKWARD_PRODUCTS = 2.5
 
 
 def _attention(settings: Settings) -> Called:
-    """``kv_seq`` 0 is ``seq``. FLOPs of a causal one count the lower triangle only."""
+    """Return attention; ``kv_seq`` 0 is ``seq``. FLOPs of a causal one count the lower triangle only."""
     batch, heads, seq, head = (settings[name] for name in ("batch", "heads", "seq", "head_dim"))
     kv_heads, kv_seq = settings["kv_heads"], settings["kv_seq"] or seq
     causal, backward = bool(settings["causal"]), settings["op"] == "backward"
@@ -93,7 +93,7 @@ def _attention(settings: Settings) -> Called:
 
 
 def _forced(settings: Settings, lab: Lab) -> Bench:
-    """Attention by one implementation."""
+    """Return attention by one implementation."""
     attention = lab.torch.nn.attention
     lab.enter(attention.sdpa_kernel(attention.SDPBackend.__members__[_BACKENDS[settings["backend"]]]))
     return prepared(_attention(settings), settings, lab)
@@ -106,7 +106,7 @@ def _heads_fit(settings: Settings) -> str:
 
 
 def _shared(values: Settings) -> Settings:
-    """``share`` query heads for each head of keys and values."""
+    """Return settings with ``share`` query heads for each head of keys and values."""
     shared = values.pop("share", 1)
     kv_heads = max(values["heads"] // shared, 1)
     return {**values, "kv_heads": kv_heads, "heads": kv_heads * shared}
@@ -139,7 +139,7 @@ _ATTENTION = CampaignFamily(
 
 
 def _convolution(settings: Settings) -> Called:
-    """Square images and kernels, padded by ``kernel // 2``."""
+    """Return a convolution of square images and kernels, padded by ``kernel // 2``."""
     batch, channels, outs, size = (settings[name] for name in ("batch", "channels", "out_channels", "size"))
     kernel, stride, groups, op = (settings[name] for name in ("kernel", "stride", "groups", "op"))
     pad = kernel // 2
@@ -168,7 +168,7 @@ def _convolution_fits(settings: Settings) -> str:
 
 
 def _grouped(values: Settings) -> Settings:
-    """A convolution in groups is by one channel each."""
+    """Return settings in which a convolution with groups has one channel in each."""
     alike = dict.fromkeys(("groups", "out_channels"), values["channels"]) if values.get("groups", 1) > 1 else {}
     return {**values, **alike}
 
@@ -197,7 +197,7 @@ _GATES = {"lstm": 4, "gru": 3}  # by definition
 
 
 def _recurrent(settings: Settings) -> Called:
-    """Input [seq, batch, input]; hidden states start at zero."""
+    """Return a recurrent layer; its input is [seq, batch, input], its hidden states start at zero."""
     seq, batch, inputs, hidden, layers = (settings[name] for name in ("seq", "batch", "input", "hidden", "layers"))
     backward, dtype = settings["op"] == "backward", settings["dtype"]
     products = _GATES[settings["cell"]] * hidden * sum(

@@ -1,10 +1,9 @@
 """``autocast("cuda")`` on tensors that say they are on the CPU: CUDA's lists in the place of the CPU's.
 
 Fake tensors carry the CPU's dispatch keys, so their autocast key is ``AutocastCPU``. While a trace runs, the CPU's
-kernels of that key are replaced by CUDA's policy, and contexts for "cuda" become contexts of that
-key: entered anywhere, nested, as decorators, and again when checkpointing runs forward in backward. A context that was
-made before the trace, when torch had already switched it off for lack of a GPU, is an error: the step would silently
-be traced in fp32.
+kernels of that key are replaced by CUDA's policy. Contexts for "cuda" become contexts of that key: entered anywhere,
+nested, as decorators, and again when checkpointing runs forward in backward. A context made before the trace is an
+error if torch had already switched it off for lack of a GPU: the step would silently be traced in fp32.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ WIDEST = (
 )
 """Operators that run in the widest type among their inputs."""
 REFUSED = ("binary_cross_entropy",)
-"""Autocast refuses these; the caller must use another."""
+"""Operators that autocast refuses; the caller must use another."""
 
 
 def autocast(site: Site) -> None:
-    """CUDA's autocast: norms, softmax, sums, powers and losses in fp32; the CPU's has other lists."""
+    """Install CUDA's autocast: norms, softmax, sums, powers and losses in fp32; the CPU's has other lists."""
     policy = _Policy(site)
     policy.install()
     _redirect(site, policy)
@@ -97,7 +96,7 @@ class _Policy:
                 self.site.library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel, _KEY)
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """The value with its floating-point tensors (fp64 excepted) as ``dtype``; weights through the cache."""
+        """Return the value with its floating-point tensors (fp64 excepted) as ``dtype``; weights through the cache."""
         if isinstance(value, torch.Tensor):
             if not _eligible(value) or value.dtype is dtype:
                 return value
@@ -167,7 +166,7 @@ class _Policy:
 
 
 def _redirect(site: Site, policy: _Policy) -> None:
-    """Contexts and questions about CUDA's autocast become ones about the key that stands for it."""
+    """Turn contexts and questions about CUDA's autocast into those about the key that replaces it."""
     kind = torch.amp.autocast_mode.autocast
     begin, enter, clear = kind.__init__, kind.__enter__, torch.clear_autocast_cache
     made: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -230,7 +229,7 @@ _CPU_KERNELS: list[str] = []
 
 
 def _with_cpu_kernel() -> list[str]:
-    """Operators with an autocast kernel for the CPU, looked up once (before anything is replaced)."""
+    """Return the operators with an autocast kernel for the CPU, looked up once (before anything is replaced)."""
     if not _CPU_KERNELS:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         _CPU_KERNELS.extend(name for name in torch._C._dispatch_get_all_op_names()
@@ -239,7 +238,7 @@ def _with_cpu_kernel() -> list[str]:
 
 
 def grad_scaler(site: Site) -> None:
-    """The gradient scaler of fp16 training: on, as on a GPU, with gradients that are taken to be finite.
+    """Switch the gradient scaler of fp16 training on, as on a GPU; its gradients are taken to be finite.
 
     torch switches ``GradScaler("cuda")`` off where there is no GPU. Whether it skips a step is read from the gradients,
     and a trace has no values: the step is taken, without the wait of that read.

@@ -13,16 +13,16 @@ _HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD = 256
 """Flash attention takes heads of up to 256 features."""
 _MOST_BATCH = {True: 880801, False: 65535}
-"""Samples cuDNN takes, in training and in evaluation."""
+"""Most samples that cuDNN takes, in training (true) and in evaluation."""
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # by definition
 _KEPT = 1
-"""Values of a unit and step that cuDNN keeps for backward beside its gates. An estimate: the reserve's size is cuDNN's
-own, and only a GPU can be asked for it."""
+"""Values of a unit and step that cuDNN keeps for backward, on top of its gates. An estimate: the reserve's size is
+cuDNN's own, and only a GPU can be asked for it."""
 
 
 def choose(site: Site, query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> str:
-    """"flash", "efficient", "cudnn" or "math" for tensors ``[batch, heads, seq, head]``."""
+    """Return the kernel for tensors ``[batch, heads, seq, head]``: "flash", "efficient", "cudnn" or "math"."""
     backends = torch.backends.cuda
     capability, dtype = site.device.capability, query.dtype
     if query.dim() != 4 or query.shape[-2] == 0 or key.shape[-2] == 0 or not query.dtype == key.dtype == value.dtype:
@@ -54,7 +54,7 @@ def _needs_grad(*tensors: Any) -> bool:
 
 
 def attention(site: Site) -> None:
-    """Attention: one fused kernel, chosen by dtype, head size, mask and compute capability.
+    """Run attention as one fused kernel, chosen by dtype, head size, mask and compute capability.
 
     The rule is that of ``select_sdp_backend`` (ATen/native/transformers/cuda/sdp_utils.cpp) with its order flash,
     memory efficient, math; cuDNN's kernel is taken where the first two are switched off
@@ -91,7 +91,7 @@ def attention(site: Site) -> None:
 
 
 def _additive(mask: Any, query: Any, key: Any) -> Any:
-    """A boolean mask as numbers to add, spread over batch and heads."""
+    """Return a boolean mask as numbers to add, spread over batch and heads."""
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
@@ -108,7 +108,7 @@ def takes_cudnn(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, traini
 
 
 def norms(site: Site) -> None:
-    """Batch norm by cuDNN where CUDA takes it, and the statistics of every norm in fp32.
+    """Run batch norm by cuDNN where CUDA takes it, and keep the statistics of every norm in fp32.
 
     The rule for cuDNN is that of ``_select_batch_norm_backend`` (ATen/native/Normalization.cpp).
     """
@@ -173,7 +173,7 @@ def _fp32_statistics(operator: Any) -> Callable[..., Any]:
 
 
 def rms_norm(site: Site) -> None:
-    """RMS norm as one kernel and its backward as another (PyTorch 2.8 on); the CPU runs a chain of small ones."""
+    """Trace RMS norm as one kernel, its backward as another (PyTorch 2.8 on); the CPU runs a chain of small ones."""
     fused, backward = operator_of("_fused_rms_norm"), operator_of("_fused_rms_norm_backward")
     if fused is None or backward is None or site.device.vendor not in ("nvidia", "amd"):
         return  # an older torch decomposes it on CUDA too
@@ -214,7 +214,7 @@ def rms_norm(site: Site) -> None:
 
 
 def recurrent(site: Site) -> None:
-    """LSTM, GRU and plain recurrent layers: one cuDNN call for all layers and steps on NVIDIA GPUs."""
+    """Trace LSTM, GRU and plain recurrent layers: one cuDNN call for all layers and steps on NVIDIA GPUs."""
     forward, backward = operator_of("_cudnn_rnn"), operator_of("_cudnn_rnn_backward")
     if site.device.vendor != "nvidia" or forward is None or backward is None:
         return

@@ -12,8 +12,8 @@ device. The work is the same, element for element:
 - ``view`` for ``_reshape_alias``;
 - an ``empty`` of no elements (a result that is not asked for) is not there;
 - gradients of ``index_select`` are added by ``index_add`` for ``scatter_add_`` into zeros;
-- the fake kernels keep some statistics of norms in the input's type and some bag numbers of ``embedding_bag`` where
-  the CPU keeps fp32 and none, and do not know the size of the CPU's workspace for recurrent layers.
+- the fake kernels keep some statistics of norms in the input's type and some bag numbers of ``embedding_bag``. The CPU
+  keeps fp32 and none. The fake kernels do not know the size of the CPU's workspace for recurrent layers.
 
 ``DataLoader`` draws its seeds and orders for real, ``torch.load`` reads to where it is asked to. A fake tensor has no
 values, but which samples make a batch is decided by values the host draws. So a loader's iterator and the samplers of
@@ -50,9 +50,9 @@ class Site:
     """The place of substitutions for one trace.
 
     Attributes:
-        device: the device the step is traced for.
-        rules: operator → a function that makes its outputs, for operators without a kernel for fake tensors.
-        counts: how often each substitution was used.
+        device: The device the step is traced for.
+        rules: Operator → a function that makes its outputs, for operators without a kernel for fake tensors.
+        counts: How often each substitution was used.
     """
 
     device: TracedDevice
@@ -97,7 +97,7 @@ def installed(device: TracedDevice, substitutions: Iterable[Callable[[Site], Non
 
 
 def operator_of(name: str) -> Any:
-    """``aten``'s operator of that name ("lstm.input"), None where this torch has none."""
+    """Return ``aten``'s operator of a name such as "lstm.input"; None where this torch has none."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
 
@@ -135,7 +135,7 @@ _NUM_WEIGHTS, _SPARSE = 6, 9
 
 
 def conversions(site: Site) -> None:
-    """``nn.Module.to``, ``.double()`` and the like, on parameters without data: they take their new type in place."""
+    """Let ``nn.Module.to``, ``.double()`` and the like give parameters without data their new type in place."""
     site.patch(torch.nn.Module, "_apply", _apply)
 
 
@@ -159,7 +159,7 @@ def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
 
 
 def dropout(site: Site) -> None:
-    """Dropout: one kernel draws, masks and scales, and keeps a mask of one byte an element."""
+    """Run dropout as one kernel that draws, masks and scales, and keeps a mask of one byte an element."""
     aten = torch.ops.aten
 
     def dropped(x: Any, p: float, train: bool) -> Any:
@@ -174,7 +174,7 @@ def dropout(site: Site) -> None:
 
 
 def one_hot(site: Site) -> None:
-    """One-hot: zeros and scattered ones. Only the CPU checks the range of the values; fake tensors have a third way."""
+    """Run one-hot as zeros and scattered ones. Only CPUs check the range of values; fake tensors have a third way."""
     def spread(x: Any, num_classes: int = -1) -> Any:
         if num_classes <= 0:
             raise ShapeOnlyError("one_hot without num_classes takes the number of classes from the values, which a "
@@ -187,7 +187,7 @@ def one_hot(site: Site) -> None:
 
 
 def counting(site: Site) -> None:
-    """Histograms: CUDA counts whole numbers too, which the CPU refuses."""
+    """Let histograms count whole numbers, which CUDA does and the CPU refuses."""
     def histc(x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
         return torch.empty(bins, dtype=x.dtype)
 
@@ -195,8 +195,8 @@ def counting(site: Site) -> None:
 
 
 def ctc(site: Site) -> None:
-    """The CTC loss, whose fake kernel asks for the targets' lengths, and of a list of lengths for memory: targets are
-    taken to be padded to the longest, and joined ones to be as long as each other."""
+    """Trace the CTC loss. Its fake kernel asks for the targets' lengths and, of a list of lengths, for memory. Targets
+    are taken to be padded to the longest, and joined ones to have equal lengths."""
     def of_lists(scores: Any, targets: Any, frames: Any, lengths: Any, *more: Any) -> Any:
         return torch.ops.aten.ctc_loss.Tensor(scores, targets, torch.tensor(frames), torch.tensor(lengths), *more)
 
@@ -211,7 +211,7 @@ def ctc(site: Site) -> None:
 
 
 def grouped(site: Site) -> None:
-    """Grouped products of every floating-point type, of which fake tensors have a kernel for bf16 only."""
+    """Trace grouped products of every floating-point type; fake tensors have a kernel for bf16 only."""
     operator = operator_of("_grouped_mm")
     if operator is None:
         return
@@ -230,7 +230,7 @@ def grouped(site: Site) -> None:
 
 
 def initialization(site: Site) -> None:
-    """Truncated normal weights are drawn once: drawing again until all lie within bounds reads values."""
+    """Draw truncated normal weights once: drawing again until all lie within bounds would read values."""
     def drawn_once(tensor: Any, mean: float, std: float, *bounds: Any, generator: Any = None, **more: Any) -> Any:
         with torch.no_grad():
             return tensor.normal_(mean, std)
@@ -239,7 +239,7 @@ def initialization(site: Site) -> None:
 
 
 def optimizers(site: Site) -> None:
-    """Optimizers and clipping with ``foreach`` where torch chooses it: of a GPU it has multi-tensor kernels."""
+    """Let optimizers and clipping use ``foreach`` where torch does on a GPU, for which it has multi-tensor kernels."""
     for module in (optimizer, _foreach_utils):
         name = "_get_foreach_kernels_supported_devices"
         if hasattr(module, name):
@@ -248,7 +248,7 @@ def optimizers(site: Site) -> None:
 
 
 def clipping(site: Site) -> None:
-    """torch's own choice of lists, told that fake tensors are native: a CPU clips gradients as lists."""
+    """Let torch choose lists by itself, with fake tensors counted as native: a CPU clips gradients as lists."""
     for module in (optimizer, _foreach_utils):
         types = getattr(module, "_foreach_supported_types", None)
         if types is not None and FakeTensor not in types:
@@ -265,10 +265,10 @@ def _with_cpu(site: Site, original: Callable[..., list[str]]) -> Callable[..., l
 
 
 def collectives(site: Site) -> None:
-    """Collectives: a call gives its tensors back as they are, and a work that is done: in a fake world nothing is sent.
+    """Let a collective return its tensors as they are, and a finished work: in a fake world nothing is sent.
 
-    That holds for every operator of ``c10d``, so all of them are met here, whatever kernels this version of PyTorch
-    has; functional collectives (``_c10d_functional``) give new tensors and have fake kernels of their own.
+    That holds for every operator of ``c10d``, so all of them are met here, with any kernels that this version of
+    PyTorch has. Functional collectives (``_c10d_functional``) give new tensors and have fake kernels of their own.
     """
     try:
         from torch._C._distributed_c10d import FakeWork
@@ -280,7 +280,7 @@ def collectives(site: Site) -> None:
 
 @lru_cache(maxsize=1)
 def _operators() -> list[tuple[Any, Any]]:
-    """Operators that give a work, with their schemas; there are thousands of others to look through."""
+    """Return the operators that give a work, with their schemas; there are thousands of others to look through."""
     found = []
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith(_NAMESPACE) and any(_WORK in str(each.type) for each in schema.returns):
@@ -290,7 +290,7 @@ def _operators() -> list[tuple[Any, Any]]:
 
 
 def _finished(schema: Any, work: Callable[[], Any]) -> Callable[..., Any]:
-    """A function that gives what an operator of this schema does: its first arguments, which it fills, and a work."""
+    """Return a function with the results of an operator of this schema: the arguments that it fills, and a work."""
     works = [_WORK in str(each.type) for each in schema.returns]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -302,7 +302,7 @@ def _finished(schema: Any, work: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def _gradient_of_bags(*args: Any, **kwargs: Any) -> Any:
-    """A row for each index where the gradient is sparse."""
+    """Return a row for each index where the gradient is sparse."""
     if len(args) <= _SPARSE or not args[_SPARSE]:
         return _BAGS(*args, **kwargs)
     grad, indices = args[:2]
@@ -312,7 +312,7 @@ def _gradient_of_bags(*args: Any, **kwargs: Any) -> Any:
 
 
 def sparse(site: Site) -> None:
-    """Sparse gradients: fake tensors forget how many rows a sparse tensor has when it is copied or scaled.
+    """Trace sparse gradients: a fake copy of a sparse tensor, or a scaled one, forgets how many rows it has.
 
     An embedding with ``sparse=True`` has gradients of as many rows as it was asked for. ``clone``, ``mul`` and ``div``
     of a fake sparse tensor give one without any, so that reducing it would seem to cost nothing. The gradient of bags
@@ -366,7 +366,7 @@ def _really(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _drawn(original: Callable[[Any], Any]) -> Callable[[Any], Iterator[int]]:
-    """A sampler's ``__iter__`` that draws its whole order at once."""
+    """Return a sampler's ``__iter__`` that draws its whole order at once."""
     def drawn(self: Any) -> Iterator[int]:
         with _disable_current_modes():
             return iter(list(original(self)))
@@ -397,7 +397,7 @@ class _ToHost(dict[str, str]):
         self.on_gpu = False
 
     def get(self, location: Any, default: Any = None) -> Any:
-        """The host, whatever the location."""
+        """Return the host, for any location."""
         self.on_gpu = self.on_gpu or is_gpu(str(location))
         return "cpu"
 

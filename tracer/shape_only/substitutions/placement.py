@@ -1,10 +1,10 @@
-"""CUDA devices without CUDA: requests for them give ordinary fake tensors, and what lies where is kept beside them.
+"""CUDA devices without CUDA: requests for them give ordinary fake tensors, and where each lies is kept in addition.
 
-On a build without CUDA a CUDA fake tensor aborts the process. So every request for one (``device="cuda"``, ``.cuda()``,
-``.to("cuda")``, ``with torch.device("cuda")``, default devices) is turned into one for the CPU before a tensor exists,
-and the memory tracker notes that its storage lies on the device. A tensor that user code made elsewhere and then moves
-is copied, as on a GPU; the copy is recorded with its target. User code sees the device it asked for: ``x.device``,
-``x.is_cuda`` and ``torch.cuda.is_available()`` answer as on a GPU, while torch's own code sees the truth.
+On a build without CUDA a CUDA fake tensor aborts the process. So every request for one is turned into one for the CPU
+before a tensor exists (``device="cuda"``, ``.cuda()``, ``.to("cuda")``, ``with torch.device("cuda")``, default
+devices). The memory tracker notes that its storage lies on the device. A tensor that user code made elsewhere and then
+moves is copied, as on a GPU; the copy is recorded with its target. User code sees the device it asked for:
+``x.device``, ``x.is_cuda`` and ``torch.cuda.is_available()`` answer as on a GPU, while torch's own code sees the truth.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ONE_PLACE = frozenset((
     "cudnn_batch_norm", "native_layer_norm", "native_group_norm", "nll_loss_forward", "nll_loss2d_forward",
     "binary_cross_entropy", "_fused_rms_norm", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention"))
-"""Operators whose tensors with dimensions must lie together, in place or not, beside all that torch calls pointwise."""
+"""Operators whose tensors with dimensions must lie together, in place or not, like those that torch calls pointwise."""
 _MODULES = "torch.nn.modules."
 _USERS_OF_OWN = "tracer.workloads"
 SYNCHRONIZE = "synchronize"
@@ -92,7 +92,7 @@ class DevicePlacement(TorchFunctionMode):
 
     @contextmanager
     def placed(self, on_device: bool | None, transfer: torch.device | None = None) -> Iterator[None]:
-        """New storages lie there."""
+        """Within the block, count new storages as on the device or on the host (None: where their inputs are)."""
         before = self.wanted, self.transfer
         self.wanted, self.transfer = on_device, transfer
         try:
@@ -124,7 +124,7 @@ class DevicePlacement(TorchFunctionMode):
                                f"and cpu, in {func._schema.name}; move the batch or the model to the GPU")
 
     def _is_gpu(self, device: Any) -> bool:
-        """``is_gpu``, and there is only one."""
+        """Return whether a device argument asks for the GPU; raise ``ShapeOnlyError`` if for a second one."""
         gpu = is_gpu(device)
         if gpu and self._one_device:
             index = device if isinstance(device, int) else torch.device(str(device)).index
@@ -231,7 +231,7 @@ def _true_device(tensor: Any) -> torch.device:
 
 
 def placement(site: Site) -> None:
-    """The functions of ``torch.cuda``: as on a machine with one such GPU for users, untouched for torch's own code."""
+    """Make ``torch.cuda`` answer users as on a machine with one such GPU, and torch's own code with the truth."""
     cuda = torch.cuda
     capability = site.device.capability
     properties = SimpleNamespace(name=site.device.reported, major=capability[0], minor=capability[1],
@@ -275,7 +275,7 @@ def placement(site: Site) -> None:
 
 
 def _distributed(site: Site) -> None:
-    """Device meshes, DDP and ``init_process_group`` as their users write them for GPUs."""
+    """Let device meshes, DDP and ``init_process_group`` be called as for GPUs."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -313,7 +313,7 @@ def _counting(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 def _idle(*_: Any, **__: Any) -> None:
-    """Nothing to record, and nothing to wait for."""
+    """Do nothing: there is nothing to record or to wait for."""
 
 
 _EVENT: dict[str, Callable[..., Any]] = {

@@ -1,7 +1,7 @@
 """Language models: BERT, GPT-2, Llama, a mixture of experts, and stacked LSTM layers.
 
-Llama's queries, keys and values have their own layers, and heads are counted from the layers' outputs, so that tensor
-parallelism may split ``q``, ``k``, ``v``, ``gate`` and ``up`` by columns and ``out`` and ``down`` by rows.
+Llama's queries, keys and values have their own layers, and heads are counted from the layers' outputs. So tensor
+parallelism may split ``q``, ``k``, ``v``, ``gate`` and ``up`` by columns, and ``out`` and ``down`` by rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BertBlock(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, seq, width]`` → the same."""
+        """Map ``[batch, seq, width]`` to the same shape."""
         x = self.attention_norm(x + self.dropout(self.attention(x)))
         return self.forward_norm(x + self.dropout(self.feed_forward(x)))
 
@@ -119,7 +119,7 @@ class Gpt2(nn.Module):
 
 
 def rotary_angles(seq: int, head_size: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines ``[seq, head_size]``: features i and i + head_size/2 turn together by t / base^(2i/size)."""
+    """Return cosines, sines ``[seq, head_size]``: features i and i + head_size/2 turn by t / base^(2i/size)."""
     frequencies = ROTARY_BASE ** (-torch.arange(0, head_size, 2).float() / head_size)
     angles = torch.outer(torch.arange(seq).float(), frequencies).repeat(1, 2)
     return angles.cos(), angles.sin()
@@ -145,7 +145,7 @@ class GroupedAttention(nn.Module):
         self.out = nn.Linear(settings.width, settings.width, bias=False)
 
     def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """``[batch, seq, width]`` → the same."""
+        """Map ``[batch, seq, width]`` to the same shape."""
         q, k, v = (layer(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         attended = F.scaled_dot_product_attention(
             rotate(q, cosines, sines), rotate(k, cosines, sines), v, is_causal=True, enable_gqa=self.grouped)
@@ -162,7 +162,7 @@ class SwiGlu(nn.Module):
         self.down = nn.Linear(settings.hidden, settings.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, seq, width]`` → the same."""
+        """Map ``[batch, seq, width]`` to the same shape."""
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -177,7 +177,7 @@ class LlamaBlock(nn.Module):
         self.feed_forward = feed_forward(settings)
 
     def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """``[batch, seq, width]`` → the same."""
+        """Map ``[batch, seq, width]`` to the same shape."""
         x = x + self.attention(self.attention_norm(x), cosines, sines)
         return x + self.feed_forward(self.forward_norm(x))
 
@@ -221,18 +221,18 @@ class Experts(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each expert treats its own places."""
+        """Let each expert treat its own places."""
         return torch.bmm(F.silu(torch.bmm(x, self.gate)) * torch.bmm(x, self.up), self.down)
 
 
 class RoutedFeedForward(nn.Module):
     """Send each token to ``top_k`` experts of fixed capacity and add up their answers by the router's weights.
 
-    Routing decides at run time, shapes and Python do not: every expert has ``capacity`` places for the tokens of a
-    micro-batch, a token's place is its rank among the choices of that expert (a running count), and choices beyond the
+    Routing decides at run time, shapes and Python do not. Every expert has ``capacity`` places for the tokens of a
+    micro-batch. A token's place is its rank among the choices of that expert (a running count). Choices beyond the
     capacity go to one spare row that is thrown away, so those tokens pass the block by its residual only. All experts
     then run as one batched product. No Python control flow reads a tensor, so the step compiles to one graph, never
-    waits for the device and can be traced by shapes alone; the price is work on empty places, as in GShard and Switch.
+    waits for the device and can be traced by shapes. The price is work on empty places, as in GShard and Switch.
     """
 
     def __init__(self, settings: MoeSettings) -> None:
@@ -244,7 +244,7 @@ class RoutedFeedForward(nn.Module):
         self.experts = Experts(settings)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``[batch, seq, width]`` → the same, and the load-balancing loss (a scalar, 1 at perfect balance)."""
+        """Map ``[batch, seq, width]`` to the same; return the load-balancing loss too (scalar, 1 at perfect balance)."""
         rows = x.flatten(0, 1)  # [tokens, width]
         places = math.ceil(self.capacity * rows.shape[0] * self.top_k / self.experts_count)
         shares = self.router(rows).float().softmax(dim=-1)  # [tokens, experts]
@@ -277,7 +277,7 @@ class MoeBlock(LlamaBlock):
     def forward(  # type: ignore[override]
         self, x: Tensor, cosines: Tensor, sines: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """``[batch, seq, width]`` → the same, and the block's load-balancing loss."""
+        """Map ``[batch, seq, width]`` to the same shape; return the block's load-balancing loss too."""
         x = x + self.attention(self.attention_norm(x), cosines, sines)
         mixed, balance = self.feed_forward(self.forward_norm(x))
         return x + mixed, balance
@@ -307,8 +307,8 @@ def _balanced_loss(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
 class Lstm(nn.Module):
     """Token numbers ``[batch, seq]`` → logits ``[batch, seq, vocabulary]``; each sample starts from a zero state.
 
-    ``torch.compile`` does not take ``nn.LSTM``. Met in the middle of a function it gives up on all of it; put aside in
-    one, as here, the embedding before and the head after it are compiled, and the LSTM runs as it is.
+    ``torch.compile`` does not take ``nn.LSTM``: met in the middle of a function it gives up on all of it. Put aside in
+    a module, as here, the LSTM runs as it is, and the embedding before and the head after it are compiled.
     """
 
     def __init__(self, settings: LstmSettings) -> None:
@@ -324,7 +324,7 @@ class Lstm(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The stack of layers, which is one module."""
+        """Return the stack of layers, which is one module."""
         return [self.layers]
 
     def forward(self, text: Tensor) -> Tensor:
@@ -337,7 +337,7 @@ class Lstm(nn.Module):
 
 
 def _batch(settings: Gpt2Settings | LlamaSettings | LstmSettings, generator: torch.Generator) -> Batch:
-    """Random text with the next tokens as targets."""
+    """Return random text with the next tokens as targets."""
     return next_tokens(settings.batch, settings.seq, settings.vocabulary, generator)
 
 

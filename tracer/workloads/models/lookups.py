@@ -1,7 +1,7 @@
 """Embedding tables as recommendation models look them up, and the synthetic look-ups: plain, or batched as FBGEMM does.
 
 Both take all look-ups of a batch and give each table's vectors. ``PlainTables`` runs one operation a table,
-``BatchedTables`` one for all tables of equal columns, which lie behind one another in one weight: rows are numbered
+``BatchedTables`` one for all tables of equal columns. These lie behind one another in one weight: rows are numbered
 through, bags of one table follow those of the one before.
 """
 
@@ -28,7 +28,7 @@ class PlainTables(nn.ModuleList):
             initialise_rows(part.weight, part.num_embeddings)
 
     def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
-        """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
+        """Return each table's vectors, ``[batch, columns]``; see ``Dlrm.forward``."""
         parts = rows if rows.dim() == 2 else rows.split(self.sizes)
         return [table(parts[number], starts[number]) for number, table in enumerate(self)]
 
@@ -49,7 +49,7 @@ class BatchedTables(nn.ModuleList):
                       for group in self.groups for place, number in enumerate(group)}
 
     def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
-        """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
+        """Return each table's vectors, ``[batch, columns]``; see ``Dlrm.forward``."""
         parts = rows.flatten().split(self.sizes)
         found: dict[int, Tensor] = {}
         for group, table in zip(self.groups, self, strict=True):
@@ -62,24 +62,24 @@ class BatchedTables(nn.ModuleList):
 
 
 def sizes_of(tables: Sequence[EmbeddingTable], batch: int) -> list[int]:
-    """Look-ups of a batch in each table."""
+    """Return a batch's look-ups in each table."""
     return [round(table.lookups(batch)) for table in tables]
 
 
 def by_columns(columns: Sequence[int]) -> list[list[int]]:
-    """Numbers of what has equal columns, widest first."""
+    """Return the numbers of what has equal columns, widest first."""
     return [[number for number, own in enumerate(columns) if own == each]
             for each in sorted(set(columns), reverse=True)]
 
 
 def initialise_rows(weight: Tensor, rows: int) -> None:
-    """Uniform within 1/√rows, as DLRM starts."""
+    """Draw a table's weights evenly within ±1/√rows, as DLRM does at the start."""
     with torch.no_grad():
         weight.uniform_(-rows**-0.5, rows**-0.5)
 
 
 def zipf_rows(rows: int, count: int, skew: float, generator: torch.Generator) -> Tensor:
-    """``count`` rows, int64; the k-th most popular row is drawn with a probability proportional to ``k ** -skew``."""
+    """Draw ``count`` rows, int64, the k-th most popular with a probability proportional to ``k ** -skew``."""
     weights = torch.arange(1, rows + 1, dtype=torch.float64) ** -skew
     steps = weights.cumsum(0)
     draws = torch.rand(count, generator=generator, dtype=torch.float64) * steps[-1]
@@ -88,19 +88,19 @@ def zipf_rows(rows: int, count: int, skew: float, generator: torch.Generator) ->
 
 
 def bag_starts(batch: int, count: int, generator: torch.Generator) -> Tensor:
-    """``count`` look-ups dealt to the samples at random: where each sample's bag begins, int64 ``[batch]``."""
+    """Deal ``count`` look-ups to samples at random; return where each sample's bag begins, int64 ``[batch]``."""
     samples = torch.randint(batch, (count,), generator=generator)
     lengths = samples.new_zeros(batch).scatter_add(0, samples, torch.ones_like(samples))
     return lengths.cumsum(0) - lengths
 
 
 def single_rows(tables: Sequence[EmbeddingTable], batch: int, generator: torch.Generator) -> Tensor:
-    """One look-up a sample in each table, int64 ``[tables, batch]``, by each table's law."""
+    """Draw one look-up a sample in each table by the table's law, int64 ``[tables, batch]``."""
     return torch.stack([zipf_rows(table.rows, batch, table.law_skew(), generator) for table in tables])
 
 
 def embeddings(tables: Sequence[EmbeddingTable], *, sparse: bool) -> nn.ModuleList:
-    """An ``nn.Embedding`` for each table."""
+    """Return an ``nn.Embedding`` for each table."""
     found = nn.ModuleList(nn.Embedding(table.rows, table.columns, sparse=sparse) for table in tables)
     for part, table in zip(found, tables, strict=True):
         initialise_rows(part.weight, table.rows)

@@ -1,7 +1,7 @@
 """What models of the suite share: blocks, initialisation, losses, and synthetic data served in a circle.
 
-Making random data takes longer than many a GPU step, so a real loader's work must not be imitated by making each
-batch anew; and serving few batches again lets the loss of a random task fall.
+Making random data takes longer than many a GPU step. A real loader's work must not be imitated by making each
+batch again; and serving few batches repeatedly lets the loss of a random task fall.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Batch:
     targets: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with every tensor replaced (pinned, moved, made fake ...)."""
+        """Return the batch with every tensor replaced (pinned, moved, made fake ...)."""
         return Batch(tuple(function(tensor) for tensor in self.inputs), function(self.targets))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """The batch on a device, its floating-point inputs as ``dtype`` (cast there, not on the host)."""
+        """Return the batch on a device, its floating-point inputs as ``dtype`` (cast there, not on the host)."""
         moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
         inputs = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in moved.inputs)
         return Batch(tuple(inputs), moved.targets)
@@ -43,10 +43,10 @@ class Definition:
     """A workload's definition, which a file of ``tracer.workloads.models`` has among its ``DEFINITIONS``.
 
     Attributes:
-        model: the module for given settings. Its ``blocks`` lists the repeated parts that are checkpointed, and
+        model: The module for given settings. Its ``blocks`` lists the repeated parts that are checkpointed, and
             that a sharding wrapper may treat one by one.
-        batch: one micro-batch on the host, drawn from a generator.
-        loss: output and targets → the loss, a scalar in fp32.
+        batch: One micro-batch on the host, drawn from a generator.
+        loss: Output and targets → the loss, a scalar in fp32.
     """
 
     model: Callable[[Any], nn.Module]
@@ -59,7 +59,7 @@ StepBatch = tuple[Batch, ...]
 
 
 def serve(make: Callable[[torch.Generator], Batch], *, accumulation: int, seed: int, pin: bool) -> Iterator[StepBatch]:
-    """Endlessly the same ``POOL_STEPS`` steps' batches, made when the first is asked for.
+    """Yield the same ``POOL_STEPS`` steps' batches for ever, made when the first is asked for.
 
     Args:
         make: draws one micro-batch from a generator.
@@ -75,31 +75,31 @@ def serve(make: Callable[[torch.Generator], Batch], *, accumulation: int, seed: 
 
 
 def tokens(batch: int, seq: int, vocabulary: int, generator: torch.Generator) -> Tensor:
-    """Random token numbers, int64 ``[batch, seq]``."""
+    """Draw random token numbers, int64 ``[batch, seq]``."""
     return torch.randint(vocabulary, (batch, seq), generator=generator)
 
 
 def next_tokens(batch: int, seq: int, vocabulary: int, generator: torch.Generator) -> Batch:
-    """Random text with each next token as the target: both int64 ``[batch, seq]``."""
+    """Draw random text with each next token as the target: both int64 ``[batch, seq]``."""
     text = tokens(batch, seq + 1, vocabulary, generator)
     return Batch((text[:, :-1].contiguous(),), text[:, 1:].contiguous())
 
 
 def images(batch: int, resolution: int, classes: int, generator: torch.Generator) -> Batch:
-    """Random images, float32 ``[batch, 3, resolution, resolution]``, and class numbers, int64 ``[batch]``."""
+    """Draw random images, float32 ``[batch, 3, resolution, resolution]``, and class numbers, int64 ``[batch]``."""
     pixels = torch.randn(batch, 3, resolution, resolution, generator=generator)
     return Batch((pixels,), torch.randint(classes, (batch,), generator=generator))
 
 
 def run_block(block: nn.Module, checkpointing: bool, *inputs: Any) -> Any:
-    """``block(*inputs)``; with checkpointing only the inputs are kept and backward runs the block again."""
+    """Return ``block(*inputs)``; with checkpointing only the inputs are kept, and backward runs the block again."""
     if checkpointing:
         return checkpoint(block, *inputs, use_reentrant=False)
     return block(*inputs)
 
 
 def initialise(module: nn.Module, std: float = 0.02) -> None:
-    """Weights of linear and embedding layers normal with ``std``, biases zero: as GPT-2 and BERT start."""
+    """Draw linear and embedding weights normally with ``std``, and set biases to zero, as GPT-2 and BERT do."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=std)
@@ -157,6 +157,6 @@ class PreNormBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, seq, width]`` → the same."""
+        """Map ``[batch, seq, width]`` to the same shape."""
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         return x + self.dropout(self.feed_forward(self.forward_norm(x)))

@@ -6,7 +6,7 @@
   that shapes stay the same from step to step.
 - DeepFM: a factorisation machine and an MLP over the same embeddings (Guo et al., 2017, arXiv 1703.04247).
 - DCN-v2: cross layers over embeddings and dense features, then an MLP (Wang et al., 2021, arXiv 2008.13535).
-- NCF: users and items by the product of their vectors beside an MLP of others (NeuMF, He et al., 2017, 1708.05031).
+- NCF: users and items by the product of their vectors, and an MLP of others (NeuMF, He et al., 2017, 1708.05031).
   A batch has one item in five that the user liked; the others are drawn as negatives.
 """
 
@@ -35,7 +35,7 @@ NEGATIVES = 4
 
 
 def mlp(features: list[int]) -> nn.Sequential:
-    """Linear layers with a ReLU after each but the last."""
+    """Return linear layers with a ReLU after each but the last."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(features):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -55,7 +55,7 @@ class Interaction(nn.Module):
         self.register_buffer("second", second, persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Vector 0 is the dense one."""
+        """Append the dot products of all pairs of vectors to vector 0, the dense one."""
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return torch.cat((vectors[:, 0], products[:, self.first, self.second]), dim=1)
 
@@ -85,7 +85,7 @@ class Dlrm(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The two MLPs; the tables keep no activations worth recomputing."""
+        """Return the two MLPs; the tables keep no activations worth recomputing."""
         return [self.bottom, self.top]
 
     def forward(self, dense: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ def _bags_batch(settings: DlrmSettings, generator: torch.Generator) -> Batch:
 class Deepfm(nn.Module):
     """Dense features ``[batch, dense]`` and look-ups int64 ``[tables, batch]`` → click logits ``[batch]``.
 
-    The factorisation machine adds a weight for every feature and the products of all pairs of their vectors, as half of
-    (sum² − sum of squares); dense features go into both parts through a linear layer.
+    The factorisation machine adds a weight for every feature and the products of all pairs of their vectors: half of
+    (sum² − sum of squares). Dense features go into both parts through a linear layer.
     """
 
     def __init__(self, settings: DeepfmSettings) -> None:
@@ -144,7 +144,7 @@ class Deepfm(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The MLP."""
+        """Return the MLP."""
         return [self.deep]
 
     def forward(self, dense: Tensor, rows: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class DcnV2(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The cross layers and the MLP."""
+        """Return the cross layers and the MLP."""
         return [*self.crosses, self.deep]
 
     def forward(self, dense: Tensor, rows: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class Ncf(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The MLP."""
+        """Return the MLP."""
         return [self.mlp]
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:

@@ -1,23 +1,24 @@
-"""Embedding tables spread over ranks, as TorchRec does it: each rank's samples look rows up wherever they lie.
+"""Embedding tables spread over ranks, as TorchRec does it: each rank's samples look rows up on any rank.
 
 ::
 
-    look-ups of own samples      [tables, batch]  bags
-         │ all-to-all of bag lengths, then of indices     input distribution: as uneven as tables and bags are
-    look-ups of every rank's samples in own pieces
-         │ own pieces: one operation each, or one for all of equal columns
-    vectors of every rank's samples
-         │ all-to-all                                     even sent, uneven received; gradients the other way round
-    vectors of own samples, pieces by rows added up, pieces by columns side by side
+    own samples       look-ups, [tables, batch] bags
+         │ all-to-all of bag lengths, then of indices
+    own pieces        look-ups of all samples ──▶ vectors
+         │ all-to-all
+    own samples       vectors
 
-Tables without a piece are looked up by every rank itself. The input distribution of a batch that is announced while
-the one before runs is done beside it, as TorchRec's ``TrainPipelineSparseDist`` does::
+The first all-to-all, the input distribution, is as uneven as tables and bags. Own pieces take one operation each, or
+one for all of equal columns. The second all-to-all sends even and receives uneven parts; gradients go the other way.
+Vectors of pieces by rows are added up, of pieces by columns put side by side. Each rank looks up tables without a
+piece itself. The input distribution of a batch that was announced overlaps the batch before, as in TorchRec's
+``TrainPipelineSparseDist``::
 
-    host        lengths of n + 1 ─▶ look-ups, vectors of n ─▶ indices of n + 1 ─▶ dense part of n, gradients, update
-    backend        [lengths n + 1]      [vectors n]  [indices n + 1]      [gradients of vectors n]
+    host        lengths of n + 1 ─▶ vectors of n ─▶ indices of n + 1 ─▶ dense part of n, update
+    backend        [lengths n + 1]   [vectors n]       [indices n + 1]     [gradients of vectors n]
 
-Both are waited for where the step of n + 1 looks up; where a table is cut by rows, the host waits for the lengths
-before the look-ups of n already, since they say how many indices come.
+Both are waited for where the step of n + 1 looks up. Where a table is cut by rows, the host waits for the lengths
+before the look-ups of n, since they say how many indices come.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class _Distribution:
     """A batch's look-ups on their way to the ranks that have the rows.
 
     Attributes:
-        rows: of the batch, by which it is known again.
-        indices: own look-ups, by rank and piece.
-        given: how many of them each rank gets.
-        lengths: of the bags that come, [ranks * own pieces, batch].
-        counts: of the look-ups that come, [ranks, own pieces].
-        arrived: those look-ups, once they are sent.
-        under_way: exchanges to be waited for.
+        rows: Of the batch, by which it is known again.
+        indices: Own look-ups, by rank and piece.
+        given: How many of them each rank gets.
+        lengths: Of the bags that come, [ranks * own pieces, batch].
+        counts: Of the look-ups that come, [ranks, own pieces].
+        arrived: Those look-ups, once they are sent.
+        under_way: Exchanges to be waited for.
     """
 
     rows: Tensor
@@ -63,12 +64,12 @@ class ShardedTables(nn.Module):
     """One rank's pieces of tables in the place of all of them; takes and gives what ``PlainTables`` does.
 
     Args:
-        tables: of the model.
-        pieces: of all ranks (``tracer.workloads.places.pieces_of``).
-        batch: samples of a rank.
-        sparse: gradients of the tables.
-        batched: pieces of equal columns lie in one weight and are looked up by one operation.
-        group: its ranks.
+        tables: Of the model.
+        pieces: Of all ranks (``tracer.workloads.places.pieces_of``).
+        batch: Samples of a rank.
+        sparse: Gradients of the tables.
+        batched: Pieces of equal columns lie in one weight and are looked up by one operation.
+        group: Its ranks.
     """
 
     def __init__(self, tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], batch: int, *, sparse: bool,
@@ -98,14 +99,14 @@ class ShardedTables(nn.Module):
         self._ahead: _Distribution | None = None
 
     def announce(self, rows: Tensor, starts: Tensor) -> None:
-        """Say what the call after the next one will be given: the next one distributes it beside its own work.
+        """Announce what the call after the next one will be given: the next call distributes it during its own work.
 
         A call that is given other tensors distributes them itself. All ranks must announce alike.
         """
         self._announced = rows, starts
 
     def forward(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
-        """Vectors ``[batch, columns]`` of each table; see ``Dlrm.forward``."""
+        """Return each table's vectors, ``[batch, columns]``; see ``Dlrm.forward``."""
         parts = rows.flatten().split(self.sizes)
         found = {int(number): table(parts[int(number)], starts[int(number)]) for number, table in self.copies.items()}
         if any(self.pieces):
@@ -121,7 +122,7 @@ class ShardedTables(nn.Module):
         return [found[number] for number in range(self.count)]
 
     def _looked_up(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
-        """Vectors of own samples, one a piece of any rank; what was announced is distributed beside."""
+        """Return vectors of own samples, one a piece of any rank; what was announced is distributed meanwhile."""
         (own, self._ahead), announced, self._announced = (self._ahead, None), self._announced, None
         if own is None or own.rows is not rows:
             own = self._begun(rows, starts, waits=True)
@@ -134,7 +135,7 @@ class ShardedTables(nn.Module):
         return vectors
 
     def _begun(self, rows: Tensor, starts: Tensor, *, waits: bool) -> _Distribution:
-        """Sort a batch's look-ups by piece and exchange bag lengths, beside what follows unless it ``waits``."""
+        """Sort a batch's look-ups by piece and exchange bag lengths, overlapping what follows unless it ``waits``."""
         lengths = torch.diff(starts, append=starts.new_tensor(self.sizes).unsqueeze(1))
         asked = self._asked(rows.flatten().split(self.sizes), lengths)
         mine = len(self.own)
@@ -156,14 +157,14 @@ class ShardedTables(nn.Module):
                              under_way=[work])
 
     def _send(self, batch: _Distribution, *, waits: bool) -> None:
-        """Exchange a batch's look-ups, beside what follows unless it ``waits``."""
+        """Exchange a batch's look-ups, overlapping what follows unless it ``waits``."""
         batch.arrived = batch.indices.new_empty(sum(map(sum, batch.counts)))
         batch.under_way.append(dist.all_to_all_single(
             batch.arrived, batch.indices, [sum(of) for of in batch.counts], batch.given, group=self.group,
             async_op=not waits))
 
     def _received(self, batch: _Distribution) -> tuple[list[Tensor], Tensor]:
-        """Look-ups of every rank's samples in each own piece, rank after rank; bag lengths [pieces, ranks, batch]."""
+        """Wait; return each own piece's look-ups, rank after rank, and bag lengths ``[pieces, ranks, batch]``."""
         for work in batch.under_way:
             if work is not None:
                 work.wait()
@@ -174,7 +175,7 @@ class ShardedTables(nn.Module):
                 batch.lengths.view(self.ranks, mine, self.batch).transpose(0, 1).contiguous())
 
     def _asked(self, parts: Sequence[Tensor], lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Look-ups of own samples that fall into each piece's rows, and how many of each bag do, by rank and piece."""
+        """Return own samples' look-ups in each piece's rows, and how many each bag has there, by rank and piece."""
         by_block = {number: self._blocks(number, parts[number], lengths[number])
                     for number in sorted({piece.table for of in self.pieces for piece in of if self._is_cut(piece)})}
         return [by_block[piece.table][piece.first_row] if self._is_cut(piece)
@@ -184,8 +185,8 @@ class ShardedTables(nn.Module):
         return piece.rows < self.rows[piece.table]
 
     def _blocks(self, number: int, rows: Tensor, lengths: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
-        """A table's look-ups sorted by blocks of rows, within each in their order: first row of the block → rows from
-        there, and bag lengths. All blocks but the last are equal."""
+        """Return a table's look-ups sorted by blocks of rows, within each in their order: first row of the block → rows
+        from there, and bag lengths. All blocks but the last are equal."""
         blocks = sorted({(piece.first_row, piece.rows): piece for of in self.pieces for piece in of
                          if piece.table == number}.items())
         size, count = blocks[0][0][1], len(blocks)
@@ -198,7 +199,7 @@ class ShardedTables(nn.Module):
         return {first: (run, own) for ((first, _), _), run, own in zip(blocks, runs, bags, strict=True)}
 
     def _share(self, piece: TablePiece) -> int:
-        """Look-ups expected in a piece, its rows being as popular as others; those of all pieces add up."""
+        """Return the look-ups to expect in a piece, all rows being equally popular; the pieces' add up."""
         size, rows = self.sizes[piece.table], self.rows[piece.table]
         return round(size * (piece.first_row + piece.rows) / rows) - round(size * piece.first_row / rows)
 
@@ -228,7 +229,7 @@ class ShardedTables(nn.Module):
         return found
 
     def _grouped(self, pieces: Sequence[TablePiece]) -> list[list[int]]:
-        """Places of a rank's pieces that one operation looks up together, in the order it does."""
+        """Return the places of a rank's pieces that one operation looks up together, in the order it does."""
         if self.batched:
             return by_columns([piece.columns for piece in pieces])
         return [[place] for place in range(len(pieces))]
@@ -241,13 +242,13 @@ class ShardedTables(nn.Module):
 class _Exchange(torch.autograd.Function):
     """All-to-all of parts of any sizes; gradients go the other way.
 
-    Each rank's loss is a mean over its own samples, and gradients of all ranks add up in a table: they are divided by
-    the ranks here, where they are smallest (as TorchRec's exchange does), not as gradients of rows looked up.
+    Each rank's loss is a mean over its own samples, and gradients of all ranks add up in a table. So they are divided
+    by the number of ranks: here, where they are smallest (as in TorchRec's exchange), not as gradients of rows.
     """
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, received: list[int], given: list[int], group: Any) -> Tensor:
-        """``received`` and ``given`` are elements from and for each rank."""
+        """Exchange the parts; ``received`` and ``given`` are elements from and for each rank."""
         ctx.received, ctx.given, ctx.group = received, given, group
         result = sent.new_empty(sum(received))
         dist.all_to_all_single(result, sent.contiguous(), received, given, group=group)
@@ -262,7 +263,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _numbers(counts: Tensor, expected: list[list[int]]) -> list[list[int]]:
-    """The values of a tensor; what is expected where a step is traced by shapes, and has none."""
+    """Return the values of a tensor; what is expected where a step is traced by shapes, and has none."""
     if _has_no_values(counts):
         return expected
     found: list[list[int]] = counts.tolist()
@@ -276,6 +277,6 @@ def _has_no_values(tensor: Tensor) -> bool:
 
 
 def sharded_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters that lie on this rank only."""
+    """Return the names of the parameters that lie on this rank only."""
     inside = [f"{name}.weights." for name, part in model.named_modules() if isinstance(part, ShardedTables)]
     return [name for name, _ in model.named_parameters() if name.startswith(tuple(inside))]

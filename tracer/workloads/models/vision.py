@@ -19,7 +19,7 @@ VIT_EPSILON = 1e-6
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the image's size (at stride 1), and batch norm."""
+    """Return a convolution that keeps the image's size (at stride 1), and batch norm."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs))
 
@@ -38,7 +38,7 @@ class Bottleneck(nn.Module):
         nn.init.zeros_(self.expand[1].weight)  # a block starts as the identity, so that deep ones train at once
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, inputs, height, width]`` → ``[batch, 4 * inner, height / stride, width / stride]``."""
+        """Map ``[batch, inputs, height, width]`` to ``[batch, 4 * inner, height / stride, width / stride]``."""
         inner = self.relu(self.spatial(self.relu(self.reduce(x))))
         return self.relu(self.expand(inner) + self.shortcut(x))
 
@@ -111,7 +111,7 @@ class Unet(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The double convolutions, downwards and upwards."""
+        """Return the double convolutions, downwards and upwards."""
         return [self.first, *self.down, *self.up]
 
     def forward(self, pixels: Tensor) -> Tensor:
