@@ -273,7 +273,8 @@ def _looked_at(entry: Entry, within: str) -> _Member | None:
     try:
         stored, head, _ = first_bytes(entry.path)
         kind = kind_of(entry.path, stored, head)
-        sure = kind is not FileKind.TRACE or not stored or not head or _TRACE.search(head)
+        cut = not stored or not head or (name.endswith(".gz") and head is stored)  # damaged: reading it says how
+        sure = kind is not FileKind.TRACE or cut or _TRACE.search(head)
     except (TraceError, OSError):  # reading it says why
         head, kind, sure = b"", FileKind.TRACE, True
     if not sure:
