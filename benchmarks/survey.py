@@ -251,7 +251,7 @@ def kills(data: Path, folder: Path, options: argparse.Namespace) -> None:
     for number in range(options.kills):
         process = subprocess.Popen(command(runs, killed), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         try:
-            process.wait(dice.uniform(3, 3 + options.jobs / 4))
+            process.wait(dice.uniform(5, 5 + options.jobs / 4))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
