@@ -47,7 +47,8 @@ def test_only_what_was_named_is_read(tmp_path: Path) -> None:
     good, bad = write(tmp_path / "a.json"), tmp_path / "bad.json"
     bad.write_bytes(b"")
     (tmp_path / "no.json.gz").write_bytes(b"no gzip" * 99)
-    assert len(survey([bad, tmp_path / "no.json.gz"], tmp_path / "out").unreadable) == 2 and jobs(good, bad) == [["a.json"], ["bad.json"]]
+    assert len(survey([bad, tmp_path / "no.json.gz"], tmp_path / "out").unreadable) == 2
+    assert jobs(good, bad) == [["a.json"], ["bad.json"]]
 
 
 def same(one: str, other: str) -> bool:
