@@ -1,21 +1,19 @@
 """The collectives of graphs as calls that ``kernel_models.collectives.price`` prices.
 
-Waiting is never priced: a rendezvous starts when its last rank arrives, and only the time from there to its end, which
-replay takes from the recording, is replaced by a prediction.
+Waiting is never priced. A rendezvous starts when its last rank arrives; a prediction replaces only the recorded time
+from there to the end.
 
-Collectives of a backend that works on the host (gloo), represented as device work is: on a stream each of its
-threads.
+Collectives of a backend that works on the host (gloo) are represented as device work, one stream for each thread:
 
 ::
 
     main      |c10d::allreduce_|  backward ...      |    waits    |  optimizer
     gloo 1           |~~~~~~~ all_reduce: waits for the others ===|
 
-Nothing is launched and nothing runs on a device, but the recording shows the same three things: the call that asked for
-the collective, the range in which the backend's thread was at it, and the time in which the host's thread did nothing
-until it was over. As a launch, a kernel and a blocking call they go through everything that ranks' meetings go through:
-matching, waiting for the last rank, what is exposed, the critical path across ranks. Only reports of recorded jobs look
-at a job this way.
+Nothing is launched and nothing runs on a device. But the recording shows the call that asked for the collective, the
+range in which the backend's thread worked on it, and the time that the host's thread waited. They become a launch, a
+kernel and a blocking call. So collectives on the host are matched, wait for their last rank, are
+exposed and lie on the critical path as those of a device do. Only reports of recorded jobs use this view.
 """
 
 from __future__ import annotations
@@ -131,7 +129,7 @@ def _named_ranks(text: str) -> list[int]:
 
 
 def with_transfers(built: Built, collectives: Sequence[RecordedCollective], time_us: npt.ArrayLike) -> Program:
-    """Return the job's program whose collectives' kernels, but for waiting, take other times (µs, one a collective)."""
+    """Return the job's program with other transfer times of its collectives (µs, one each); waiting is not included."""
     duration: Int64 = built.program.kernel_duration.copy()
     for collective, value in zip(collectives, np.asarray(time_us, np.float64).tolist(), strict=True):
         for position, kernel in collective.members:

@@ -19,21 +19,21 @@ from tracer.graph import ExecutionGraph, Phase
 from tracer.views import forward_backward_pairs
 
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
-"""Families of work between the products beside the softmax: scale, mask, dropout, copies, rows masked throughout."""
+"""Families of other work between the products than the softmax: scale, mask, dropout, copies, fully masked rows."""
 MOST_BETWEEN = 16
 """Kernels between the two products of one attention: chosen, above the longest chain of eager models."""
 
 
 @dataclass(frozen=True)
 class FlashAttention:
-    """Attention as two products and a softmax replaced by a fused operator, forward and backward.
+    """Replace attention written as two products and a softmax by a fused operator, forward and backward.
 
-    Found are ``aten::_scaled_dot_product_attention_math`` and, elsewhere, two batched products with one softmax of the
-    scores between them; their backward by autograd's numbers. Each becomes one call that never writes the scores: flash
-    attention where the type has 16 bits or a CPU computes, else the memory-efficient kernels, which take fp32. What no
-    fused kernel of a CPU takes (``_refusal``) stays as it is. The new call's time is that of what it replaces ×
-    model(fused) / model(written out). Assumes that a mask that is added or filled in is no causal one the fused
-    operator could skip, unless the operator said so, and that no one else reads the scores.
+    Matches ``aten::_scaled_dot_product_attention_math``, and two batched products with one softmax of the scores
+    between them; their backward is found by autograd's sequence numbers. Each becomes one call that never writes the
+    scores: flash attention for types of 16 bits and on CPUs, else the memory-efficient kernels, which take fp32.
+    Attention that no fused kernel of a CPU supports (``_refusal``) stays as it is. The new call takes the replaced
+    operations' time × model(fused) / model(written out). Assumes that nothing else reads the scores. A mask counts as
+    causal, so that the fused operator skips masked blocks, only where the recorded operator states it.
     """
 
     def describe(self) -> str:

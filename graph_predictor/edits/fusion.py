@@ -17,14 +17,14 @@ ELEMENTWISE = frozenset({Family.ELEMENTWISE})
 
 @dataclass(frozen=True)
 class FuseElementwise:
-    """Chains of elementwise kernels as one kernel each.
+    """Fuse each chain of elementwise kernels into one kernel.
 
-    A chain is of kernels that follow one another on a stream with nothing between them, in one phase of one step, on
-    the same number of elements, none of which anything else waits for. Assumes that each reads what the one before it
-    wrote (traces do not name tensors; one that reads nothing of that size ends the chain), and that only the chain's
-    last result is kept: what backward needs of it is computed again there, as compilers do. The new kernel moves the
-    chain's outer inputs and its result, and takes the chain's time × model(new) / model(chain); the other launches
-    and their operations' host time vanish. Optimizers are left alone.
+    The kernels of a chain follow each other directly on a stream, in one phase of one step, on the same number of
+    elements. No other work waits for them. Assumes that each reads the result of the kernel before it: traces do
+    not name tensors. A kernel that reads no tensor of that size ends the chain. Only the chain's last result is kept;
+    backward computes what it needs again, as compiled code does. The new kernel moves the chain's outer inputs and its
+    result, and takes the chain's time × model(new) / model(chain). The other launches and their operations' host time
+    vanish. Optimizers stay as they are.
     """
 
     def describe(self) -> str:

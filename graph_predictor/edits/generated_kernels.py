@@ -2,14 +2,14 @@
 layouts.
 
 TorchInductor keeps the libraries' kernels for products (convolutions, matrix products, fused attention) and generates
-the rest. It computes a value where it is needed instead of writing it, so that work on equally many elements between
-two products becomes one kernel, which reads what comes from outside and writes what is needed outside:
+the rest. It computes a value where it is used instead of writing it. So work on equally many elements between two
+products becomes one kernel, which reads values from outside and writes only values that are used outside:
 
     conv ─▶ bn ─▶ relu ─▶ conv              conv ─▶ [bn relu] ─▶ conv           one read, one write
     linear ─▶ + ─▶ norm ─▶ cast ─▶ linear   linear ─▶ [+ norm cast] ─▶ linear   the sum is needed again: written too
 
-Traces do not name tensors. Which value an operation reads is taken from sizes: the last ones of its size that nothing
-has read yet; where those are too few, one that was read before (a residual), which is then written.
+Traces do not name tensors, so sizes decide which values an operation reads: the last values of its size that nothing
+has read yet. Where these are too few, it reads a value that was read before (a residual), which is then written.
 
 Source: ``torch/_inductor``: ``lowering.py``, ``scheduler.py``, ``graph.py`` (``decide_layout_opt``), 2.4 to 2.13.
 """
@@ -297,11 +297,11 @@ def generated_kernels(units: WorkUnits) -> list[Replacement]:
 
 
 LEAST_PART = 64
-"""Least share of a concatenation that one tensor is taken to be: one part in so many."""
+"""A tensor counts as a part of a concatenation if it has at least 1/64 of its size."""
 SAME = 0.02
-"""Share of its bytes by which a kernel of one operation may differ from that operation to be the same."""
+"""Greatest relative difference in bytes at which a kernel of one operation counts as the operation itself."""
 MOST_PAST = 8
-"""Values of one size among which the one that is read again is looked for."""
+"""Number of latest values of one size that are searched for a value that is read again."""
 MOST_KERNELS = 2
 """Kernels of an operation that is one to the compiler: a reduction over few results has two."""
 

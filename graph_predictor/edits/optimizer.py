@@ -23,13 +23,13 @@ FEW_STATES = 1.5
 
 @dataclass(frozen=True)
 class FusedOptimizer:
-    """The optimizer's step as fused kernels that read and write every value once.
+    """Fuse the optimizer's step: its kernels read and write every value once.
 
-    Assumes: parameters in fp32; the operations marked as the optimizer's, by its annotation, are all of it; one kernel
-    a step is left (on a CPU a loop a parameter) that reads parameters, gradients and states and writes parameters and
-    states back, and takes the time of them all × model(fused) / model(them all). Of the host's time what comes before
-    the optimizer's first operation (collecting parameters, in Python) and the first operation itself stay. Gradient
-    clipping outside the optimizer stays.
+    Assumes fp32 parameters, and that the optimizer's annotation marks all of its operations. One kernel a step remains
+    (on a CPU one loop a parameter): it reads parameters, gradients and states and writes parameters and states. It
+    takes the replaced kernels' time × model(fused) / model(replaced). Of the optimizer's host time, the part before its
+    first operation (Python collects the parameters) and that operation remain. Gradient clipping outside the optimizer
+    stays.
     """
 
     def describe(self) -> str:

@@ -98,10 +98,10 @@ def _around(graph: ExecutionGraph, recomputed: Bool) -> Bool:
 
 
 def recomputed_operations(graph: ExecutionGraph) -> Bool:
-    """Forward operations that run within backward, and what is inside them.
+    """Return the forward operations that run within backward, and the operations inside them, as a mask over rows.
 
-    In recordings they are operations with a number of autograd's own (those of backward functions have none); in a step
-    traced by shapes, whose backward carries forward's numbers, these are larger than all before them.
+    In recordings they have an autograd sequence number of their own, which operations of backward functions lack. In a
+    step traced by shapes, backward carries forward's numbers; there, recomputed numbers are larger than all before.
     """
     ops = graph.ops
     backward = (ops.phase == Phase.BACKWARD) & (ops.sequence >= 0)
@@ -127,8 +127,8 @@ def forward_blocks(graph: ExecutionGraph) -> tuple[Bool, int]:
 
 
 def _by_module(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
-    """Blocks by modules' paths, such as Gpt2/blocks/2/attention: the outermost part that is a number, and has others
-    beside it."""
+    """Find blocks by modules' paths, such as Gpt2/blocks/2/attention: the outermost numbered part that has numbered
+    siblings."""
     module = graph.ops.module
     block: dict[int, str] = {}
     beside: dict[str, set[str]] = defaultdict(set)
@@ -155,8 +155,8 @@ def _by_module(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
 
 
 def _needed(graph: ExecutionGraph, rows: Int64) -> int:
-    """Return how many of a block's operations are run again: no sum or view after the last one that keeps something for
-    backward, nor that one if it is a product, which keeps its inputs alone (PyTorch's early stop)."""
+    """Return how many of a block's operations run again. Recomputation stops early (as PyTorch's does): at the last
+    operation that keeps something for backward, or before it if that is a product, which keeps only its inputs."""
     for count in range(len(rows), 0, -1):
         family = family_of(graph.string(int(graph.ops.name[rows[count - 1]])))
         if family in PRODUCTS:
