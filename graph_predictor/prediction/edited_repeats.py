@@ -53,13 +53,13 @@ class EditedHost:
     """Host side of the recorded program after the edits.
 
     Attributes:
-        ns: by slice of ``Scenario.slices``. What is in no slice is the launch of a CUDA graph.
+        ns: host time of each slice of ``Scenario.slices``; launches of CUDA graphs lie in no slice.
         work, cost: by item, ns.
-        after_lag, external, latency, queue_depth: as of ``Program``.
-        floor: what loading a cycle's batches takes each rank beside it, ns.
-        workers: what worker processes take for a cycle's batches, ns a rank.
-        gone: what is no longer there; ``None`` where all is.
-        labels: what reports call new work in the place of other work, by its kernel or, on a CPU, by its slice.
+        after_lag, external, latency, queue_depth: see ``Program``.
+        floor: time to load a cycle's batches in the background, ns a rank.
+        workers: time that worker processes take for a cycle's batches, ns a rank.
+        gone: removed work; ``None`` where nothing is removed.
+        labels: names in reports of work that replaces other work, by its kernel or, on a CPU, by its slice.
     """
 
     ns: Float64
@@ -76,7 +76,7 @@ class EditedHost:
 
 
 def edit_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
-    """Resolve a scenario's changes of the host, in one order whatever the order of the edits."""
+    """Apply a scenario's changes of the host, always in the same order: the order of the edits has no effect."""
     program, slices = scenario.built.program, scenario.slices
     host, batches, launches = scenario.host, scenario.batches, scenario.launches
     ns = scenario.host_times()
@@ -257,7 +257,7 @@ class FedCopies:
 
 
 HOSTS_KEPT = 64
-"""Edited hosts that predictions from one recording share: an axis of factors has so many."""
+"""Number of edited hosts that predictions from one recording keep: enough for every value of an axis of factors."""
 NUMBERS_KEPT = 16_000_000
 """Numbers in the rows of host time that are kept of them, where that allows for fewer: 128 MB each of work and cost."""
 
@@ -330,15 +330,16 @@ class EditedRepeats:
 
     @cached_property
     def structure(self) -> Structure:
-        """The order within the copies, whatever anything takes."""
+        """The order within the copies that does not depend on any time."""
         p, own = self.launches, self.repeated
         return own.structure if p.kernel_group is own.program.kernel_group else structure_of(p)
 
     @cached_property
     def _order(self) -> WorkingOrder:
-        """The order of all copies that differ in times alone: that of the recorded times, whatever was asked first."""
+        """The order of all copies that differ in times alone: that of the recorded times, so that it is
+        reproducible."""
         p, own = self.launches, self.repeated.program
-        # What is gone may change what waits for what; then the order is these copies' own.
+        # Removed work may change what waits for what; then these copies need an order of their own.
         gone = None if self.host.gone is None or same_order(p, own) else self.host.gone
         of = (gone, self.scenario.launches.waits, p.item_external is own.item_external, tuple(p.queue_depth.tolist()))
 
@@ -381,7 +382,7 @@ class EditedRepeats:
         return KernelRows(variants.over(duration, rows.kernel, LANES), fed, longest)
 
     def kernels_once(self, kind: str, of: object, make: Callable[[], KernelVariants]) -> KernelRows:
-        """Rows of kernels as of ``kernels``, made once for all copies whose kernels' times rest on the same ``of``."""
+        """Return ``kernels(make())``, made once for all copies whose kernels' times depend on the same ``of``."""
         key = (of, self.scenario.launches.hidden_collectives, _loads_in_background(self.scenario))
         return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
 
@@ -438,8 +439,8 @@ class EditedRepeats:
         return self._variants[1]
 
     def _floor(self, factors: tuple[float, ...], kernels: KernelRows) -> Lanes:
-        """When the first items of the copies end at the earliest, where a cycle takes each rank no less than what is
-        beside it, ns, [first items, variants]."""
+        """Return the earliest ends of the copies' first items, ns, [first items, variants]. A rank's cycle is at least
+        as long as the work that overlaps it (loading, hidden collectives)."""
         host, repeated, starts = self.host, self.repeated, self.rows.starts
         if not (self._held or kernels.overlapping.any()):
             return [self._free] * -(-len(factors) // LANES)

@@ -1,8 +1,8 @@
-"""The interval of a step time: kernels and host drawn from their intervals, simulated, and the quantiles read off.
+"""The interval of a step time: quantiles of simulations with times drawn from the intervals of kernels and host.
 
-Errors of one family share their cause and are drawn together; those of different families, and the host's, apart. Small
-programs are simulated for every draw. Of large ones the effect of each factor alone, at both ends of its interval, is
-simulated, and effects add up in quadrature on either side: exact where the step time is linear in the factors."""
+Errors of one family share their cause and are drawn together; errors of different families and of the host are drawn
+independently. A small program is simulated for every draw. For a large one, each factor alone is simulated at both ends
+of its interval. The effects add up in quadrature on each side: exact where the step time is linear in the factors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class FamilyRows:
 
     @classmethod
     def of(cls, family: Int64) -> FamilyRows:
-        """Find them of the family of each kernel."""
+        """Find the rows, given the family of each kernel."""
         return cls(family, {each: np.flatnonzero(family == each) for each in np.unique(family).tolist()})
 
     def with_weight(self, weight: Float64) -> list[int]:
-        """Return the families of which any kernel has a weight above zero."""
+        """Return the families with any kernel whose weight is above zero."""
         found = np.zeros(int(self.family.max(initial=-1)) + 1, np.bool_)
         found[self.family[weight > 0]] = True
         return np.flatnonzero(found).tolist()
@@ -85,20 +85,18 @@ class GroupEnds:
 
 @dataclass(frozen=True)
 class KernelVariants:
-    """Times of the kernels of a cycle in variants.
-
-    ::
+    """Times of a cycle's kernels in variants::
 
         columns      expected  low  high           variants   group 0 low | group 0 high | group 1 low | … | as expected
-        kernel of 0     5       4    7                             4             7              5              5
-        kernel of 1     3       2    4                             3             3              2              3
+        kernel of 0:    5       4    7                             4             7              5              5
+        kernel of 1:    3       2    4                             3             3              2              3
 
-    Where groups are taken alone, whatever follows from a kernel's time is worked out of three columns, not of all
-    variants.
+    Where each group varies alone, results that follow from one kernel's time are computed for three columns, not for
+    all variants.
 
     Attributes:
-        ns: of each kernel, [kernels, columns].
-        ends: the variants that the columns are of; by default each column is one.
+        ns: time of each kernel, [kernels, columns].
+        ends: how variants are made of the columns; by default each column is a variant.
     """
 
     ns: Float64

@@ -1,5 +1,4 @@
-"""Costs of the operations of a recorded step: the one table that other sizes, steps traced by shapes and another host
-take their times from.
+"""Costs of a recorded step's operations: the one table of times for other sizes, steps traced by shapes, other hosts.
 
 ::
 
@@ -8,9 +7,9 @@ take their times from.
     rows        t        addmm                           relu           here: the operations a trace by shapes has
     host       [b]t[ b ][    addmm    ][     before     ][  relu   ]    time in each, and before it
 
-Which operations have a row is the caller's: every one (its self time), the outermost ones, or the outermost of some
-names. Host time that is in no row lies before the next one to begin. Waiting is in none, nor is loading a batch in the
-training process, which has a law of its own (``data_loading``).
+The caller chooses the operations that have a row: all (with their self time), the outermost, or the outermost with some
+names. Host time in no row counts as time before the row that begins next. Rows contain no waiting. They also leave out
+loading a batch in the training process, which has a law of its own (``data_loading``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Host overheads of recorded jobs: the segments of every rank without waiting, pooled, and what each kind costs a step.
 
-Waiting is what the simulator's program says it is: blocked calls, waits for the autograd thread and for data. On a
-CPU the computation itself is taken out too, since there the operations are the "kernels": what is left is what a host
-would still pay were they to run elsewhere.
+The simulator's program defines waiting: blocked calls, waits for the autograd thread and for data. On a CPU the
+operations are the "kernels", so their computation is not counted either. The rest is the cost that a host would still
+pay if the operations ran on a device.
 """
 
 from __future__ import annotations

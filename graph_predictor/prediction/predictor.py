@@ -1,9 +1,9 @@
 """``predict``: the step time of a configuration that was never run.
 
-A recorded job is taken apart (``build``), its last steps are repeated back to back until their period no longer
-changes, edits change its device work, its host time or its launches, every kernel is priced, and the period is
-simulated again: the step time, an interval, and the critical path that says why. Without edits, a prediction is the
-replay of those steps.
+A recorded job is built as a program (``build``), and its last steps repeat back to back until their period no longer
+changes. Edits change its device work, host time or launches. Then every kernel is priced and the period is simulated
+again. The result is the step time, an interval, and the critical path that explains them. Without edits, a prediction
+is the replay of those steps.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ class Baseline:
     Args:
         scenario: the job without edits.
         spreads: how sure its host time is.
-        notes: what reports say beside every prediction.
-        ran: whether it was recorded.
-        recorded_facts: what is true of the recording; ``None`` of a step that never ran.
-        origin: of a step traced by shapes, the recorded one whose times stand for its own.
-        changes: what of it is other than in the origin, a phrase each.
+        notes: sentences that reports add to every prediction.
+        ran: whether the job was recorded.
+        recorded_facts: facts about the recording; ``None`` for a step that never ran.
+        origin: for a step traced by shapes, the recorded baseline whose times it takes.
+        changes: how the job differs from the origin, a phrase each.
     """
 
     def __init__(self, scenario: Scenario, spreads: Spreads, notes: Sequence[str] = (), *, ran: bool = True,
@@ -140,17 +140,17 @@ class Baseline:
     def recorded(cls, graphs: Sequence[ExecutionGraph], steps: str | int | range | None = None, *,
                  device: DeviceSpec | None = None, models: Models | None = None, profiled: bool = False,
                  notes: Sequence[str] = (), built: Built | None = None) -> Baseline:
-        """Take a recorded job apart.
+        """Return the baseline of a recorded job.
 
         Args:
             graphs: one a rank.
             steps: which recorded steps to repeat, see ``choose_steps``; by default the last ones that launch the same
                 work.
-            device: where it was recorded, if the trace does not say or is not to be believed.
+            device: the device of the recording, if the trace does not state it or states a wrong one.
             models: fitted models of that device.
-            profiled: keep the time that the profiler took. By default it is taken out wherever the capture knows what
-                steps take without it; ``scenario.profiled`` says which it is.
-            notes: what reports say of the job.
+            profiled: keep the time that the profiler took. By default it is removed if the capture also timed steps
+                without the profiler; ``scenario.profiled`` states whether it is still included.
+            notes: sentences about the job for reports.
             built: an already built program of the same graphs.
 
         Raises:
@@ -231,7 +231,7 @@ class Baseline:
 
     @cached_property
     def facts(self) -> SourceFacts:
-        """Return what is told of the job beside every prediction."""
+        """Return the facts about the job that every report of a prediction states."""
         return SourceFacts.of(self.built)
 
     @cached_property
@@ -267,10 +267,10 @@ class Baseline:
 
     @cached_property
     def scatter(self) -> float:
-        """Return what steps differ by beyond what their host time makes of the unedited step, log half width in
-        quadrature.
+        """Return the variation between steps that the variation of their host time does not explain, as a log half
+        width (subtracted in quadrature).
 
-        No edit knows where it comes from, so that it is in every edited step beside the errors that are the edit's.
+        Its cause is unknown, so every edited step has it in addition to the edit's own errors.
         """
         if self.origin is not None:
             return self.origin.scatter
@@ -300,9 +300,8 @@ class Baseline:
 
     @cached_property
     def unlike_measured(self) -> str | None:
-        """Return in a sentence why the unedited step is not the measured one; ``None`` if it is, or was not measured.
-
-        A recording that is no steady state remains one whatever is edited.
+        """Return a sentence on why the unedited step differs from the measured one; ``None`` if it agrees or none was
+        measured. It holds for every edit: no edit makes a recording steady.
         """
         measured = self.measured_ns
         if not measured or abs((step_ns := self._unedited.step_ns) / measured - 1.0) <= UNLIKE_MEASURED:
@@ -674,10 +673,10 @@ def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | No
 
 
 def _mixed(built: Built) -> float:
-    """Return how unsure (log half width) an edited step is, as waits for a processor are left among operations.
+    """Return the uncertainty (log half width) of an edited step from waits for a processor in its recorded host time.
 
-    The capture counted what its profiled steps waited; calls that were stopped were found and left out. What was not
-    found lies in operations and between them, wherever the machine happened to stop them.
+    The capture counted how long its profiled steps waited. Stalled calls were found and removed. The remaining waits
+    lie at unknown places, in operations and between them.
     """
     if built.without_profiler is None or not built.computes_on_host:
         return 0.0

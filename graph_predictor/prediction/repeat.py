@@ -62,15 +62,15 @@ class Shared:
 
     def once(self, kind: str, of: tuple[object, ...], make: Callable[[], T], *,
              keep: Callable[[T], bool] = lambda result: True, most: int | None = None) -> T:
-        """Return ``make()``, or its result for the same ``of`` before; nobody may change it.
+        """Return ``make()``, or the kept result for an equal ``of``. Callers must not change the result.
 
         Args:
-            kind: names the result.
-            of: everything it depends on: numbers, texts, devices, tuples and dictionaries by their values, else by
-                identity.
-            make: makes it. A ``ForetraceError`` that it raises is raised again without trying.
-            keep: whether a result is to be kept.
-            most: results to keep of this kind; by default as many as of every kind.
+            kind: name of the kind of result.
+            of: everything the result depends on: numbers, texts, devices, tuples and dictionaries compare by value,
+                other objects by identity.
+            make: makes the result. A ``ForetraceError`` that it raises is kept too and raised again.
+            keep: returns whether to keep a result.
+            most: number of results of this kind to keep; by default ``self.most``.
         """
         most = self.most if most is None else most
         kept = self._found.setdefault(kind, OrderedDict())
@@ -93,8 +93,8 @@ class Shared:
         return made
 
     def as_many(self, numbers: int, room: int, most: int) -> int:
-        """Return how many results of so many numbers each to keep: as many as there is ``room`` for, at most ``most``;
-        of a large job the last one."""
+        """Return how many results of ``numbers`` numbers each to keep: as many as fit into ``room`` numbers, at most
+        ``most``; for a large job only the last one."""
         return 1 if self.most < KEPT else min(max(room // max(numbers, 1), KEPT), most)
 
     def _key(self, value: object) -> Hashable:
@@ -230,12 +230,12 @@ def steps_of(built: Built, steps: str | int | Sequence[int] | None = None) -> Cy
 
 
 def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -> Cycle | None:
-    """The steps to repeat; ``None`` where a rank has none.
+    """Return the steps to repeat; ``None`` where a rank has no steps.
 
     Args:
         built: a recorded job.
-        steps: a step's name, or its number within each rank (negative from the end), or the numbers of several
-            (consecutive ones, if they are to be repeated); by default the last one.
+        steps: a step's name, its number within each rank (negative counts from the end), or several numbers, which must
+            be consecutive if the steps are to be repeated. By default the last step.
 
     Raises:
         ForetraceError: there is no such step.

@@ -1,12 +1,12 @@
-"""``Prediction``: what a step nobody ran would take, how sure that is, and why; and whether its memory fits.
+"""``Prediction``: the predicted time of a step, its interval, its explanation, and whether its memory fits.
 
 Peak memory is known where the step was traced by shapes::
 
     peak = most over the moments of: what stays (parameters, gradients, states, …) + activations × edits' factors
                                      + temporaries × the sizes' factor + the optimizer's temporaries, unless it is fused
 
-A trace keeps the moments that may become the peak (``tracer.shape_only.tensors``): a larger batch moves it from the
-optimizer's step into backward, a smaller one back.
+A trace keeps all moments that may become the peak (``tracer.shape_only.tensors``). A larger batch may move the peak
+from the optimizer's step into backward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIMIZER = "1 optimizer"
 
 
 def memory_account(scenario: Scenario) -> MemoryAccount | None:
-    """Memory of the rank that needs most, with the edits' factors; ``None`` where nobody knows."""
+    """Return the memory of the rank that needs most, with the edits' factors; ``None`` where it is unknown."""
     factors = scenario.activation_factors
     sizes, fused = factors.get(SIZES, 1.0), OPTIMIZER in scenario.rewrites
     weights = np.array([1.0, math.prod(factors.values()), sizes, 0.0 if fused else 1.0])
@@ -46,7 +46,7 @@ def memory_account(scenario: Scenario) -> MemoryAccount | None:
 
 
 def peak_memory(scenario: Scenario) -> int | None:
-    """Bytes of the rank that needs most, with the edits' factors; ``None`` where nobody knows."""
+    """Return the bytes of the rank that needs most, with the edits' factors; ``None`` where they are unknown."""
     account = memory_account(scenario)
     return None if account is None else round(account.total)
 
@@ -62,7 +62,7 @@ def most_activations(graph: ExecutionGraph) -> int:
 
 
 def lacking_memory(scenario: Scenario) -> str | None:
-    """Return why a scenario does not fit its device's memory, as a sentence; ``None`` if it does, or nobody knows."""
+    """Return a sentence on why a scenario does not fit its device's memory; ``None`` if it fits or is not known."""
     account = memory_account(scenario)
     spec = None if account is None else scenario.scaled_device()
     if account is None or spec is None or (lacking := account.lacking(spec.memory_gb * 1e9, spec.name)) is None:
@@ -71,8 +71,8 @@ def lacking_memory(scenario: Scenario) -> str | None:
 
 
 def kept_when_recomputed(graph: ExecutionGraph, chosen: Bool, blocks: int) -> float:
-    """Share of the activations that stays when blocks are recomputed: what lies outside them is not known, so that
-    it is taken to be in proportion to operations; of the blocks, one's activations and the input of each."""
+    """Return the share (0 to 1) of activations that stay in memory when ``blocks`` blocks are recomputed: those of one
+    block, and the input of each. All activations count as the blocks': those outside are not known."""
     activations = most_activations(graph)
     if not activations or not blocks:
         return 1.0

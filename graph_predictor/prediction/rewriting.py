@@ -353,7 +353,7 @@ def _dead_on_cpu(graph: ExecutionGraph, units: WorkUnits, rank: int, removed: Bo
 
 
 def _within_dead(graph: ExecutionGraph, vanished: Int64, every: Int64) -> Bool:
-    """Operations such that whatever of ``every`` lies at or below them has vanished, and those in them."""
+    """Return operations whose rows of ``every``, at or below them, have all vanished; operations in them included."""
     if not len(vanished):
         return np.zeros(len(graph.ops), np.bool_)
     total = _counts_up(graph.ops.parent, every)

@@ -1,8 +1,8 @@
 """The steady state of a repeated step: how much later everything happens from one copy to the next.
 
-In a periodic program whatever decides runs at the job's period: host threads where the host decides, a stream's last
-kernel where the GPU does, even while the host still runs ahead and fills the launch queue. The period is therefore the
-largest difference between two copies over all threads and streams, and it is found without waiting for queues to fill.
+In a periodic program the limiting resource runs at the job's period: host threads, or a stream of the GPU. This is so
+even while the host still runs ahead and fills the launch queue. So the period is the largest difference between two
+copies over all threads and streams. It is found before the queues are full.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from tracer.arrays import Bool
 
 @dataclass(slots=True)
 class TunedWorkload:
-    """Mean step (ns) by backend, and with the best for each collective.
+    """Mean step (ns) with each backend, and with the best backend for each collective.
 
-    A backend's step does with the default what it was not measured for (``missing``, by backend); what the default
-    lacks too is done by the fastest that has it, and what none has keeps its recorded time (``unmeasured``).
-    ``winner`` is the backend of each collective, empty where none has it. ``notes`` are sentences.
+    Collectives that a backend was not measured for (``missing``, by backend) run with the default backend; if the
+    default lacks them too, with the fastest that was measured. Those measured with no backend (``unmeasured``) keep
+    their recorded times. ``winner`` is each collective's backend, empty if unmeasured. ``notes`` are sentences.
     """
 
     collectives: list[RecordedCollective]
