@@ -1,18 +1,18 @@
-"""The program of a step that never ran, directly from what its operations cost.
+"""The program of a step that never ran, built from the costs of its operations.
 
-On each rank host operations follow one another on one thread, their calls inside them; kernels go to their call's
-stream in the order of the calls, and a call that waits returns when its stream is done::
+On each rank host operations follow one another on one thread, with their calls inside them. Kernels run on the streams
+of their calls in the calls' order. A call that waits returns when its stream is done::
 
     host      ─before─[ operation: half ─(call)─(call)─ half ]─before─[ operation … ]
                                             │ latency
     stream                                  [ kernel ]─gap─[ kernel ]
 
-When things happen is the simulator's to say: the rank's graph gets the times of its program simulated without the
-other ranks, so that whoever asks which operation a moment belongs to finds them as in a recording.
+The simulator computes the times: each rank's graph gets those of its program simulated without the other ranks. So the
+operation at any moment is found as in a recording.
 
 Between the ranks of a pipeline a send does not wait for its receiver (the data is buffered), and a receive waits until
-its sender has begun. Ranks that were traced by shapes one by one note sender and receiver of each; the order between
-two ranks is that of the program.
+its sender has begun. A rank that was traced by shapes alone notes sender and receiver of each message; the order
+between two ranks is that of the program.
 """
 
 from __future__ import annotations
@@ -342,8 +342,8 @@ class _Rank:
         return call_channel, queued
 
     def _meeting_compute(self) -> tuple[Int64, Int64]:
-        """(target, source) of what a collective waits for, the compute work launched before it, and of what waits for
-        a collective, the first compute work of the operation that needs its result."""
+        """Return rows (target, source): the target waits for the source. A collective waits for the compute work
+        launched before it; the first compute work of the operation that needs its result waits for the collective."""
         compute = np.flatnonzero(self.kind == KernelKind.COMPUTE)
         call, op = self.call_of_work[compute], self.op_of_call[self.call_of_work[compute]]
         target, source = [], []

@@ -1,4 +1,4 @@
-"""Costs of a recorded step's operations at the level at which a step is traced by shapes, call by call.
+"""Costs of a recorded step's operations, call by call, at the level of a trace by shapes.
 
 ::
 
@@ -6,15 +6,14 @@
                  |t| |- aten::addmm -|
     traced       t      addmm                               what the dispatcher runs below autograd
 
-The outermost recorded operations with a name that the trace knows have a row each in the table of costs
-(``prediction.operation_costs``). Here each row has its calls and their kernels beside its times.
+The outermost recorded operations with names that occur in the trace have one row each in the table of costs
+(``prediction.operation_costs``). Here each row also has its calls and their kernels.
 
-To find the recorded operation that stands for a traced one, both sequences are aligned in program order, over
-everything: a program's layers look alike, and one that begins with something else (a broadcast of buffers) must not be
-taken for its next layer. What has no partner there (a layer more, a gradient summed in another place, a later step of a
-recurrent layer) is stood for by an operation of the same name, the nearest in size: of several that near, one among the
-same neighbours, and of those the one whose time is their median, since the first of many often took longer. What has no
-namesake stays without one.
+``match`` aligns the recorded and the traced operations in program order, over the whole step. Layers look alike, so a
+local match could take a layer for the next one, for instance after a broadcast of buffers. An operation may have no
+partner: it is of an added layer, of a gradient summed elsewhere, or of a later step of a recurrent layer. It matches
+the recorded operation of the same name that is nearest in size. Ties are broken by the same neighbours, then by the
+median time: the first of many often took longer. An operation whose name was not recorded has no match.
 """
 
 from __future__ import annotations
@@ -190,8 +189,8 @@ def _call_costs(built: Built, rank: int) -> tuple[Int64, Int64]:
 
 
 def _hand_overs(built: Built, rank: int, rows: Int64, span: tuple[int, int]) -> Float64:
-    """Time that passes between threads before each of a step's operations, and after the last one, ns: the program
-    has it between its threads, where a step traced by shapes has one."""
+    """Return the time of hand-overs between threads before each of a step's operations and after the last one, ns. The
+    recorded program has it between its threads; a step traced by shapes has only one thread."""
     program = built.program
     item = np.repeat(np.arange(len(program.item_kind)), np.diff(program.after_ptr))
     start = program.recorded_item_start[item] - built.clock_ns[rank]
@@ -210,8 +209,8 @@ def _tf32(graph: ExecutionGraph, kernel: Int64, row: Int64, rows: int) -> Bool:
 
 @dataclass(frozen=True, slots=True)
 class OperationMatch:
-    """The row of the recorded operation that stands for each traced one (-1: none), and whether it is its own partner
-    rather than a namesake from another place."""
+    """The row of the recorded operation that matches each traced one (-1: none). ``own`` is true for a partner in the
+    alignment, false for an operation of the same name from another place."""
 
     row: Int64
     own: Bool
@@ -229,7 +228,7 @@ def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
 
 
 def match(graph: ExecutionGraph, recorded: RecordedOperations) -> OperationMatch:
-    """Find the recorded operations that stand for those of a traced rank."""
+    """Find the recorded operations that match those of a traced rank."""
     numbers: dict[str, int] = {}
     traced = numbered_names(graph, np.arange(len(graph.ops)), numbers, out_of_place)
     known = numbered_names(recorded.graph, recorded.op, numbers, out_of_place)

@@ -1,9 +1,8 @@
 """A step that was traced by shapes alone, with the times that models give it.
 
-Every operation's calls are priced on the device, and each becomes a kernel on one compute stream; collectives go to a
-stream of their own, start after the work launched before them, and the operation that first needs a result
-(``wait_op``) waits for it. The host's time is that of a given host, or a default with a wide interval: what no shape
-can tell.
+Every call of an operation is priced on the device and becomes a kernel on one compute stream. Collectives run on a
+stream of their own and start after the work launched before them; the operation that first needs a result (``wait_op``)
+waits for it. Shapes do not determine host time: it is that of a given host, or a default with a wide interval.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, 
 
 def modelled_works(calls: dict[int, tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> dict[
         int, list[DeviceWork]]:
-    """Device work of operations by their calls, each of which becomes one kernel."""
+    """Return the device work of operations: each of their calls becomes one kernel."""
     every = [call for of in calls.values() for call in of]
     if not every:
         return {op: [] for op in calls}
@@ -312,8 +311,8 @@ def _launch_of(work: DeviceWork) -> tuple[str, LaunchKind]:
 
 
 def with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceSpec) -> OperationTimes:
-    """On a CPU the host itself waits for a collective: in the call where it is synchronous (FSDP2's are; on a GPU only
-    its stream would wait), else where its result is first needed. Those of a recorded CPU job are in its host time."""
+    """Add the host's waits for collectives on a CPU, where the host itself waits, not a stream. It waits in synchronous
+    calls (FSDP2's are), else where the result is first needed. Recorded host times of CPU jobs include these waits."""
     if spec.vendor != "host" or not any(work.kind == KernelKind.COLLECTIVE for own in times.calls.values()
                                         for call in own for work in call.kernels):
         return times
