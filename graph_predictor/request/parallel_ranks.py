@@ -1,13 +1,13 @@
 """A recorded step spread over ranks it never ran on: the program is traced again in a fake world under a parallel plan.
 
-Collectives are then where the framework puts them (DDP's buckets as gradients become ready, FSDP2's gathers ahead and
-reduce-scatters, tensor parallelism's pairs, a pipeline's sends), with the buffers it fills for them; every operation
-that the recording has too keeps its measured time.
+So collectives and their buffers are where the framework puts them: DDP's buckets as gradients become ready, FSDP2's
+gathers and reduce-scatters, tensor parallelism's pairs, a pipeline's sends. Every operation that was also recorded
+keeps its measured time.
 
 A program that cannot be run again gets data parallelism added to the recording itself, which is approximate. The
-recorded step says when each parameter's gradient was ready and how large it is (autograd's ``AccumulateGrad``).
-DistributedDataParallel's rules do the rest: gradients go into buckets in that order, a full bucket is all-reduced
-beside the rest of backward, and the optimizer waits for all of them::
+recorded step shows when each parameter's gradient was ready and how large it is (autograd's ``AccumulateGrad``). Then
+the rules of DistributedDataParallel apply. Gradients go into buckets in that order, the all-reduce of a full bucket
+overlaps the rest of backward, and the optimizer waits for all buckets::
 
     recorded   backward … grad₁ … grad₂ … grad₃ | optimizer
     spread     backward … grad₁ … grad₂ [all-reduce 1, 2 …] grad₃ [all-reduce 3 …] wait, copy back | optimizer
@@ -158,10 +158,10 @@ def _passes(graph: ExecutionGraph, rows: Int64, begin_ns: int, end_ns: int) -> l
 
 
 def buckets_of(gradients: list[Gradient], bucket_mb: int | None = None) -> list[list[int]]:
-    """Numbers of the gradients in each bucket, in the order the buckets are reduced.
+    """Return the numbers of the gradients in each bucket, in the order in which buckets are reduced.
 
-    As DDP does it once it knows the order of the gradients (``compute_bucket_assignment_by_size`` of PyTorch's
-    reducer): a bucket has one type, and is closed by the gradient that reaches its size; what is left over is last.
+    DDP does this once it knows the gradients' order (``compute_bucket_assignment_by_size`` of PyTorch's reducer). A
+    bucket has one type. The gradient that reaches the bucket's size closes it; buckets left open come last.
     """
     limits = (FIRST_BUCKET, BUCKET) if bucket_mb is None else (bucket_mb, bucket_mb)
     opened: dict[str, list[int]] = {}
@@ -233,8 +233,8 @@ def _with_buckets(graph: ExecutionGraph, slots: Int64, gradients: list[Gradient]
 
 
 def _insertions(gradients: list[Gradient], buckets: list[list[int]]) -> list[tuple[int, str, list[Any], list[str]]]:
-    """(time, name, shapes, types) of what DDP adds to backward, in order: each gradient is scaled into its bucket; a
-    bucket is reduced when it is full and those before it are under way; after backward gradients are copied back."""
+    """Return (time, name, shapes, types) of the operations that DDP adds to backward, in order. Each gradient is scaled
+    into its bucket. A full bucket is reduced after the buckets before it. After backward, gradients are copied back."""
     found: list[tuple[int, str, list[Any], list[str]]] = []
     for gradient in gradients:
         shape = list(gradient.shape)

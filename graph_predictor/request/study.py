@@ -179,7 +179,7 @@ class Prepared:
 
     def predict(self, *, price_per_hour: float | None = None, path: bool = True,
                 evidence: bool = False) -> Prediction:
-        """The step time. Arguments and errors as of ``Baseline.predict``."""
+        """Predict the step time. For arguments and errors see ``Baseline.predict``."""
         if self.must_fit and not self.edits and (lacking := lacking_memory(self.start.scenario)) is not None:
             raise EditError(lacking)
         return self.start.predict(self.edits, price_per_hour=price_per_hour, path=path, evidence=evidence)
@@ -226,7 +226,7 @@ class Study:
 
     def predict(self, configuration: Configuration, *, price_per_hour: float | None = None,
                 path: bool = True) -> Prediction:
-        """The step time of a configuration; ``path`` as of ``Baseline.predict``.
+        """Predict the step time of a configuration; for ``path`` see ``Baseline.predict``.
 
         Raises:
             ForetraceError: it cannot be done; the sentence says why.
@@ -295,7 +295,7 @@ class Study:
             raise fitted_profile.unused_error(unused, names)
 
     def _devices(self, wanted: str | None) -> list[str]:
-        """Names of the devices whose models a prediction asks for; none of a device that nobody knows."""
+        """Return the names of the devices whose models a prediction needs; empty if they are unknown."""
         target = None if wanted is None else find_device(wanted)
         if self._recorded is not None:
             known = [self._recorded.scenario.devices.source, target]
@@ -527,7 +527,7 @@ class Study:
 
 
 def _straggling(wanted: Configuration) -> list[int]:
-    """Return the ranks that are slower than others, which none stands for."""
+    """Return the straggler ranks: no other rank represents them."""
     return [edit.rank for edit in made(wanted.edits) if isinstance(edit, Straggler)]
 
 
