@@ -40,8 +40,8 @@ class RankRows:
     """One rank's rows of a program, counted from 0; times are ns on the rank's own clock.
 
     ``call_*`` have a row a call (``launches`` of its graph), ``kernel_*`` a row a kernel. ``call_channel`` is the
-    channel of the launch queue that a call submits to (-1: none), ``call_queued`` how many entries of it come before
-    the call, and ``queue_kernel`` these entries, channel by channel. Everything else is as in ``Program``.
+    channel of the launch queue that a call submits to (-1: none). ``call_queued`` is the number of its entries before
+    the call, and ``queue_kernel`` holds these entries, channel by channel. Everything else is as in ``Program``.
     """
 
     items: HostItems

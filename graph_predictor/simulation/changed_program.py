@@ -255,11 +255,11 @@ def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
 def with_residuals(program: Program) -> Program:
     """The same program with each kernel's and each call's residual against its recorded time added (ns).
 
-    A replay with residuals is a playback: it shows that bookkeeping is right, and nothing about the model. It is the
-    starting point for edits that should keep every recorded irregularity in place.
+    A replay with residuals is a playback: it checks the bookkeeping, not the model. It is the starting point for edits
+    that should keep every recorded irregularity in place.
 
-    A residual is the recorded time less what the program says from *recorded* inputs; it is added to every term the
-    time is a maximum of, so the recorded times solve the program again.
+    A residual is the recorded time less the time that the program gives for *recorded* inputs. The program takes each
+    time as a maximum of terms; the residual is added to each term, so the recorded times solve the program again.
     """
     p, changed = program, {}
     kernels = len(p.kernel_item)

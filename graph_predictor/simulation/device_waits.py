@@ -1,16 +1,16 @@
-"""Waits of each kernel besides those for its launch and its own stream.
+"""Find what each kernel waited for in addition to its launch and its own stream.
 
 Four sources, in this order:
 
 * *recorded*: a ``cuda_sync`` "stream wait event" row that says which record it waited for;
 * *structural*: a StreamWaitEvent call just before the kernel's launch makes the last work of every other stream a
-  candidate; those the timeline contradicts (they end after the kernel starts) are dropped;
-* *timeline*: a kernel that starts later than its launch and its stream explain, just when an earlier-launched kernel
-  of another stream ends, waited for that one;
-* *contention*: such a kernel that instead starts while another stream's computing kernel runs was held back by it
-  for lack of room; it starts at that fraction of the blocker, whatever the blocker's duration becomes.
+  candidate. Candidates that end after the kernel starts are dropped;
+* *timeline*: a kernel starts later than its launch and its stream explain, just when an earlier-launched kernel of
+  another stream ends: it waited for that kernel;
+* *contention*: such a kernel starts while another stream's computing kernel runs: that blocker left it no room. After
+  an edit it starts at the same fraction of the blocker's new duration.
 
-What none explains stays unexplained: it is counted, never stored as a wait."""
+Delays without such a source are counted as unexplained, and never stored as a wait."""
 
 from __future__ import annotations
 
@@ -276,22 +276,22 @@ class LaunchQueue:
     """One rank's queue: entries of each channel, and each call's channel and place.
 
     A launch call blocks while ``depth`` earlier pieces of work of its channel have not left it, and returns a constant
-    lag after one of them does; entries leave in the order they were submitted in. CUDA gives each stream a channel of
-    its own, or one to all where ``CUDA_DEVICE_MAX_CONNECTIONS`` is 1; which of the two it was is read off the calls
-    that blocked. A CUDA graph takes several entries: on an A100 the limit was reached at about 908–930 launches plus
-    9–13 graphs instead of 1,022 launches.
+    lag after one of them does. Entries leave in the order in which they were submitted. CUDA gives each stream its own
+    channel, or all streams one where ``CUDA_DEVICE_MAX_CONNECTIONS`` is 1; the calls that blocked show which. A CUDA
+    graph takes several entries: on an A100 the limit was reached at about 908–930 launches plus 9–13 graphs instead of
+    1,022 launches.
 
     Attributes:
         kernel: kernel row of every entry, channel by channel in launch order (a graph's last kernel several times).
         count: entries of each channel.
-        channel: of each call of ``launches``; -1 for calls that submit nothing, and for those whose wait for a slot the
-            recording contradicts.
+        channel: of each call of ``launches``; -1 for calls that submit nothing, and for calls that by the recording did
+            not wait for a slot.
         before_call: entries of its channel submitted before each call; -1 for calls that submit nothing.
         depth: entries a channel holds; 0 if unbounded.
         source: where the depth comes from: "measured", "default" or "unbounded".
-        cost: cost of every call, with blocking by the queue taken out (ns).
-        blocked: how many calls the queue blocked.
-        contradicted: how many calls returned although the queue was full by this account.
+        cost: cost of every call without blocking by the queue (ns).
+        blocked: number of calls that the queue blocked.
+        contradicted: number of calls that returned although the queue was full by this account.
         shared: whether all streams share one channel.
     """
 

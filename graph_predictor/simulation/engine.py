@@ -1,14 +1,13 @@
 """The simulator, a max-plus propagation over a ``Program``, and the critical path of what it simulated.
 
-Host threads are advanced in the order of their simulated time; a kernel's start and end are known as soon as its
-launch, its stream's previous kernel, its edges and (for a collective) all members of its rendezvous are. Nothing is
-a stored duration of waiting, so every time is a maximum of sums of durations: it can only grow when one grows.
+Host threads are advanced in the order of their simulated time. A kernel's start and end are computed once its inputs
+are known: its launch, its stream's previous kernel, its edges, and for a collective all members of its rendezvous. No
+duration of waiting is stored. So every time is a maximum of sums of durations: it can only grow when one grows.
 
-The critical path says which work the time of a step consists of, back from its end. Each nanosecond between a step's
-simulated begin and end is in exactly one segment, so the segments add up to the step time. The path stays in the step's
-own rank: where a collective waited for a later rank, that is a segment of its own; unless it is asked to go on
-``across`` ranks, with what held the last one up. Where a receive waited for another rank's send, it goes on with that
-rank.
+The critical path explains a step's time by work, back from its end. Each nanosecond between a step's simulated begin
+and end is in exactly one segment, so the segments add up to the step time. The path stays in the step's own rank, and
+waiting of a collective for a later rank is a segment of its own. With ``across`` the path continues instead in the last
+rank to arrive. Where a receive waited for another rank's send, the path continues in that rank.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Host threads as items: calls with what they wait for, step markers, hand-overs between threads, loader waits.
 
-A blocking call waits for work, and has a cost of its own when nothing has to be waited for. Call by call, what the
-device was doing tells the two apart. A call that returned just after the end of the work it waited for did nothing of
-its own: it keeps a base cost (the median of its unblocked peers by name) and returns a constant lag after that work.
-One that went on for longer did its own work then, as freeing memory does, which takes as long as it took whatever it
-waited for before::
+A blocking call waits for work, and also has a cost of its own. The device's work at that time separates the two, call
+by call. A call that returned just after the end of its awaited work did no work of its own. It keeps a base cost (the
+median of unblocked calls of its name) and returns a constant lag after that work. A call that continued for longer did
+work of its own afterwards, such as freeing memory. This work keeps its recorded time for any length of the wait::
 
     call      |== waits ==|lag|                    call      |== waits ==|== own work, kept as recorded ==|
     stream    ### work ###                         stream    ### work ###
 
-A thread's time between two items is *work*: operators' own time, Python, allocator. Three kinds of time are not work
-and are taken out here, to come back only from dependencies:
+A thread's time between two items is *work*: operators' own time, Python, allocator. Three kinds of time are not work.
+They are subtracted here, and the simulator computes them again from dependencies:
 
 * the caller of ``backward()`` waits while the autograd thread works; ::
 
@@ -41,23 +40,21 @@ ALLOCATING = ("cudaMalloc", "cudaMallocHost", "cudaHostAlloc", "cudaFreeHost", "
               "hipExtMallocWithFlags", "hipHostMalloc", "hipHostAlloc")
 """Calls that may wait for the device or for another thread's call, and mostly do not."""
 WAITING_SHARE = 0.5
-"""A call waited for at least this share of it, or nothing says so: of 1,460 hipMalloc on an MI300X, with a median of
-8 µs, eleven took 30–40 µs, and a kernel ended beside four of those, all in their first 6 µs."""
+"""Least share of an allocating call that a claimed wait takes. Of 1,460 hipMalloc calls on an MI300X (median 8 µs),
+eleven took 30–40 µs. A kernel ended during four of these, always in their first 6 µs."""
 
 
 @dataclass(slots=True)
 class AllocationWaits:
-    """What calls of several threads that allocate waited for. A row a call of ``launches``.
+    """Waits of allocating calls for calls of other threads, one row a call of ``launches``.
 
-    The driver serves one thread at a time.
-
-    ::
+    The driver serves one thread at a time::
 
         thread 1      |==== cudaMalloc ====|
         thread 2             |=== waits ===|== own work ==|
 
-    Such calls seldom wait, and nothing in a recording says that one did. A wait is claimed only where the rest of the
-    call is nearer its usual time, by its name, than the whole of it is, and at most half of it.
+    Such calls seldom wait, and a recording does not show their waits. A wait is claimed only where the rest of the call
+    is nearer to the usual time of its name than the whole call is. The rest must also be at most half of the call.
     """
 
     holder: Int64
@@ -114,7 +111,8 @@ def allocation_waits(view: RankView, taking_part: Bool) -> AllocationWaits:
 
 
 def _after_a_kernel(view: RankView, call: Int64) -> Bool:
-    """Return which calls returned just after a kernel that ended beside them, and not only as they are short."""
+    """Return which calls returned just after a kernel ended during them; calls shorter than the tolerance do not
+    count."""
     ends = np.sort(view.k_end)
     begin, returned = view.graph.launches.start_ns[call], view.c_end[call]
     recent = np.searchsorted(ends, returned, side="right") > np.searchsorted(

@@ -8,14 +8,13 @@ Slices say what each item's work and cost was spent on.
     operation      |── addmm ────────────────|
     slices     |gap|   addmm own       | addmm |
 
-A slice belongs to the innermost operation around it. Time outside any operation is a *gap*, and goes by the top-level
-operation that follows on its thread. Waiting is in no slice: the program has none.
+A slice belongs to the innermost operation around it. Time outside any operation is a *gap*; it belongs to the top-level
+operation that follows on its thread. Slices contain no waiting, because the program has none.
 
-Programs with the same dependencies and other durations are simulated again, many at once. In which order things can be
-worked out depends on what waits for what, not on how long anything takes. The order that the simulator found for one
-program is good for all that differ in times alone, and along it every time is a maximum of sums of earlier ones: no
-thread waits its turn, and what waits for what is looked up once, when the order is made into tapes (``tape``). Times
-are those of ``simulate`` to the nanosecond.
+Programs with the same dependencies and other durations are simulated again, many at once. The order of computation
+depends on dependencies alone, not on durations. So the order that the simulator found for one program is valid for all
+programs that differ in times alone. In this order every time is a maximum of sums of earlier times. Dependencies are
+looked up once, when the order is made into tapes (``tape``). Times equal those of ``simulate`` to the nanosecond.
 
 ::
 
@@ -58,7 +57,7 @@ from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 from tracer.step_work import LOADER, WORKERS, operations_like, operations_under
 
 ROOM = 64
-"""Slices that there is room for beside four a query; it doubles where that is too few."""
+"""Initial room for slices in addition to four a query; it doubles where that is too few."""
 
 
 @dataclass
@@ -78,7 +77,7 @@ class HostTime:
     op: Int64
 
     def between(self, start: int, end: int) -> HostTime:
-        """The intervals cut to [start, end). Takes as long as there are threads and intervals in there."""
+        """Return the intervals cut to [start, end). The cost grows with the threads, and with the intervals found."""
         found = []
         for first, last in pairwise(self.first.tolist()):
             low = first + int(np.searchsorted(self.latest_end[first:last], start, side="right"))
@@ -301,8 +300,8 @@ def top_operations(graph: ExecutionGraph) -> Int64:
 
 def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
         Int64, Int64, Bool, Bool]:
-    """(row of ``found``, ns, data, fetched) of the slices: those of a loader's operations load data, and a gap is cut
-    into what loads data, by the training process or from a worker, and what does not."""
+    """Return (row of ``found``, ns, data, fetched) of the slices. Slices of a loader's operations load data. A gap is
+    cut into time that loads data, in the training process or from a worker, and other time."""
     loader, workers = (operations_under(graph, name) for name in (LOADER, WORKERS))
     data = (found.op >= 0) & np.append(loader, False)[found.op]
     fetched = data & ~np.append(workers, False)[found.op]
@@ -453,8 +452,8 @@ class WorkingOrder:
         return HostVariants(*self._tape.summed(host), program)
 
     def ends(self, lags: Int64, host: HostVariants, duration: Lanes, floor: Lanes) -> tuple[Int64, Int64]:
-        """When the items and kernels that are asked for end in variants, ns, [*rows, variants] each. Arguments as of
-        ``simulate``, each with the variants side by side."""
+        """Return the ends of the items and kernels asked for in all variants, ns, [*rows, variants] each. Arguments are
+        those of ``simulate``, each with the variants as last axis."""
         shared = self._tape
         times = _WORKSPACE.rows(shared.places)
         found = []
@@ -548,14 +547,14 @@ def _taken_in(p: Program, opens: Bool, alike: Int64, kept: Bool) -> Bool:
 
 
 class _Workspace(threading.local):
-    """An array to work in that a thread uses again and again: the system hands new ones out page by page, which takes
-    as long as the work."""
+    """A scratch array that a thread uses again and again: getting a new one page by page from the system would double
+    the time."""
 
     def __init__(self) -> None:
         self._kept: Int64 = _aligned(0)
 
     def rows(self, size: int) -> Int64:
-        """Return an array of so many rows of ``LANES``, of any content, good until the next call."""
+        """Return an array [``size``, ``LANES``] with arbitrary content, valid until the next call."""
         total = size * LANES
         kept = self._kept if total <= len(self._kept) else _aligned(total)
         if total <= MOST_KEPT:
@@ -564,7 +563,7 @@ class _Workspace(threading.local):
 
 
 def _aligned(size: int) -> Int64:
-    """Return an array of so many numbers that begins where a cache line does: no vector is in two of them."""
+    """Return an array of ``size`` numbers that begins at a cache line, so that no vector crosses two lines."""
     found = np.empty(size + LANES, np.int64)
     skipped = -found.ctypes.data % 64 // found.itemsize
     return found[skipped:skipped + size]

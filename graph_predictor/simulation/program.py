@@ -9,7 +9,7 @@ order), of all ranks. Waiting is nowhere in it: a blocked call has its unblocked
                              │ latency            ▲ return lag
     stream            ──────[ kernel ]──gap──[ kernel ]─────
 
-Times are int64 nanoseconds on the job's clock; ``NEVER`` stands for "no external event"."""
+Times are int64 nanoseconds on the job's clock; ``NEVER`` means "no external event"."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ class LaunchReference(IntEnum):
 class Program:
     """All arrays of one job. CSR pairs are named ``x_ptr`` and ``x_*``; indices are global over ranks.
 
-    Host items, thread by thread (``thread_ptr``): ``item_work`` is host work before the item since the previous item
-    of its thread, ``item_cost`` the item's own unblocked duration, ``item_external`` the time before which it cannot
-    return. ``after_*`` are host-to-host edges into the item's start; ``wait_*`` are kernel-to-host edges into its end.
-    ``item_queue`` counts the launch-queue entries of its ``item_channel`` submitted before it (-1: not a launch; a
-    launch without a channel never waits for a slot), and ``item_return`` is the lag after a full queue frees a slot.
+    Host items, thread by thread (``thread_ptr``): ``item_work`` is host work since the previous item of its thread.
+    ``item_cost`` is the item's own unblocked duration, ``item_external`` the earliest time at which it can return.
+    ``after_*`` are host-to-host edges into the item's start; ``wait_*`` are kernel-to-host edges into its end.
+    ``item_queue`` counts the launch-queue entries of its ``item_channel`` submitted before it (-1: not a launch). A
+    launch without a channel never waits for a slot. ``item_return`` is the lag after a full queue frees a slot.
 
     Kernels: ``kernel_item`` launches it (-1: not recorded), ``kernel_latency`` later it can start, and
     ``kernel_gap`` after its stream's previous kernel. ``edge_*`` are kernel-to-kernel edges: the kernel starts no
@@ -249,11 +249,11 @@ class EventTimes:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The order within a program, whatever anything takes: rows by what they point to, each with a pointer.
+    """A program's dependencies, without times: rows grouped by the row they depend on, each group with a CSR pointer.
 
     Attributes:
         launched: kernels by the item that launches them; ``successor``: by the kernel before them on their stream.
-        out_edge: edges by the kernel they begin at, ``owner`` the kernel each ends at.
+        out_edge: edges by the kernel they begin at; ``owner``: the kernel each edge ends at.
         member: kernels by their rendezvous.
     """
 

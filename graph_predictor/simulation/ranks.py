@@ -20,7 +20,7 @@ STAGED_BYTES = 64 * 1024
 """CUDA copies up to this size from pageable memory through one internal buffer, larger ones piece by piece."""
 
 IN_CALL_COPIES = ("hipMemcpyWithStream", "cudaMemcpy", "hipMemcpy", "cudaMemcpy_v3020")
-"""Copies whose call returns only when the copy is done, whatever the memory."""
+"""Copies whose call returns only when the copy is done, from any kind of memory."""
 
 
 @dataclass(slots=True)
@@ -146,18 +146,18 @@ ENDS_AGREE_NS = 1_000_000
 HOST_RANGE = "gloo:"
 """Begin of the names of the ranges of a host backend's threads."""
 HOST_ENDS_AGREE_NS = 50_000_000
-"""The same of collectives that threads of the host make (gloo): each ends when its own rank's scheduler lets it, on two
-busy cores 5 ms apart; a collective of another turn is further away, or its order is."""
+"""The same tolerance for collectives that threads of the host run (gloo). Their ends depend on each rank's scheduler:
+on two busy cores they are 5 ms apart. Wrong matches are further apart, or differ in order."""
 
 
 @dataclass(slots=True)
 class Rendezvous:
     """Groups of kernels, as (rank position, kernel row) lists; ``intrinsic_ns`` one a group.
 
-    A collective starts when its last rank arrives and ends together; only then does the intrinsic transfer time pass.
-    The intrinsic time is the shortest recorded duration over the ranks: the last to arrive waited least. Ranks are
-    matched by process group and order within it where the trace has them, else by the order in which kernels of one
-    name end; a match whose recorded ends disagree is dropped and reported.
+    A collective starts its transfer when its last rank arrives, and ends on all ranks together after the intrinsic
+    time. This is the shortest recorded duration over the ranks: the last rank to arrive waited least. Ranks are matched
+    by process group and order within it, else by the order in which kernels of one name end. A match whose recorded
+    ends disagree is dropped and reported.
     """
 
     groups: list[list[tuple[int, int]]] = field(default_factory=list)
@@ -303,9 +303,9 @@ ONE_HOST_NS = 20_000
 STEADY_NS = 100_000
 """Median deviation of ends from an offset that changes evenly, beyond which it is no clock's."""
 LEAST_MEETINGS = 3
-"""Fewer say nothing of how their ends scatter."""
+"""Least number of meetings that show how their ends scatter."""
 DRIFT_TOLD_NS = 20_000
-"""Change of an offset over the window that is told and set; a smaller one is how ends scatter."""
+"""Least change of a clock offset over the window that is reported and corrected; smaller changes are scatter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +377,7 @@ def job_clock(views: Sequence[RankView]) -> JobClock:
 
 
 def number_of(graph: ExecutionGraph, position: int) -> int:
-    """Return a rank's number: its own, or its position where nobody recorded it."""
+    """Return a rank's number: the recorded one, or its position where none was recorded."""
     return max(graph.meta.rank, position)
 
 
