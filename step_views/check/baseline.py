@@ -38,9 +38,9 @@ from tracer.output_file import whole_file
 from tracer.versions import installed_version
 
 LEAST_SHARE = 0.004
-"""Controls have at least this share of the time: shorter ones measure the clock."""
+"""Least share of the time that a control has: shorter controls measure the clock."""
 FEWEST = 5
-"""Fewest distinct controls with which something is said of the machine."""
+"""Fewest distinct controls that allow a statement on the machine."""
 BUSY = 0.8
 """A device that works this share of the step decides it, and kernels are the controls; else host operations are."""
 
@@ -249,11 +249,11 @@ class BaselineFile:
         return found
 
     def write(self, captures: dict[str, BaselineEntry], reason: str) -> None:
-        """Write it anew, whole or not at all; earlier reasons are kept.
+        """Replace the baseline file, whole or not at all; earlier reasons are kept.
 
         Raises:
-            CheckError: what is there is another program's or of a newer version, and is left.
-            ForetraceError: it cannot be written.
+            CheckError: the existing file is another program's or of a newer version; it stays as it is.
+            ForetraceError: the file cannot be written.
         """
         earlier = self.read().reasons if self.path.exists() else []
         now = Reason(datetime.date.today().isoformat(), " ".join(reason.split()), installed_version("foretrace"))

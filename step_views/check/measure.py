@@ -42,11 +42,11 @@ class StoredCapture:
     """One recording: a capture's directory, or a directory of ranks' traces.
 
     Attributes:
-        name: where it lies in the directory that was given, with ``/``.
-        path: the same on this machine.
-        program: what it records; repeated runs of one program lie in one directory, which is its name.
-        step_region: the steps are the regions of this name (see ``tracer.read_job``); by default those it marks.
-        cycle: so many of them are one; by default as many as its work repeats after.
+        name: path within the given directory, with ``/``.
+        path: its path on this machine.
+        program: what it records; repeated runs of one program lie in one directory with the program's name.
+        step_region: the steps are the regions of this name (see ``tracer.read_job``); by default the marked steps.
+        cycle: recorded steps that make one step; by default the number after which the work repeats.
     """
 
     name: str
@@ -221,11 +221,11 @@ class Pair:
 
 
 def pair_captures(old: list[StoredCapture], new: list[StoredCapture]) -> list[Pair]:
-    """Old and new captures by program, in the old ones' order; programs without a new capture are left out.
+    """Return old and new captures by program, in the old ones' order; programs without a new capture are left out.
 
-    A workload of the suite goes by its name and settings; anything else by its directory's name, or, where that is none
-    of the old ones', by what it runs. Raises ``CheckError``: a new capture is of no old one's program, or of the same
-    workload with other settings.
+    A workload of the suite is identified by its name and settings. Any other program is identified by its directory's
+    name or, if no old capture has this name, by what it runs. Raises ``CheckError``: a new capture's program has no old
+    capture, or it is the same workload with other settings.
     """
     programs: dict[str, list[StoredCapture]] = {}
     for capture in old:

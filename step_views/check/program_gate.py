@@ -1,11 +1,10 @@
-"""Whether a program got slower: new captures of it against the baseline's.
+"""Judge whether a program got slower: new captures of it against the baseline's.
 
-Counts (launches, host reads, collectives, bytes) repeat exactly from run to run, and one more is a failure; where they
-change from step to step, one more than in any step before is. Times and
-memory do not: each is tested (``noise``), with what the machine itself did taken off (``machine``). All tests of a
-check share one level by Holm's method: the chance that a check fails without a change is ``LEVEL``, however many
-programs it compares. What did not fail has passed only where the measurements exclude a growth that anybody would want
-to know of; else they decide nothing, and the quantity is inconclusive.
+Counts (launches, host reads, collectives, bytes) repeat exactly from run to run: one more is a failure. Where counts
+change from step to step, one more than the greatest count before is a failure. Times and memory do not repeat: each is
+tested (``noise``) after the machine's own effect is subtracted (``machine``). All tests of a check share one level by
+Holm's method: the chance that a check fails without a change is ``LEVEL``, for any number of programs. A quantity that
+did not fail passes only where the measurements exclude a growth that matters; else it is inconclusive.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Limits of a training step that never ran: traced by shapes, predicted for a device, and compared.
 
-What a limit is broken by is told with its top offenders. Counts are compared with stored ones (``StepStore``).
+The message on a broken limit names the top offenders. Counts are compared with stored ones (``StepStore``).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class StepStore:
                              "store the counts anew with pytest --foretrace-update.") from error
 
     def put(self, test: str, figures: StepFigures) -> None:
-        """Store a test's figures beside those of the others; the file is written whole or not at all. Raises
+        """Store a test's figures in the file with those of other tests; the file is written whole or not at all. Raises
         ``ForetraceError``: as ``read``, or it cannot be written."""
         steps = self.read()
         if steps.get(test) == figures:
@@ -88,7 +88,7 @@ class StepStore:
 TOP = 5  # chosen: more rows are not read in a test's report
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
            "communicated_bytes": "communicated_bytes"}
-"""Names for ``no_added`` beside "memory", and the count behind each ("syncs" are calls that wait)."""
+"""Names for ``no_added`` in addition to "memory", and the count behind each ("syncs" are calls that wait)."""
 MEMORY = "memory"
 TYPES = "wider_types"
 _WIDTHS = {1: "fp8", 2: "fp16", 4: "fp32", 8: "fp64"}
@@ -153,8 +153,8 @@ class StepBounds:
 
 class StepFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The stored figures of a step: its device, counts, peak memory and its parts (bytes), launches and waits by
-    operation, and operations by the widest floating type among their inputs (none in files of earlier versions).
-    """
+    operation. ``operations_by_type`` counts operations by the widest floating type of their inputs (empty in older
+    files)."""
 
     device: str
     torch: str

@@ -76,7 +76,7 @@ class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 FIGURES: Mapping[str, str] = {
     "step": "predicted step time", "replay": "replayed steps", "device": "modelled device time",
     "families": "modelled device time by family"}
-"""Figures and what they are of, in words."""
+"""Figures and their descriptions."""
 
 
 def accuracy(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> Accuracy:
@@ -110,8 +110,8 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
 
 
 def modelled_families(job: Job, baseline: Baseline) -> dict[str, tuple[float, float]]:
-    """Return the time of a job's work by family, ns: as the kernel models price it without looking at its times, and as
-    recorded; empty where the device is unknown or sizes are lacking."""
+    """Return the (modelled, recorded) time of a job's work by family, ns. The kernel models do not use recorded times.
+    Empty where the device is unknown or sizes are missing."""
     scenario = baseline.scenario
     if scenario.devices.source is None:
         return {}
@@ -234,7 +234,7 @@ class ValidatedCase:
 
 @dataclass(frozen=True, repr=False)
 class Validation(Shown):
-    """Predictions beside what was measured afterwards; ``captured`` are the sizes they rest on."""
+    """Predictions compared with later measurements; ``captured`` are the sizes they were made from."""
 
     captured: Sequence[Sizes]
     cases: Sequence[ValidatedCase]
@@ -269,7 +269,7 @@ class Validation(Shown):
             "measured_us": case.measured_us, "error": case.error, "covered": case.covered} for case in self.cases])}
 
     def chart(self) -> Chart:
-        """Return what was predicted, with its interval, beside what was measured."""
+        """Return a bar chart of predicted times, with their intervals, and measured times."""
         return Chart("bars", self.headline(), [size_label(case.sizes) for case in self.cases], [
             ChartSeries("predicted", [case.predicted_us / 1e3 for case in self.cases],
                         [case.low_us / 1e3 for case in self.cases], [case.high_us / 1e3 for case in self.cases]),
@@ -287,7 +287,7 @@ class Validation(Shown):
 
 @dataclass(frozen=True, slots=True)
 class PredictedCase:
-    """What is said of a size before it runs."""
+    """The prediction for a size, made before it runs."""
 
     sizes: Sizes
     predicted_us: float
@@ -296,7 +296,7 @@ class PredictedCase:
     warnings: tuple[str, ...]
 
     def beside(self, measured: Sequence[int]) -> ValidatedCase:
-        """Return it beside the steps that were timed, ns."""
+        """Return the case with its prediction and the median of its timed steps (ns)."""
         return ValidatedCase(self.sizes, self.predicted_us, *self.interval_us, float(np.median(measured)) / 1e3,
                              len(measured), self.bound, self.warnings)
 
