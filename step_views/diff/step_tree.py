@@ -1,12 +1,12 @@
 """One step's operations as a tree in columns, with codes that two programs share, ready to be aligned.
 
-Nodes are in pre-order, so that the subtree of node ``i`` is the rows ``i`` to ``i + size[i]``: first what the step's
-own thread and the autograd threads ran, by the time of the outermost operation, then other threads, then device work of
-no recorded operation, each piece a node of its own.
+Nodes are in pre-order, so that the subtree of node ``i`` is the rows ``i`` to ``i + size[i]``. First come operations of
+the step's own thread and the autograd threads, by the time of the outermost operation, then those of other threads.
+Last comes device work without a recorded operation, one node each.
 
 Two trees are aligned from the outermost operations inwards. The children of two aligned operations are two sequences of
-names. Subtrees alike at both ends are taken off, the rest is aligned by ``tracer.alignment_loop``: only equal names
-may meet, and of several ways the one wins whose pairs are most alike within, in their modules and in their shapes.
+names. Equal subtrees at both ends are paired first; ``tracer.alignment_loop`` aligns the rest. Only equal names form
+pairs. Of several alignments it takes that with the most similar pairs: in subtrees, modules and shapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 
 @dataclass(slots=True)
 class Vocabulary:
-    """Codes of texts, the same for all traces that are compared; 0 stands for "none"."""
+    """Codes of texts, the same for all traces that are compared; 0 means "none"."""
 
     texts: list[str] = field(default_factory=lambda: [""])
     codes: dict[str, int] = field(default_factory=lambda: {"": 0})
@@ -53,8 +53,8 @@ class StepTree:
     """Nodes of one step, [n].
 
     Name, module, shapes, types and strides are codes of the ``Vocabulary`` (0: not recorded). ``parent`` is a node,
-    ``size`` the number of nodes of the subtree, ``op`` the row of ``ops`` (-1: a piece of device work, whose row of
-    ``kernels`` is ``kernel``), ``digest`` a hash of the subtree's names, ``loading`` whether it is part of fetching
+    ``size`` the number of nodes of the subtree, ``digest`` a hash of the subtree's names. ``op`` is the row of ``ops``;
+    where it is -1, the node is device work with the row ``kernel`` of ``kernels``. ``loading`` marks nodes that fetch
     data.
     """
 
@@ -199,7 +199,7 @@ def _alike(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def _sequences(one: StepTree, other: StepTree, a: Int64, b: Int64) -> tuple[Int64, Int64]:
-    """Align two lists of nodes: those of each that have a partner, partner beside partner."""
+    """Align two lists of nodes; return those of each list that have a partner, partners at equal positions."""
     if not len(a) or not len(b):
         return a[:0], b[:0]
     if len(a) == 1 and len(b) == 1:
