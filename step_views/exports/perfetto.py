@@ -1,8 +1,8 @@
 """A job's timeline as a Perfetto trace in protobuf, for large jobs: smaller and faster to open than JSON.
 
-Perfetto's messages are those of its own package. A slice is two packets, which differ from others of the same track and
-name in their time alone: all but the time is made once by protobuf, and the time put before it. What happens at one
-time is in the order in which it nests: ends first, then begins, the longest first.
+Perfetto's messages are those of its own package. A slice is two packets. Packets of the same track and name differ in
+their time alone: protobuf makes all but the time once, and the time is put before it. Packets with equal times are in
+the order of nesting: ends first, then begins, the longest first.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def varint(value: int) -> bytes:
 
 
 class _Process:
-    """The packets of one process: a sequence of its own, whose names are told once."""
+    """The packets of one process: a sequence of its own that defines each name once."""
 
     def __init__(self, messages: Any, process: TrackList) -> None:
         self.messages, self.process = messages, process

@@ -71,7 +71,7 @@ class WorkGraph:
     """Nodes and dependencies of a job.
 
     Attributes:
-        job: what it is of.
+        job: the simulated job.
         kind: a ``WorkKind`` each.
         rank: position in the job.
         row: the item (of host work, calls, their starts and returns) or kernel of the job's program; of a delay the
@@ -438,8 +438,8 @@ class _Work:
 
 
 def _slots(p: Program, kernel_end: Int64) -> tuple[Int64, Int64]:
-    """Launches that may find the queue full, and the kernel whose end makes room for each: of the entries up to its
-    slot, which leave in order, the last to end."""
+    """Return the launches that may find the queue full, and for each the kernel whose end makes room. Entries leave in
+    order, so it is the last kernel to end among the entries up to the launch's slot."""
     if not len(p.queue_depth) or not len(p.item_kind):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     channel = np.maximum(p.item_channel, 0)
