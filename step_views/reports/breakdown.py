@@ -1,9 +1,9 @@
 """Breakdown of a step's time: along the critical path, by operation, by module and by kernel.
 
-The critical path is that of the steady state, as ``predict`` has it, and adds up to its step exactly. Each recorded
-step also has a span of its own, from its begin to its end, which adds up to its simulated time. Host time by operation
-is as recorded, exclusive (an operation's own, not that of operations it calls), with waiting taken out, and the
-profiler's cost where the replay is without it; GPU time is the simulated duration of the work an operation launched.
+The critical path is that of the steady state, as in ``predict``, and adds up to its step exactly. Each recorded step
+also has a span of its own, from its begin to its end, which adds up to its simulated time. Host time by operation is
+recorded self time, without the time of operations it calls and without waiting. Where the replay is without the
+profiler, host time is too. GPU time is the simulated duration of the work an operation launched.
 """
 
 from __future__ import annotations

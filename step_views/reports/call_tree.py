@@ -156,7 +156,7 @@ _MISSING = 2
 """Codes below zero: of an operation that is none, and of work whose launch is unknown."""
 _PHASES = {int(phase): phase.name.lower() for phase in Phase}
 _ROOM = 1024
-"""Sums that there is room for at first, beside one of each slot; it doubles where that is too few."""
+"""Initial room for sums in addition to one of each slot; it doubles where that is too few."""
 _NO_SHARE = np.zeros(0)
 
 
@@ -232,7 +232,7 @@ class _Places:
 class OperationSums:
     """One rank's times by operation.
 
-    It keeps what all steps of the rank share; a step then takes as long as its own events.
+    It keeps what all steps of the rank share, so that the cost of a step grows with its own events only.
     """
 
     def __init__(self, replay: Replay, position: int, causes: Causes) -> None:
@@ -285,8 +285,8 @@ class OperationSums:
     def operation_sums(self, step: ReplayedStep) -> tuple[Int64, Int64]:
         """Return rows of ``graph.ops`` with their calls, own host time, waiting and GPU time (ns) in a step, [4, rows].
 
-        The row after the table's last one stands for what is in no operation, the next for device work whose launch
-        is unknown.
+        The row after the table's last one is for time in no operation, the next for device work whose launch is
+        unknown.
         """
         places = self._places([step])
         rows = np.arange(len(self.graph.ops) + _MISSING)

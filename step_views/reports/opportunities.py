@@ -173,10 +173,10 @@ def _opportunity(candidate: CandidateEdit, before: Prediction, after: Prediction
 
 
 def gain_interval(before: Prediction, after: Prediction) -> tuple[float, float]:
-    """80% interval of a gain, µs.
+    """Return the 80% interval of a gain, µs.
 
-    What the step as it is, is unsure of, is common to both and scales the gain with them; what is left of the new
-    step's (logarithmic) width is the change's own, and adds in quadrature.
+    The uncertainty of the unedited step is common to both steps, so it scales the gain. The rest of the edited step's
+    (logarithmic) width is the change's own, and adds in quadrature.
     """
     gain = before.step_time_us - after.step_time_us
     ends = []

@@ -1,8 +1,8 @@
 """A job's timeline in parts that every format is written from, and as a Chrome trace that Perfetto opens.
 
-Each rank gives a process, "rank 0 simulated", and beside it, where its steps were measured, "rank 0 measured", with the
-same tracks: steps, host threads (operations and calls) and streams; arrows from a launch to its kernel; and counts of
-what is in the launch queue and what runs on the device.
+Each rank gives a process "rank 0 simulated" and, where its steps were measured, a process "rank 0 measured". Both have
+the same tracks: steps, host threads (operations and calls), and streams. Arrows lead from a launch to its kernel.
+Counters show how much is in the launch queue and how much runs on the device.
 """
 
 from __future__ import annotations
