@@ -196,10 +196,10 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
     """Predict every point of a space.
 
     Args:
-        source: where every point starts.
+        source: the job that every point changes.
         space: the points.
-        output: where the table is written. Until it is, a journal beside it keeps finished points, which are not done
-            again by the next run. Without, nothing is written.
+        output: path of the table; by default nothing is written. Until the table is written, a journal in its folder
+            keeps finished points, and the next run does not repeat them.
         price_per_hour: of one device.
         backend: "local", "dask" or "ray".
         scheduler: address of a Dask scheduler, or of a Ray cluster.
@@ -288,9 +288,9 @@ def _forks() -> int:
 
 
 def _chunks(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Points that are traced alike lie together: a worker traces them once. Among them so many hosts as are kept take
-    turns with all rates of the GPU, so that neither is made again for each point; those of one rate that fill a chunk
-    are in one, as far as it is not too large a share of all."""
+    """Yield chunks of points for workers. Points that are traced alike come together, so that a worker traces them
+    once. Within these, groups of ``HOSTS_KEPT`` hosts are combined with all rates of the GPU, so that results for hosts
+    and rates are reused. Points of one rate stay in one chunk, up to a fair share of all points."""
     most = min(max(len(points) // LEAST_CHUNKS, CHUNK), HOSTS_KEPT)
     for _, group in groupby(sorted(points, key=lambda point: repr(point.traced)), key=lambda point: point.traced):
         chunk: list[Point] = []
@@ -305,7 +305,8 @@ def _chunks(points: Sequence[Point]) -> Iterator[list[Point]]:
 
 
 def _by_rates(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Group points of the same rates of the GPU: of ``HOSTS_KEPT`` of their changes beside these, then of others."""
+    """Group points by rates of the GPU: first those with ``HOSTS_KEPT`` combinations of their other changes, then the
+    next such combinations."""
     known: dict[str, int] = {}
 
     def place(point: Point) -> tuple[int, str, int]:
