@@ -28,7 +28,7 @@ from tracer.output_kind import PROFILE, check_output
 
 @contextmanager
 def showing_fits() -> Iterator[fitting.Progress]:
-    """Show fits that run beside each other."""
+    """Show the progress of fits that run at the same time."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _tell_begin
         return

@@ -40,8 +40,8 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 def price(
     operation: Annotated[str, typer.Argument(metavar="OPERATION", help="Such as aten::linear.")],
     shapes: Annotated[str, typer.Option(
-        metavar="SIZES", help="Sizes of its tensors in the order of its arguments, such as 8192x4096,11008x4096; "
-        "none for one that is left out, 1 for a tensor of one element, [1024x1024;512] for a list of tensors.")],
+        metavar="SIZES", help="Sizes of its tensors in the order of its arguments, such as 8192x4096,11008x4096. "
+        "Write none for an omitted tensor, 1 for a tensor of one element, [1024x1024;512] for a list of tensors.")],
     dtype: Annotated[str, shared("--dtype", "one for each tensor, separated by commas, or one for all")] = "fp32",
     device: Annotated[str | None, shared("--device", "the profile's if left out")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,

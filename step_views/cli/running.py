@@ -98,7 +98,7 @@ def imported_at_once() -> Iterator[None]:
 
 @contextmanager
 def imported_late() -> Iterator[None]:
-    """Import our modules late; one of which a name is taken at once (``from module import name``) runs at once."""
+    """Run our modules only when they are first used; ``from module import name`` uses the module at once."""
     finder = LateFinder()
     sys.meta_path.insert(0, finder)
     try:
@@ -213,7 +213,7 @@ def one_line(text: str, most: int = MOST_CELL) -> str:
 
 
 def tell(text: str) -> None:
-    """Write a line to stderr; if nobody reads it any more, there is nobody to tell."""
+    """Write a line to stderr; ignore errors, such as a closed pipe."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             sys.stderr.write(printable(text) + "\n")
@@ -238,7 +238,7 @@ def standard_output() -> Iterator[None]:
 
 
 class ClosedOutput(io.TextIOWrapper):
-    """Stands for a standard output that is closed: takes everything, so that work is finished, and knows of it."""
+    """Replace a closed standard output: drop all text, so that work goes on, and note in ``written`` that there was."""
     written = False
 
     def write(self, text: str) -> int:
