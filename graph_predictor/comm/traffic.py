@@ -126,7 +126,7 @@ MOST_RANKS = 1_000_000  # chosen
 
 
 def parse_bytes(text: str) -> float:
-    """Bytes of "64MiB", "1.5GB" or "512". Raises ``CommError`` for anything else, or more than a pebibyte."""
+    """Return the bytes of "64MiB", "1.5GB" or "512". Raises ``CommError`` for others, or more than a pebibyte."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
     if not match or match.group(2) not in _UNITS:
         raise CommError(f"{text!r} is no size; write bytes such as 65536, 64KiB, 16MiB or 1.5GB.")
@@ -137,7 +137,7 @@ def parse_bytes(text: str) -> float:
 
 
 def parse_memory(text: str, option: str, example: str) -> float:
-    """Bytes of an option that says how much memory there is; a bare number is in GB. Raises ``CommError``."""
+    """Return the bytes of a memory option; a bare number is in GB. Raises ``CommError``: it is no size."""
     try:
         found = parse_bytes(f"{float(text)}GB")
     except ValueError:
@@ -156,7 +156,7 @@ def bytes_text(value: float) -> str:
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Ranks of "0-7,16,24-31" or, with a step, "0-63:8". Raises ``CommError`` for anything else."""
+    """Return the ranks of "0-7,16,24-31" or, with a step, "0-63:8". Raises ``CommError`` for anything else."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?\s*", part)
@@ -170,8 +170,8 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def parse_table(text: str) -> list[list[float]]:
-    """Bytes that each rank sends to each, of "1MiB,2MiB" (every rank sends these to ranks 0, 1, …) or "0,4;8,0" (a row
-    for each sending rank). Raises ``CommError`` for anything else."""
+    """Return the bytes that each rank sends to each, of "1MiB,2MiB" (every rank sends these to ranks 0, 1, …) or
+    "0,4;8,0" (a row for each sending rank). Raises ``CommError`` for anything else."""
     rows = [[parse_bytes(cell) for cell in row.split(",")] for row in text.split(";")]
     if len(rows) == 1:
         rows *= len(rows[0])
@@ -253,12 +253,12 @@ class Volume:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that leave (or enter) a rank."""
+        """Return the bytes that leave (or enter) a rank."""
         return self.payload_bytes * bus_factor(self.kind, self.ranks)
 
 
 def expected_volumes(job: JobShape) -> list[Volume]:
-    """All that a step must communicate, by cause."""
+    """Return all that a step must communicate, by cause."""
     sharding = SHARDING.get(job.data_scheme)
     replicas = [] if sharding is None else of_replicas(
         sharding, job.parameters * job.gradient_bytes, job.parameters * job.parameter_bytes)
@@ -305,7 +305,7 @@ def check_volumes(job: JobShape, recorded: Mapping[CollectiveKind, float]) -> li
 
 
 def read_job_shape(path: str) -> JobShape:
-    """A job's shape from a TOML file of ``JobShape``'s names. Raises ``CommError`` naming what is wrong in it."""
+    """Read a job's shape from a TOML file of ``JobShape``'s names. Raises ``CommError`` on what is wrong in it."""
     try:
         data = from_toml(read_input(path))
     except OSError as error:
