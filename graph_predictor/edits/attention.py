@@ -90,7 +90,7 @@ def _refusal(call: OpCall, on_host: bool) -> str:
 
 
 def replace_attention(scenario: Scenario, units: WorkUnits) -> Rewriting:
-    """Replacements of every attention that a fused kernel takes, forward and backward."""
+    """Return replacements of every attention that a fused kernel supports, forward and backward."""
     found: list[Replacement] = []
     backward: dict[int, dict[int, list[int]]] = {}
     for one in _attentions(scenario, units):
@@ -107,20 +107,20 @@ def replace_attention(scenario: Scenario, units: WorkUnits) -> Rewriting:
 
 
 def _attentions(scenario: Scenario, units: WorkUnits) -> Iterator[_WrittenOut]:
-    """Every attention that is written out, rank by rank."""
+    """Yield every attention that is written out, rank by rank."""
     for rank, graph in enumerate(scenario.built.graphs):
         for members, ops, call in _forward(units, _alive(units, rank), graph):
             yield _WrittenOut(rank, members, ops, call)
 
 
 def _alive(units: WorkUnits, rank: int) -> np.ndarray:
-    """A rank's units that are still there and have an operation."""
+    """Return a rank's units that are still there and have an operation."""
     return np.flatnonzero((units.rank == rank) & units.alive & (units.op >= 0))
 
 
 def _forward(units: WorkUnits, mine: np.ndarray,
              graph: ExecutionGraph) -> Iterator[tuple[np.ndarray, np.ndarray, OpCall]]:
-    """Units, operations and the new call of each attention in forward."""
+    """Yield the units, operations and the new call of each attention in forward."""
     names = np.array([text in WRITTEN_OUT for text in graph.strings] or [False], np.bool_)
     taken = np.zeros(len(units), np.bool_)
     for op in np.flatnonzero(names[graph.ops.name]).tolist():
@@ -146,7 +146,7 @@ def _forward(units: WorkUnits, mine: np.ndarray,
 
 def _written_out(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[
         tuple[np.ndarray, np.ndarray, OpCall]]:
-    """Two batched products with one softmax of the scores between them."""
+    """Yield two batched products with one softmax of the scores between them."""
     rows = mine[units.phase[mine] != Phase.BACKWARD].tolist()
     for at, u in enumerate(rows):
         softmax = _one(units, u, Family.SOFTMAX)
@@ -195,7 +195,7 @@ def _one(units: WorkUnits, u: int, family: Family) -> OpCall | None:
 
 
 def _products(units: WorkUnits, members: np.ndarray) -> OpCall | None:
-    """The fused call of an attention by its first and last product: [batch·heads, queries, keys, head size]."""
+    """Return the fused call of an attention by its first and last product: [batch·heads, queries, keys, head size]."""
     products = [call for call in (_one(units, int(u), Family.GEMM) for u in members) if call is not None]
     if len(products) < 2:
         return None
@@ -233,7 +233,7 @@ def _backward_call(forward: OpCall) -> OpCall:
 
 
 def _backward_units(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -> dict[int, list[int]]:
-    """Units of the backward function of each forward operation."""
+    """Return the units of the backward function of each forward operation."""
     of_op: dict[int, list[int]] = defaultdict(list)
     parent = graph.ops.parent
     for u in mine[units.phase[mine] == Phase.BACKWARD].tolist():
@@ -248,8 +248,8 @@ def _backward_units(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -
 
 
 def _pairs(graph: ExecutionGraph) -> list[tuple[int, int]]:
-    """(forward, backward) operations. Without the profiler's backward functions, as in steps traced by shapes, every
-    operation of backward carries its forward operation's number itself."""
+    """Return (forward, backward) operations. Without the profiler's backward functions, as in steps traced by shapes,
+    every operation of backward carries its forward operation's number itself."""
     ops = graph.ops
     numbered = ops.sequence >= 0
     if (numbered & (ops.forward_thread > 0)).any():

@@ -58,12 +58,12 @@ class Compile:
 
 
 def compiled(_: Scenario | None, units: WorkUnits) -> Rewriting:
-    """The compiler's kernels."""
+    """Return the replacements of the step's work by the compiler's kernels."""
     return Rewriting(generated_kernels(units))
 
 
 def _host(scenario: Scenario) -> tuple[Float64, float]:
-    """Factor on each slice of host time, and the share of the host's time then left that it is unsure of."""
+    """Return the factor on each slice of host time, and the share of the host's time then left that it is unsure of."""
     slices = scenario.slices
     on_cpu = scenario.built.computes_on_host
     before = [np.isin(graph.ops.phase, (Phase.FORWARD, Phase.BACKWARD)) for graph in scenario.built.graphs]

@@ -30,7 +30,7 @@ class Device:
 
     @property
     def spec(self) -> DeviceSpec:
-        """The target's figures."""
+        """Return the target's figures."""
         return find_device(self.device) if isinstance(self.device, str) else self.device
 
     def describe(self) -> str:

@@ -184,7 +184,7 @@ class _Step:
             self._put(value)
 
     def end(self) -> list[Replacement]:
-        """Everything the compiler does otherwise, when all that nothing has read is written."""
+        """Write all values that nothing has read, and return the replacements by the compiler's kernels."""
         for values in self._waiting.values():
             for value in values:
                 self._write(value)
@@ -213,7 +213,7 @@ class _Step:
                       bytes_written=sum(value.size for value in kernel.values if value.written))
 
     def _convolution(self, call: OpCall) -> OpCall:
-        """A convolution as the compiler calls it: without its bias, which what follows adds."""
+        """Return a convolution as the compiler calls it: without its bias, which what follows adds."""
         layout = "nhwc" if self._turned else call.layout
         if not self._peels or "bias" not in call.flags or call.kind != "forward":
             return replace(call, layout=layout)
@@ -333,13 +333,13 @@ def work_of(call: OpCall) -> _Work | None:
 
 
 def _source_elements(call: OpCall) -> int:
-    """Elements that a copy reads: a padded copy has more."""
+    """Return the elements that a copy reads: a padded copy has more."""
     given = next((flag.partition("=")[2] for flag in call.flags if flag.startswith("from=")), "")
     return int(given) if given else call.dims[0]
 
 
 def _elements(call: OpCall) -> int:
-    """Elements of a call's result."""
+    """Return the elements of a call's result."""
     family, dims = call.family, call.dims
     if family is Family.GEMM:
         return dims[0] * dims[1] * dims[2]
@@ -355,7 +355,7 @@ def _elements(call: OpCall) -> int:
 
 
 def _inputs(call: OpCall) -> tuple[int, ...]:
-    """Elements of each of the tensors that a library's kernel reads."""
+    """Return the elements of each of the tensors that a library's kernel reads."""
     dims = call.dims
     if call.family is Family.GEMM:
         batch, m, n, k = dims

@@ -126,8 +126,8 @@ def _rank(scenario: Scenario, rank: int, slices: HostSlices, cycle: Cycle, other
 
 
 def _times(mine: OperationCosts, theirs: OperationCosts, partner: Int64) -> tuple[Float64, Float64, Bool]:
-    """The other's mean time in, and before, each of my operations, and where there is one: its partner's, else the
-    mean of the operations of its name."""
+    """Return the other's mean time in, and before, each of my operations, and where there is one: its partner's, else
+    the mean of the operations of its name."""
     numbers: dict[str, int] = {}
     name, other = (numbered_names(one.graph, one.op, numbers) for one in (mine, theirs))
     count = np.bincount(other, minlength=len(numbers))

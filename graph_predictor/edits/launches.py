@@ -31,7 +31,7 @@ class CudaGraphs:
 
 @dataclass(frozen=True)
 class FreeLaunches:
-    """Launch calls take no host time, and kernels start as soon as they are launched.
+    """Make launch calls take no host time, and kernels start as soon as they are launched.
 
     A bound: what is left of the host is Python and the framework's own work.
     """
@@ -48,7 +48,7 @@ class FreeLaunches:
 
 @dataclass(frozen=True)
 class NoDataLoading:
-    """Batches are ready on time and loading them takes no host time of the training threads.
+    """Have batches ready on time: loading them takes no host time of the training threads.
 
     Assumes that enough workers prefetch; copies of batches to the device stay.
     """

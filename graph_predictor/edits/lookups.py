@@ -65,8 +65,8 @@ class OtherIndices:
 
 
 def tables_with(graph: ExecutionGraph, indices: Indices) -> tuple[Noted, list[str]]:
-    """Tables of each operation that looks rows up, by these indices, and sentences for what could not be found; the
-    graph stays as it is."""
+    """Return the tables of each operation that looks up rows by these indices, and sentences on what was not found.
+    ``graph`` does not change."""
     copy = replace(graph, strings=list(graph.strings), ops=graph.ops.take(np.arange(len(graph.ops))))
     notes = note_indices(copy, indices)
     found = {row: noted_tables(copy.arguments(row)[position].value)

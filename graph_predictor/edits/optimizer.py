@@ -54,7 +54,7 @@ class FusedOptimizer:
 
 
 def fuse(scenario: Scenario, units: WorkUnits) -> Rewriting:
-    """One fused operation a rank and step for the optimizer's operations."""
+    """Replace the optimizer's operations by one fused operation for each rank and step."""
     mine = np.flatnonzero(_of_optimizer(units))
     kind = _kind(scenario)
     states = STATES[kind]
@@ -87,8 +87,8 @@ def _fused_already(scenario: Scenario, units: WorkUnits, mine: Bool) -> bool:
 
 
 def _parameters(scenario: Scenario, units: WorkUnits, own: np.ndarray) -> list[int]:
-    """Elements of each parameter of a rank: every operation of an optimizer goes over all of them, most of them once a
-    step. Of operations on lists the elements of each list."""
+    """Return the elements of each parameter of a rank: every operation of an optimizer goes over all of them, most of
+    them once a step. Of operations on lists the elements of each list."""
     sizes: dict[int, list[int]] = defaultdict(list)
     graph = scenario.built.graphs[int(units.rank[own[0]])]
     for u in own.tolist():
@@ -113,7 +113,7 @@ def _kind(scenario: Scenario) -> str:
 
 
 def _host_weight(scenario: Scenario, heads: list[tuple[int, int]]) -> Float64:
-    """The optimizer's host time vanishes, but that before its first operations (of ``heads``), and in these."""
+    """Return a factor on each slice of host time: 0 for the optimizer's, except before and in ``heads``."""
     chosen = []
     for rank, graph in enumerate(scenario.built.graphs):
         kept = np.zeros(len(graph.ops), np.bool_)

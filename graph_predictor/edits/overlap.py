@@ -59,9 +59,9 @@ class HideCollectives:
 
 @dataclass(frozen=True)
 class NoWaits:
-    """The host never waits for the device within the step: no ``.item()``, no synchronisation.
+    """Remove the host's waits for the device within the step: no ``.item()``, no synchronisation.
 
-    Assumes that nothing it read back is needed; the calls themselves stay, and so does the bound of the launch queue.
+    Assumes that the host needs none of the values it read back. The calls themselves and the launch queue's limit stay.
     """
 
     def describe(self) -> str:

@@ -22,7 +22,7 @@ FOLLOWING = frozenset({Family.ELEMENTWISE, Family.POOLING, Family.NORM, Family.C
 
 @dataclass(frozen=True)
 class Precision:
-    """Matrix work in another format.
+    """Run matrix products in another format.
 
     ``bf16`` and ``fp16`` mean autocast: products run in 16 bits, and the operations that follow read and write their
         activations in 16 bits. Softmax, losses and optimizer stay in fp32. ``tf32`` and ``fp32`` switch the products of

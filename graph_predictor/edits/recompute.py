@@ -25,7 +25,7 @@ LEAST_BLOCK = 3
 
 @dataclass(frozen=True)
 class Recompute:
-    """Activation checkpointing of every repeated block, switched on or off.
+    """Switch activation checkpointing of every repeated block on or off.
 
     On: the kernels and host time of the blocks' forward come twice. The repetition is priced where the forward is,
     rather than within backward: of a step's length that is the same, unless forward and backward are decided by
@@ -75,7 +75,7 @@ def _on(scenario: Scenario, chosen: list[Bool], blocks: int) -> Scenario:
 
 
 def _times(scenario: Scenario, chosen: list[Bool], factor: float) -> Scenario:
-    """Kernels and host time of the chosen operations of each rank times a factor."""
+    """Scale kernels and host time of the chosen operations of each rank by a factor."""
     program = scenario.built.program
     kernel = np.ones(len(program.kernel_item))
     around = [found | _around(graph, found) if not factor else found for graph, found in zip(
@@ -118,7 +118,7 @@ def recomputed_operations(graph: ExecutionGraph) -> Bool:
 
 
 def forward_blocks(graph: ExecutionGraph) -> tuple[Bool, int]:
-    """Operations of the forward's repeated blocks, and how many blocks a step has."""
+    """Return the operations of the forward's repeated blocks, and how many blocks a step has."""
     forward = graph.ops.phase == Phase.FORWARD
     found, count = _by_module(graph, forward)
     if not count:
@@ -184,7 +184,8 @@ def _by_sequence(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
 
 
 def repeated_run(token: Int64) -> tuple[int, int, int]:
-    """(first, length, repeats) of the longest run of a period that repeats itself; the shortest such period."""
+    """Return (first, length, repeats) of the longest run that repeats one period; of equal runs, the shortest
+    period."""
     best = (0, 0, 0)
     for period in range(LEAST_BLOCK, len(token) // 2 + 1):
         same = token[period:] == token[:-period]
