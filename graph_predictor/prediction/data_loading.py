@@ -44,7 +44,7 @@ class DataLoading:
     recorded_ns: float
 
     def on(self, slices: HostSlices, factor: Float64) -> Float64:
-        """Factor on each slice of host time."""
+        """Return the factor on each slice of host time."""
         return np.where(slices.fetched, factor[np.minimum(slices.rank, len(factor) - 1)], 1.0)
 
     def note(self) -> str:
@@ -55,14 +55,14 @@ class DataLoading:
 
 
 def data_loading_ns(cycle: Cycle, slices: HostSlices) -> Float64:
-    """Time a step that each rank's own process takes to load its batches."""
+    """Return the time that each rank's own process takes to load its batches, ns a step."""
     mine = slices.fetched & cycle.working[slices.item]
     return np.bincount(slices.rank[mine], weights=slices.ns[mine], minlength=len(cycle.row)) / cycle.steps
 
 
 def data_loading_of(built: Built, cycle: Cycle, slices: HostSlices, ranks: Sequence[int], factor: float,
                 batch: int | None = None, grown: float | None = None) -> DataLoading | None:
-    """Fetches of batches of ``factor`` times as many samples, from one capture; ``None`` where no rank fetches.
+    """Predict the loading time of batches of ``factor`` times the samples, from one capture; ``None`` if no rank loads.
 
     Args:
         built, cycle, slices: the recorded job, its steps and its host time.
@@ -107,7 +107,7 @@ def _of_samples(built: Built, cycle: Cycle, rank: int, batch: int | None) -> flo
 
 
 def _repeated_ns(graph: ExecutionGraph, rows: Int64, batch: int | None) -> float:
-    """Time in which an operation comes once or more for each sample, with one of its turns more."""
+    """Return the time in which an operation comes once or more for each sample, with one of its turns more."""
     longest = 0.0
     for name in np.unique(graph.ops.name[rows]).tolist():
         start = np.sort(graph.ops.start_ns[rows[graph.ops.name[rows] == name]])
@@ -117,7 +117,7 @@ def _repeated_ns(graph: ExecutionGraph, rows: Int64, batch: int | None) -> float
 
 
 def _listed_ns(graph: ExecutionGraph, rows: Int64, batch: int | None, begin: int) -> float:
-    """Time until an operation takes a list of samples: they were made one by one."""
+    """Return the time until an operation takes a list of samples: they were made one by one."""
     until = begin
     for row in rows.tolist():
         lists = [one.shape for one in graph.arguments(row) if one.dtype.startswith("TensorList") or _nested(one.shape)]
@@ -149,7 +149,7 @@ UPPER = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A job's worker processes, by rank, ns.
+    """The data-loader worker processes of a job, by rank, ns.
 
     ::
 
@@ -181,8 +181,8 @@ class Loader:
         return replace(self, interval_ns=self.interval_ns[row], at_most_ns=self.at_most_ns[row])
 
     def step_at_least(self) -> tuple[float, float]:
-        """80% interval of the shortest step that the slowest rank's workers allow, ns; the lower end is 0 where nothing
-        shows one."""
+        """Return the 80% interval of the shortest step that the slowest rank's workers allow, ns. The lower end is 0
+        where the recording does not show a limit."""
         slowest = float(self.interval_ns.max(initial=0.0))
         ready = float(self.at_most_ns[self.interval_ns == 0].max(initial=0.0))
         return slowest * float(np.exp(-self.spread)), max(slowest * float(np.exp(self.spread)), UPPER * ready)
@@ -200,7 +200,7 @@ class Loader:
 
 
 def loader_of(built: Built, cycle: Cycle) -> Loader | None:
-    """The worker processes of a recorded job; ``None`` where no rank takes batches from any."""
+    """Return the worker processes of a recorded job; ``None`` where no rank takes batches from workers."""
     ranks = range(len(built.graphs))
     uses = [any(WORKERS in text for text in graph.strings) for graph in built.graphs]
     if not any(uses):
@@ -222,7 +222,7 @@ def waits_for_workers(built: Built, cycle: Cycle, rank: int) -> bool:
 
 
 def _step_ns(built: Built, cycle: Cycle, rank: int) -> float:
-    """A rank's step on the job's clock."""
+    """Return a rank's step on the job's clock."""
     timed = built.graphs[rank].meta.unprofiled_step_ns
     if timed and not built.profiled:
         return float(np.median(timed))

@@ -69,7 +69,7 @@ class PathTimes:
 
 
 class OperationNames:
-    """What the operations of a step's kernels and host time are called, by rows of the recorded program.
+    """Names of the operations behind a step's kernels and host time, by rows of the recorded program.
 
     Of a path, host work is split by what its slices take after the edits.
 
@@ -211,7 +211,7 @@ def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> tu
 
 
 def _of_host(scenario: Scenario, host: EditedHost) -> Float64:
-    """Host time by source, ns."""
+    """Return the host time by source, ns."""
     slices, source = scenario.slices, scenario.host.source
     mine = scenario.cycle.working[slices.item]
     ns, was = host.ns[mine], slices.ns[mine]
@@ -237,7 +237,8 @@ def _shares(ns: Float64) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One rank's period: ns by bound, what decides in one word, GPU active time of a cycle, and where its path is."""
+    """One rank's period: ns by bound, the deciding bound in one word, GPU active time of a cycle (ns), and the place
+    where its critical path starts."""
 
     bounds: dict[str, float]
     bound: str
@@ -251,7 +252,7 @@ class Explained:
 
 
 def explain(scenario: Scenario, steady: Steady) -> list[Explained]:
-    """The critical paths of all ranks' last periods."""
+    """Return the critical paths of all ranks' last periods."""
     repeated = steady.repeated
     layout = repeated.shared.once("layout", (scenario.built,), lambda: _Layout.of(repeated, scenario.built.graphs))
     causes = Causes(steady.copies.launches, steady.simulated, layout.bounds)
@@ -296,7 +297,7 @@ class _Layout:
 
 
 def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathItem]:
-    """What a path consists of by operation and bound, the longest first."""
+    """Return the parts of a path by operation and bound, the longest first."""
     names = step_names(scenario, steady.copies.host)
     found = names.along(path, steady.simulated, steady.repeated.item, steady.repeated.kernel)
     total = float((path.end_ns - path.start_ns).sum()) or 1.0

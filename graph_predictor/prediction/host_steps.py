@@ -124,8 +124,8 @@ def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.nda
 
 
 def _python_calls(graph: ExecutionGraph, rows: Int64) -> Float64 | None:
-    """Calls of Python functions before each of some operations of one step, and after the last one; ``None`` where they
-    were not counted."""
+    """Return the calls of Python functions before each of some operations of one step, and after the last one; ``None``
+    where they were not counted."""
     ops = graph.ops
     step = int(ops.step[rows[0]]) if len(rows) else NONE
     if step == NONE or graph.steps.python_calls[step] == NONE or (ops.python_calls[rows] == NONE).any():
@@ -205,7 +205,7 @@ def calibrated(steps: Mapping[str, HostStep], name: str) -> HostCalibration:
 
 
 def _for_others(model: HostModel) -> HostModel:
-    """Small programs are more alike than those that a model will be asked for."""
+    """Widen a model's spread: small programs are more alike than the programs it will predict."""
     return replace(model, spread=float(np.hypot(model.spread, SMALL_PROGRAMS)))
 
 

@@ -56,7 +56,7 @@ class FamilyRows:
 
 @dataclass(frozen=True)
 class GroupEnds:
-    """Variants in which each group of kernels alone is at both ends, and two more as expected.
+    """Variants in which one group of kernels alone is at an end of its interval, and two more with expected times.
 
     Attributes:
         group: of each kernel; -1 where it is as expected in all.
@@ -170,7 +170,7 @@ class TimeErrors:
         return tuple(float(np.exp(z * spread / END)) if z else 1.0 for z in self.draws[:, -1].tolist())
 
     def interval(self, step_ns: Float64, expected_ns: float) -> tuple[float, float]:
-        """80% interval of the step time, ns, of the step times of the variants and the one without errors."""
+        """Return the 80% interval of the step time, ns, from the variants' step times and the expected one."""
         if self.ends is None:
             low, high = np.quantile(step_ns, (0.1, 0.9))
             return min(float(low), expected_ns), max(float(high), expected_ns)
@@ -185,7 +185,7 @@ class TimeErrors:
 
 @dataclass(frozen=True, slots=True)
 class ActiveErrors:
-    """Errors of the time in which a device works: as long as its kernels take, one after another.
+    """Errors of a device's active time: the sum of its kernels' times.
 
     Attributes:
         total: of the kernels, ns.
@@ -214,7 +214,7 @@ class ActiveErrors:
         return cls(float(weight.sum()), float(np.sqrt(below)), float(np.sqrt(above)))
 
     def interval(self, active_ns: float, least: float) -> tuple[float, float]:
-        """80% interval of the time, ns.
+        """Return the 80% interval of the time, ns.
 
         Args:
             active_ns: the time without errors; kernels that overlap are taken to go on overlapping as they do.
@@ -226,7 +226,7 @@ class ActiveErrors:
 
 
 def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tuple[float, float]:
-    """An interval with another cause of errors in it, of a log half width; an end at 0 remains there."""
+    """Return an interval widened by another cause of errors with a log half width; an end at 0 stays there."""
     if expected_ns <= 0:
         return low, high
     below = np.hypot(np.log(expected_ns / low), spread) if low > 0 else np.inf
@@ -235,8 +235,8 @@ def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tup
 
 
 def _drawn(low: Float64, high: Float64, group: Int64, draws: Float64) -> Float64:
-    """Factor on each kernel's time, [kernels, draws], for standard normal draws of the groups, [draws, groups]; ``low``
-    and ``high`` are standard deviations of the logs of the kernels' times."""
+    """Return the factor on each kernel's time, [kernels, draws], for standard normal draws of the groups, [draws,
+    groups]; ``low`` and ``high`` are standard deviations of the logs of the kernels' times."""
     factor = np.ones((len(group), len(draws)))
     for number, of_group in enumerate(draws.T):
         rows = np.flatnonzero(group == number)

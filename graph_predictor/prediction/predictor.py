@@ -174,28 +174,28 @@ class Baseline:
 
     @property
     def built(self) -> Built:
-        """The job's program and graphs."""
+        """Return the job's program and graphs."""
         return self.scenario.built
 
     @property
     def cycle(self) -> Cycle:
-        """The steps that are repeated."""
+        """Return the steps that the baseline repeats."""
         return self.scenario.cycle
 
     @property
     def slices(self) -> HostSlices:
-        """The job's host time in slices."""
+        """Return the job's host time in slices."""
         return self.scenario.slices
 
     def with_models(self, profiles: Mapping[str, Models]) -> Baseline:
-        """The same with fitted models of the device it was recorded on, if there are any under its name."""
+        """Return the baseline with fitted models of the device it was recorded on, if there are any under its name."""
         devices = self.scenario.devices
         models = profiles.get(devices.source.name) if devices.source is not None else None
         self.scenario = replace(self.scenario, devices=replace(devices, source_models=models))
         return self
 
     def with_items(self, items: float | None) -> Baseline:
-        """The same with a known number of samples a step and rank."""
+        """Return the baseline with a known number of samples a step and rank."""
         self.scenario = replace(self.scenario, items_per_rank=items)
         return self
 
@@ -316,7 +316,7 @@ class Baseline:
                 "draining, or ranks had not met), or single pauses fell into them. The interval reaches that time.")
 
     def simulated(self, edits: Sequence[Edit] = ()) -> SimulatedStep:
-        """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
+        """Return the simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
         run = self._run(edits)
         return SimulatedStep(run.scenario, run.steady, tuple(run.edits), tuple(run.said()),
                              (self.origin or self).ran)
@@ -395,7 +395,7 @@ class _Run:
 
     @property
     def step_ns(self) -> float:
-        """Expected time of a step, of the slowest rank."""
+        """Return the expected time of a step, of the slowest rank."""
         return float(self.steady.period_ns.max()) / self.scenario.cycle.steps
 
     def steady_step(self, ranks: list[Explained], bottleneck: int, *, path: bool = True) -> SteadyStep:
@@ -463,7 +463,7 @@ class _Run:
             {name: ns / steps / 1e3 for name, ns in explained.bounds.items()})
 
     def _device_time(self, rank: int) -> dict[str, float]:
-        """Device time a step by family, µs."""
+        """Return the device time a step by family, µs."""
         rows = self.scenario.cycle.kernel_rows(rank)
         ns, family = self.times.ns[rows], self.times.family[rows]
         sums = np.bincount(family, weights=ns, minlength=COLLECTIVE + 1) / self.scenario.cycle.steps / 1e3
@@ -471,7 +471,7 @@ class _Run:
         return {names[i]: float(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i] > 0}
 
     def _active_interval(self, ranks: list[RankPrediction]) -> tuple[float, float]:
-        """80% interval of the most active rank's GPU time a step, µs."""
+        """Return the 80% interval of the most active rank's GPU time a step, µs."""
         most = max(range(len(ranks)), key=lambda rank: ranks[rank].gpu_active_us)
         errors = self._of_times("active errors", most, lambda: self._active_errors(most))
         return errors.interval(ranks[most].gpu_active_us, self.baseline.spreads.least)
@@ -490,8 +490,8 @@ class _Run:
         return self.scenario.shared.once(kind, (self.times, self.scenario.cycle, rank), make)
 
     def _flops(self, rank: int) -> float:
-        """Floating-point operations a step; 0 where sizes are not known for most of the device time. Counted once for
-        all scenarios of the same sizes."""
+        """Return the floating-point operations a step; 0 where sizes are not known for most of the device time. Counted
+        once for all scenarios of the same sizes."""
         scenario = self.scenario
         removed = None if self.rewritten is None or not len(self.rewritten.removed()) else self.rewritten
         return scenario.shared.once("flops", (rank, scenario.built, scenario.cycle, scenario.work,
@@ -511,7 +511,7 @@ class _Run:
         return float(by_group[work.call_row[groups]].sum()) / self.scenario.cycle.steps
 
     def _peak(self, target: DeviceSpec) -> float:
-        """Peak rate of the type most floating-point operations are of, 10¹² operations/s."""
+        """Return the peak rate of the type most floating-point operations are of, 10¹² operations/s."""
         work = self.scenario.work
         return target.peak_tflops(self.scenario.shared.once("most used type", (work,), lambda: _most_used_type(work)),
                                   matrix=True)
@@ -524,7 +524,8 @@ class _Run:
         return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends.tolist())
 
     def _errors(self) -> tuple[TimeErrors, KernelRows]:
-        """The errors of the kernels' times, and the kernels of the variants they make; once for all with these times.
+        """Return the errors of the kernels' times, and the kernels of the variants they make; once for all with these
+        times.
         """
         copies, cycle, family = self.steady.copies, self.scenario.cycle, self.times.family
         events = len(copies.repeated.item) + len(copies.repeated.kernel)
@@ -561,7 +562,7 @@ class _Run:
         return low, high
 
     def _with_data_loading(self, fetching: DataLoading, low: float, high: float, step_ns: float) -> tuple[float, float]:
-        """An interval widened by what is not known of batches that the training process loads."""
+        """Return an interval widened by what is not known of batches that the training process loads."""
         at = []
         for factor in (fetching.low, fetching.high):
             batches = replace(self.scenario.batches, data_loading=replace(fetching, expected=factor))
@@ -572,7 +573,7 @@ class _Run:
                 step_ns + math.hypot(high - step_ns, max(at[1] - step_ns, 0.0)))
 
     def said(self) -> list[str]:
-        """Warnings and notes."""
+        """Return the prediction's warnings and notes."""
         return [*(f"Warning: {text}" for text in self._warnings()), *self._notes()]
 
     def _warnings(self) -> list[str]:
@@ -631,7 +632,7 @@ def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
 
 
 def _most_used_type(work: Work) -> str:
-    """The element type that most floating-point operations are of."""
+    """Return the element type that most floating-point operations are of."""
     counts: dict[str, float] = {}
     for calls in work.calls:
         for call in calls:
@@ -640,7 +641,7 @@ def _most_used_type(work: Work) -> str:
 
 
 def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
-    """The host after edits; where they rewrite nothing, made once for all that change it alike."""
+    """Return the host after edits; where they rewrite nothing, made once for all that change it alike."""
     if rewritten is not None:
         return edit_host(scenario, rewritten)
     changes = [getattr(group, field.name) for group in (scenario.host, scenario.launches, scenario.batches)
@@ -686,7 +687,7 @@ def _mixed(built: Built) -> float:
 
 
 def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
-    """The device that a rank ran on; of a GPU that no file describes what its driver reports, as a placeholder.
+    """Return the device that a rank ran on; for a GPU without a device file, a placeholder with its driver's figures.
 
     ``None`` where that is not enough.
     """

@@ -141,7 +141,7 @@ RUNGS = 24
 
 @lru_cache
 def ladders(family: Family) -> tuple[tuple[OpCall, ...], ...]:
-    """Typical work of a family, as ladders of growing calls; the ratios of several ladders are averaged (log)."""
+    """Return typical work of a family, as ladders of growing calls; ratios of ladders are averaged (log)."""
     sizes = np.unique(np.rint(np.geomspace(1, 4096, RUNGS)).astype(int)).tolist()
     if family is Family.CONV:
         # Layers of ResNet-50 (He et al. 2016, table 1): the 3×3 and the 1×1 of a middle stage.
@@ -162,7 +162,7 @@ def _one(name: str, shapes: Sequence[object], values: Sequence[object] | None) -
 
 
 def typical_calls(family: Family, source: DeviceSpec) -> list[list[OpCall]]:
-    """The ladders of a family, as calls that a device would run."""
+    """Return the ladders of a family, as calls that a device would run."""
     calls = [list(rung) for rung in ladders(family)]
     if family is Family.CONV and "tf32" in source.matrix_tflops:
         # cuDNN's default: fp32 data, TF32 products.
@@ -193,7 +193,7 @@ class Ladders:
 
     @property
     def calls(self) -> list[OpCall]:
-        """The calls of all ladders in a row."""
+        """Return the calls of all ladders in a row."""
         return [call for calls in self._rungs.values() for each in calls for call in each]
 
     def times(self, times_us: Float64) -> dict[Family, list[Float64]]:
@@ -210,11 +210,11 @@ def _ladder(family: Family) -> Family:
 
 
 def typical_ratios(log_us: Float64, before_us: Sequence[Float64], after_us: Sequence[Float64]) -> Float64:
-    """Time on the target over the time on the source, for kernels of a family and the time they took, [n].
+    """Return the ratio of the target's to the source's time, [n], for kernels of a family by their recorded times.
 
     Args:
-        log_us: logs of their times on the source, µs.
-        before_us, after_us: times of the family's ladders there and on the target.
+        log_us: logs of the kernels' times on the source, µs, [n].
+        before_us, after_us: times of the family's ladders on the source and on the target, µs.
     """
     logs = np.zeros(len(log_us))
     for before, after in zip(before_us, after_us, strict=True):
@@ -314,7 +314,7 @@ def _priced(scenario: Scenario) -> KernelTimes:
 
 
 def _factors(scenario: Scenario) -> str:
-    """The factors on the device's speed, in words; empty where there are none."""
+    """Return the factors on the device's speed, in words; empty where there are none."""
     return " and ".join(f"{what} × {factor:g}" for what, factor in (
         ("GPU clock", scenario.devices.clock), ("memory bandwidth", scenario.devices.bandwidth)) if factor != 1.0)
 

@@ -138,7 +138,7 @@ class ReplayedStep:
 
     @property
     def error(self) -> float:
-        """Replayed over measured, less one, both under the profiler."""
+        """Return the replayed over measured, less one, both under the profiler."""
         return self.profiled_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
 
 
@@ -156,7 +156,7 @@ class Replay(Shown):
 
     @property
     def step_ns(self) -> float:
-        """The step: the mean of the replayed steps that count, of the slowest rank, ns; 0.0 without steps."""
+        """Return the step: the mean of the replayed steps that count, of the slowest rank, ns; 0.0 without steps."""
         return slowest_mean_ns((s.rank, s.replayed_ns) for s in self.steps if s.counts and s.name != WINDOW)
 
     def headline(self) -> str:
@@ -167,7 +167,7 @@ class Replay(Shown):
         return f"{len(self.steps):,} steps replayed, {signed_percent(worst, 2)} of the measured time at most"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``steps``: rank, name, measured and replayed time in ns, and the error (under the profiler)."""
+        """Return ``steps``: rank, name, measured and replayed time in ns, and the error (under the profiler)."""
         return {"steps": lambda: pd.DataFrame([{
             "rank": step.rank, "step": step.name, "measured_ns": step.measured_ns, "replayed_ns": step.replayed_ns,
             "error": step.error} for step in self.steps])}
@@ -180,12 +180,12 @@ class Replay(Shown):
 
     @property
     def inexact(self) -> list[ReplayedStep]:
-        """Steps whose replay is more than 1% off; of a what-if none."""
+        """Return the steps whose replay is more than 1% off; none for a what-if."""
         return [s for s in self.steps if abs(s.error) > INEXACT] if self.scale_kernels == 1.0 else []
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
-        """The replayed graphs, one a rank of ``program``."""
+        """Return the replayed graphs, one a rank of ``program``."""
         return self.built.graphs
 
     @property
@@ -195,17 +195,18 @@ class Replay(Shown):
 
     @property
     def median_abs_error(self) -> float:
-        """Median of the steps' absolute errors (a fraction)."""
+        """Return the median of the steps' absolute errors (a fraction)."""
         return float(np.median([abs(s.error) for s in self.steps])) if self.steps else 0.0
 
     @property
     def max_abs_error(self) -> float:
-        """Largest absolute error of a step (a fraction)."""
+        """Return the largest absolute error of a step (a fraction)."""
         return max((abs(s.error) for s in self.steps), default=0.0)
 
     @property
     def unexplained_share(self) -> float:
-        """The worst rank's delay that no rule explains, as a share of its window; the error of inexact steps is one."""
+        """Return the worst rank's delay that no rule explains, and the error of inexact steps, as a share of its
+        window."""
         missed: dict[int, int] = {}
         for step in self.inexact:
             missed[step.rank] = missed.get(step.rank, 0) + abs(step.profiled_ns - step.measured_ns)
@@ -219,7 +220,7 @@ class Replay(Shown):
         return self.unexplained_share <= REPRODUCIBLE_SHARE
 
     def kernel_end_errors_ns(self) -> Int64:
-        """Simulated less recorded end of every kernel (ns)."""
+        """Return the simulated less recorded end of every kernel (ns)."""
         return self.simulated.kernel_end - self.program.recorded_kernel_end
 
 
@@ -403,7 +404,7 @@ class ReplayErrors:
         return low / max(factor, exp(-self.apart)), high * max(factor, exp(self.apart))
 
     def warnings(self) -> list[str]:
-        """Sentences for a prediction."""
+        """Return the sentences for a prediction."""
         found = []
         if self.error > INEXACT:
             found.append(f"The recorded step itself is replayed {self.error:.1%} off (see foretrace replay): the "
@@ -416,7 +417,7 @@ class ReplayErrors:
 
 
 def replay_error(built: Built, cycle: Cycle) -> ReplayErrors:
-    """Replay the recorded steps of a cycle."""
+    """Replay the recorded steps of a cycle, and return the errors."""
     program = built.recorded_program
     simulated = simulate(program)
     steps = replayed_steps(built, program, simulated, simulated)

@@ -52,12 +52,13 @@ def peak_memory(scenario: Scenario) -> int | None:
 
 
 def with_sizes(scenario: Scenario, factor: float) -> Scenario:
-    """Activations and temporaries that grow with the sizes."""
+    """Return factors with which activations and temporaries grow with the sizes."""
     return replace(scenario, activation_factors={**scenario.activation_factors, SIZES: factor})
 
 
 def most_activations(graph: ExecutionGraph) -> int:
-    """The most bytes of activations that are alive at once, as far as the trace says; at the peak there may be none."""
+    """Return the most bytes of activations that are alive at once in the trace; at the memory peak there may be
+    none."""
     return int(memory_moments(graph)[:, 1].max()) if PEAK in graph.meta.memory else 0
 
 
@@ -152,7 +153,7 @@ class PathItem:
 
 @dataclass(slots=True, repr=False)
 class SteadyStep:
-    """The steady state of a step, µs a step: what a prediction says of it but its interval and prices.
+    """The steady state of a step, µs a step: a prediction without its interval and prices.
 
     Attributes:
         step_time_us: expected time of a step.
@@ -248,7 +249,7 @@ class Prediction(SteadyStep, Shown):
                 f"{high / 1e3:,.3f} ms, decided by {self.bound}")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``critical_path``, ``bounds``, ``families``, ``sources`` and ``ranks``; times in µs a step."""
+        """Return ``critical_path``, ``bounds``, ``families``, ``sources`` and ``ranks``; times in µs a step."""
         def by_name(key: str, value: str, values: dict[str, float]) -> pd.DataFrame:
             return pd.DataFrame({key: list(values), value: list(values.values())})
 

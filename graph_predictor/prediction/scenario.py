@@ -76,7 +76,7 @@ class Work:
 
 
 def describe_work(built: Built) -> Work:
-    """The calls of every kernel of a recorded job."""
+    """Return the calls of every kernel of a recorded job."""
     kernels = len(built.program.kernel_item)
     kernel_group, family = np.full(kernels, NONE, np.int64), np.full(kernels, COLLECTIVE, np.int64)
     numbers: dict[tuple[OpCall, ...], int] = {}
@@ -147,8 +147,8 @@ class WorkUnits:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Units (in time order) whose place other work takes: it runs where the first of them did, the others vanish.
-    Without calls nothing takes their place, and all of them vanish."""
+    """Units (in time order) that other work replaces: it runs in the place of the first unit, and the others vanish.
+    Without calls all units vanish."""
 
     units: Int64
     calls: tuple[OpCall, ...]
@@ -185,11 +185,11 @@ class Rewriting:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What a step no longer has.
+    """Masks of the work that edits remove from a step.
 
     Attributes:
-        operations: of each rank, rows of ``ops``.
-        kernels, items: rows of the recorded program.
+        operations: over each rank's ``ops``.
+        kernels, items: over the rows of the recorded program.
     """
 
     operations: list[Bool]
@@ -396,7 +396,7 @@ class FollowingDimension:
 
 @dataclass(frozen=True, slots=True)
 class OtherSizes:
-    """The sizes that were asked for, and what of the step follows them.
+    """The requested sizes, and the parts of the step that change with them.
 
     Attributes:
         route: the way to them.
@@ -537,7 +537,7 @@ Rewrite = Callable[[Scenario, WorkUnits], Rewriting]
 
 
 class Edit(Protocol):
-    """A change of a recorded step. Its class's text says what it assumes."""
+    """A change of a recorded step. The docstring of each edit's class states its assumptions."""
 
     def describe(self) -> str:
         """Return one phrase for reports."""

@@ -83,7 +83,7 @@ def _ends_of_ranks(repeated: Repeated) -> list[Int64]:
 
 @dataclass(frozen=True)
 class Steady:
-    """Copies of a cycle in their steady state, or as near to it as was tried.
+    """Copies of a cycle in their steady state, or in the nearest state that was reached.
 
     Attributes:
         copies: the copies, edited.
@@ -104,7 +104,7 @@ class Steady:
 
     @cached_property
     def program(self) -> Program:
-        """The copies as simulated, with edited durations."""
+        """Return the copies as simulated, with edited durations."""
         return self.copies.program(self.kernels)
 
     @property

@@ -28,7 +28,7 @@ the standard deviation of the usual difference between two steps."""
 
 
 def unprofiled_stretches(built: Built) -> Float64:
-    """Medians of consecutive stretches of the steps that a capture timed without the profiler, ns."""
+    """Return medians of consecutive stretches of the steps that a capture timed without the profiler, ns."""
     times = np.array(built.graphs[0].meta.unprofiled_step_ns, np.float64)
     return np.array([np.median(part) for part in np.array_split(times, STRETCHES) if len(part)])
 
@@ -97,7 +97,7 @@ QUANTILES = (0.1, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class StepKinds:
-    """Difference of a job's recorded steps in what they do.
+    """Differences in work between a job's recorded steps.
 
     ::
 
@@ -179,7 +179,7 @@ def _difference(graph: ExecutionGraph, work: WorkOfSteps, pair: Sequence[int], s
 
 
 def _where_they_differ(one: str, other: str) -> tuple[str, str]:
-    """Two long texts, cut to where they begin to differ."""
+    """Return two long texts, cut to where they begin to differ."""
     at = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
     begin = 0 if at < SHOWN // 2 else at - SHOWN // 4
     cut = ["…" * (begin > 0) + text[begin:begin + SHOWN] + "…" * (begin + SHOWN < len(text)) for text in (one, other)]

@@ -37,7 +37,7 @@ class TunedWorkload:
 
     @property
     def gain(self) -> float:
-        """The default's step over the best's, less one."""
+        """Return the default's step over the best's, less one."""
         return self.step_ns[self.default] / self.best_ns - 1.0 if self.best_ns else 0.0
 
 
@@ -85,7 +85,7 @@ def _lacking(collectives: list[RecordedCollective], has: Bool) -> list[str]:
 
 
 def _other_devices(built: Built, on: Topology) -> list[str]:
-    """A note where the workload was recorded on another GPU than the profiles are of."""
+    """Return a note where the workload was recorded on another GPU than the profiles are of."""
     found = sorted({g.meta.device for g in built.graphs if g.meta.device and not same_gpu(g.meta.device, on)})
     if not found:
         return []

@@ -30,12 +30,12 @@ LEAST_LEFT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ProfilerCost:
-    """Cost of one recorded event, ns, and the factor on the host time that is left.
+    """Cost of one recorded event under the profiler, ns, and a factor on the remaining host time.
 
-    A capture times steps with nothing watching before it profiles others, so that the difference is known. It has two
-    causes: each recorded operation and call costs something, and the machine may have been slower or faster in one of
-    the two phases. How much of it is whose follows from what events are known to cost, and from how far two phases
-    differ by chance. The profiler reads the clock last when an operation begins and first when it ends:
+    A capture first times steps without the profiler and then profiles others, so their difference is known. It has two
+    causes: each recorded operation and call costs time, and the machine may be slower or faster in one of the phases.
+    The known costs of events and the usual difference between two phases give each cause's part. The profiler reads the
+    clock last when an operation begins and first when it ends:
 
     ::
 
@@ -68,13 +68,14 @@ def profiler_cost(scenario: Scenario, stalled_ns: float = 0.0) -> ProfilerCost |
 
 
 def without_profiler(scenario: Scenario, ns: Float64, cost: ProfilerCost) -> Float64:
-    """Times of the host's slices without the profiler's cost, ns."""
+    """Return the times of the host's slices without the profiler's cost, ns."""
     return _less(ns, events_of(scenario), cost.event_ns) * cost.factor
 
 
 def _event_ns(scenario: Scenario, events: float, difference_ns: float, unprofiled_ns: float) -> float:
-    """Cost of one event, from what events are known to cost and what a capture's two phases differ by, each as far as
-    it is sure. Where a device computes, the difference alone: only the part that the device does not hide is felt."""
+    """Return the cost of one event, from what events are known to cost and what a capture's two phases differ by, each
+    as far as it is sure. Where a device computes, the difference alone: only the part that the device does not hide is
+    felt."""
     if events < 1.0:
         return 0.0
     if not scenario.built.computes_on_host:
@@ -165,7 +166,7 @@ def events_of(scenario: Scenario) -> Float64:
 
 
 def _around(graph: ExecutionGraph) -> Int64:
-    """For every row of ``ops`` the operation that it is inside of; -1 for none."""
+    """Return for every row of ``ops`` the operation around it; -1 for none."""
     above = graph.ops.parent
     return np.where(above >= 0, np.append(operation_of(graph), NONE)[above], NONE)
 
@@ -312,7 +313,7 @@ def _stalled(built: Built, slices: HostSlices, stalls: Int64) -> tuple[float, st
 
 
 def on_unprofiled_clock(program: Program, built: Built) -> Program:
-    """A program of the recorded times, such as one with residuals, with the profiler's cost taken out of it."""
+    """Return a program of the recorded times, such as one with residuals, with the profiler's cost taken out of it."""
     if built.without_profiler is None:
         return program
     recorded, left = built.without_profiler.recorded, built.program
