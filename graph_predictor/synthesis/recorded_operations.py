@@ -76,20 +76,20 @@ class RecordedOperations:
 
     @property
     def graph(self) -> ExecutionGraph:
-        """The recorded rank."""
+        """Return the recorded rank."""
         return self.costs.graph
 
     @property
     def op(self) -> Int64:
-        """Row of ``graph.ops`` of each."""
+        """Return the row of ``graph.ops`` of each."""
         return self.costs.op
 
     def host(self) -> Float64:
-        """Host time of each operation, with that of its calls and that before it, ns."""
+        """Return the host time of each operation, with that of its calls and that before it, ns."""
         return self.before + self.inside + self.calls.by_operation(self.call_ns)
 
     def device(self) -> Float64:
-        """Device time of each operation's own calls, ns."""
+        """Return the device time of each operation's own calls, ns."""
         calls = self.calls
         kernels = np.concatenate([[0.0], np.cumsum(self.kernel_ns)])[calls.kernel_ptr]
         return calls.by_operation(np.where(calls.within, np.diff(kernels), 0.0))
@@ -112,7 +112,7 @@ class RecordedCalls:
     kernel: Int64
 
     def by_operation(self, values: Float64) -> Float64:
-        """Sums of the calls' values, by operation."""
+        """Return the sums of the calls' values, by operation."""
         total = np.concatenate([[0.0], np.cumsum(values)])
         found: Float64 = total[self.ptr[1:]] - total[self.ptr[:-1]]
         return found
@@ -123,7 +123,7 @@ class RecordedCalls:
 
 
 def recorded_operations(scenario: Scenario, rank: int, names: Iterable[str]) -> RecordedOperations:
-    """The operations of a recorded rank for a trace that knows operations of the given names."""
+    """Return the operations of a recorded rank that match a trace with operations of the given names."""
     built, cycle = scenario.built, scenario.cycle
     graph, program = built.graphs[rank], built.program
     owner = operations_named(graph, names)
@@ -149,7 +149,7 @@ def recorded_operations(scenario: Scenario, rank: int, names: Iterable[str]) -> 
 
 
 def _calls(built: Built, rank: int, owner: Int64, rows: Int64, span: tuple[int, int]) -> RecordedCalls:
-    """The calls of one step's operations; what is called after the last one is called at its end."""
+    """Return the calls of one step's operations; what is called after the last one is called at its end."""
     graph = built.graphs[rank]
     calls, kernels = graph.launches, graph.kernels
     of_op = np.full(len(graph.ops) + 1, NONE, np.int64)

@@ -198,8 +198,8 @@ class StandIn:
         return found
 
     def _ratios(self, rank: int, ns: Float64) -> tuple[Float64, Float64, float, float]:
-        """Time with the edit over time without: in each recorded operation and before it (and after the last one), of
-        loading batches, and of all."""
+        """Return the time with the edit over time without: in each recorded operation and before it (and after the last
+        one), of loading batches, and of all."""
         slices, cycle, costs = self.scenario.slices, self.scenario.cycle, self.costs[rank]
         mine = (slices.rank == self.ranks[rank]) & cycle.working[slices.item]
         # Where nothing was recorded, nothing tells another ratio than that of all.
@@ -373,7 +373,7 @@ class StandInTimes:
 
     def _changes(self, graph: ExecutionGraph, recorded: RecordedOperations, pairs: OperationMatch) -> dict[
             tuple[int, ...], _Change]:
-        """The change of every kind of pair, by ``_key``."""
+        """Return the change of every kind of pair, by ``_key``."""
         found: dict[tuple[int, ...], tuple[tuple[OpCall, ...], tuple[OpCall, ...], float]] = {}
         weight = np.maximum(recorded.device() + recorded.compute, 1.0)
         unsized = 0.0
@@ -443,7 +443,7 @@ class _Rank:
         return found
 
     def times(self, collectives: dict[int, DeviceWork]) -> OperationTimes:
-        """Host time and calls of every operation."""
+        """Return the host time and calls of every operation."""
         recorded, ops, of = self.recorded, self.graph.ops, self.pairs.row
         before, inside = np.zeros(len(ops)), np.zeros(len(ops))
         calls: dict[int, list[HostCall]] = {}
@@ -469,7 +469,7 @@ class _Rank:
         return OperationTimes(before, inside, calls, recorded.tail, fetch)
 
     def _inside(self, row: int, change: _Change) -> float:
-        """Host time in an operation; on a CPU its computation changes with the sizes."""
+        """Return the host time in an operation; on a CPU its computation changes with the sizes."""
         compute, total = float(self.recorded.compute[row]), float(self.recorded.inside[row])
         self.tally.measured += change.source == Source.MEASURED
         self.tally.anchored += change.source == Source.ANCHORED
@@ -527,12 +527,12 @@ class _Rank:
         return work
 
     def _placed(self, work: DeviceWork, kernel: int) -> DeviceWork:
-        """A collective on the stream it was recorded on."""
+        """Return a collective on the stream it was recorded on."""
         return replace(work, stream=int(self.recorded.graph.kernels.stream[kernel]))
 
     def _unknown(self, op: int, works: list[DeviceWork], collectives: dict[int, DeviceWork],
                  usual: tuple[float, float, float]) -> tuple[float, float, list[HostCall]]:
-        """An operation the recording does not have."""
+        """Price an operation that was not recorded."""
         self.tally.modelled += 1
         if op in self.row_of:
             # A recorded CPU job's collectives are in its host time; one that had none gets them beside it.
@@ -550,7 +550,7 @@ class _Rank:
         return usual[0], usual[1] + computed, [HostCall(_LAUNCH, LaunchKind.KERNEL, usual[2], [work]) for work in works]
 
     def _collective(self, row: int) -> tuple[int, float]:
-        """Kernel of a recorded operation's collective, and its time, ns; ``NONE`` where it has none."""
+        """Return the kernel of a recorded operation's collective, and its time, ns; ``NONE`` where it has none."""
         if row < 0:
             return NONE, 0.0
         calls = self.recorded.calls
@@ -589,7 +589,7 @@ def _calls_of_pair(graph: ExecutionGraph, op: int, recorded: RecordedOperations,
 
 
 def _alike(old: Operation, new: Operation) -> tuple[Operation, Operation]:
-    """Both with what both know: what only the trace says of an argument says nothing of a change."""
+    """Return both with the facts that both state: a fact that only the trace states shows no change."""
     pairs = [_both(one, other) for one, other in zip(old.arguments, new.arguments, strict=False)]
     more = len(pairs)
     return (replace(old, arguments=(*(a for a, _ in pairs), *old.arguments[more:])),
@@ -620,7 +620,7 @@ def _payload(graph: ExecutionGraph, row: int) -> tuple[int, int, str]:
 
 
 def _usual(recorded: RecordedOperations) -> tuple[float, float, float]:
-    """Median host time before and in an operation that does work, and of one launch, ns."""
+    """Return the median host time before and in an operation that does work, and of one launch, ns."""
     calls = len(recorded.call_ns)
     works = np.diff(recorded.calls.ptr) > 0 if calls else recorded.compute > 0
     if not works.any():

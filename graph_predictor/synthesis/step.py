@@ -55,12 +55,12 @@ HOST_WORK_TOLD_NS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class HostThread:
-    """Its time in a step, ns.
+    """The host thread's time in a step, ns.
 
     Attributes:
-        told_ns: what the model of hosts tells.
-        computed_ns: what operations compute on it, where it is the device.
-        width_ns: half width of the latter's 80% interval; calls of a family err together, families apart.
+        told_ns: time predicted by the host model.
+        computed_ns: time of operations' computation on the host, where the host is the device.
+        width_ns: half width of its 80% interval. Errors within a family are common, between families independent.
     """
 
     told_ns: float
@@ -92,7 +92,7 @@ class HostThread:
 
 
 def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, tuple[OpCall, ...]]:
-    """The calls of operations of a shape-only graph; equal ones are looked at once."""
+    """Return the calls of operations of a shape-only graph; equal operations share the work."""
     known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
     ops = graph.ops
     columns = (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars, ops.place)
@@ -137,7 +137,7 @@ def _work(call: OpCall, ns: float, source: int, low: float, high: float) -> Devi
 
 def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: CollectiveModel | None) -> dict[
         int, DeviceWork]:
-    """Device work of each row of the rank's collectives."""
+    """Return the device work of each row of the rank's collectives."""
     if not len(graph.collectives):
         return {}
     table, times = graph.collectives, price_table(graph, spec, collectives)
@@ -275,7 +275,7 @@ def _told(host_ns: float, host: HostModel) -> str:
 
 def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostModel,
               collectives: dict[int, DeviceWork]) -> tuple[OperationTimes, HostThread]:
-    """Everything from models: each call of an operation is a kernel that is launched; and what the host does."""
+    """Return everything from models: each call of an operation is a kernel that is launched; and what the host does."""
     ops = graph.ops
     row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}
     calls = calls_by_operation(graph, (op for op in range(len(ops)) if op not in row_of))
