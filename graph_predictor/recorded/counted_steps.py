@@ -132,7 +132,7 @@ LIKE_WORK = 0.01
 
 @dataclass(frozen=True)
 class CountedSteps:
-    """The recorded steps of a job, and which of them count: all commands take these.
+    """The recorded steps of a job, and which of them count. All commands use the same steps.
 
     Attributes:
         ranks: the lengths of each rank's steps.

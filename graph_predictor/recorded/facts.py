@@ -34,7 +34,7 @@ def rank_number(graph: ExecutionGraph, position: int) -> int:
 
 
 def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
-    """Notes of several ranks, each given once, with the ranks it is about unless it is about all of them."""
+    """Return each note once, with the numbers of its ranks unless it holds for all ``ranks`` ranks."""
     told: dict[str, list[int]] = {}
     for rank, note in notes:
         told.setdefault(note, []).append(rank)
