@@ -108,7 +108,7 @@ def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", no
 
 
 def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
-    """The device work of a trace's step; ``spec`` is where one traced by shapes would run.
+    """Return the device work of a trace's step; ``spec`` is where one traced by shapes would run.
 
     Raises:
         DataError: it is of several ranks, or has no device work whose sizes are known.
@@ -142,7 +142,7 @@ def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
 
 
 def _step(work: StepWork, spec: DeviceSpec, measured_us: float) -> MeasuredStep | str:
-    """A row's step, or why it says nothing of the device."""
+    """Return a row's step, or why it says nothing of the device."""
     if work.recorded_on == spec.name:
         busy = min(work.device_us / measured_us, 1.0)
         if busy < BUSY:
@@ -158,7 +158,7 @@ def _step(work: StepWork, spec: DeviceSpec, measured_us: float) -> MeasuredStep 
 
 
 def _rows(path: str, software: str) -> list[TableRow]:
-    """Rows of a table that are of some software, each with a trace and a time."""
+    """Return the rows of a table that are of some software, each with a trace and a time."""
     rows = read_rows(path, (TRACE, STEP_MS), "steps", "docs/kernel_models.md")
     for row in rows:
         row.positive_ms(STEP_MS)

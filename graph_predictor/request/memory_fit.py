@@ -51,7 +51,7 @@ class StageMemory:
 
     @property
     def allocated(self) -> float:
-        """Bytes that the framework has handed out: PyTorch's ``max_memory_allocated``."""
+        """Return the bytes that the framework has handed out: PyTorch's ``max_memory_allocated``."""
         return self.account.allocated
 
 

@@ -59,7 +59,7 @@ class FitBatch(Shown):
         return f"{surely} {on}{more}"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``tried``: every size that was traced, its expected, least and most bytes, and whether it fits."""
+        """Return ``tried``: every size that was traced, its expected, least and most bytes, and whether it fits."""
         return {"tried": lambda: pd.DataFrame([{
             self.name: size, "low_bytes": round(memory.low), "bytes": round(memory.account.total),
             "high_bytes": round(memory.high), "fit": fit_of(memory, self.limit_bytes).value,
@@ -133,7 +133,8 @@ def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: s
 
 
 def _largest(needed: Callable[[int], float], limit: float, begin: int) -> int | None:
-    """The largest size that needs no more than a limit, of a need that grows with the size; ``None`` if 1 is too much.
+    """Return the largest size that needs no more than a limit, of a need that grows with the size; ``None`` if 1 is too
+    much.
 
     Both it and the next one are tried.
     """

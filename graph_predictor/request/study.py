@@ -121,7 +121,7 @@ class Configuration:
 
 def read_source(source: Sequence[str], window: int = 0, device: str | None = None, *, selected: float | None = None,
                 read: Callable[[list[str], int], Job] | None = None) -> Job:
-    """The job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION.
+    """Return the job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION.
 
     Args:
         source: paths, or one SCRIPT.py:FUNCTION.
@@ -218,7 +218,7 @@ class Study:
 
     @property
     def job(self) -> Job:
-        """The source; a script is traced the first time, in a process of its own as for each of its sizes."""
+        """Return the source; a script is traced the first time, in a process of its own as for each of its sizes."""
         if self._job is None:
             assert self._code is not None
             self._job = assemble_job([apart.trace_apart(self._code, shape_device(find_device(self._code_device)))])
@@ -405,7 +405,7 @@ class Study:
         return found if samples is None else found.with_items(samples * plan.dp / plan.world_size)
 
     def _sized(self, wanted: Configuration) -> tuple[Baseline, list[Edit]]:
-        """Other sizes by the best way there is: the program traced again, or the nearest capture scaled."""
+        """Return other sizes by the best way there is: the program traced again, or the nearest capture scaled."""
         recorded = self._known()
         if not wanted.sizes:
             return recorded, []
@@ -430,8 +430,8 @@ class Study:
         return recorded, [scaling.Sizes.parse(list(wanted.sizes), noted, because)]
 
     def _scaled_instead(self, wanted: Configuration, error: ShapeOnlyError) -> tuple[Baseline, list[Edit]]:
-        """A program that cannot be traced: its captures are scaled where the recorded sizes are named and that can be
-        done. Raises ``EditError``: it cannot be done either."""
+        """Predict other sizes of a program that cannot be traced: its captures are scaled where the recorded sizes are
+        named and that can be done. Raises ``EditError``: it cannot be done either."""
         old, new = parse_sets(wanted.sizes)
         lacking = [name for name in new if name not in old]
         if lacking:
@@ -482,7 +482,7 @@ class Study:
     # -- shared -------------------------------------------------------------------------------------------------------
 
     def _cluster(self, wanted: Configuration, alone: str | None = None) -> CollectiveModel | None:
-        """The cluster that is named; under a plan on another device, that device's usual one; of chosen backends
+        """Return the cluster that is named; under a plan on another device, that device's usual one; of chosen backends
         ``alone`` if that is given."""
         if (wanted.topology, wanted.comm_profile, wanted.comm_choices) != (None, None, None):
             found = self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
