@@ -137,7 +137,7 @@ def explained_start(view: RankView, constants: LaunchConstants) -> Int64:
 
 
 def launch_latency(view: RankView, constants: LaunchConstants) -> Int64:
-    """Launch latency constant of every kernel (ns); what it counts from depends on the kernel, see ``Anchor``."""
+    """Return the launch latency of every kernel (ns); the moment it counts from depends on the kernel."""
     kind = view.graph.kernels.kind
     latency = np.where(view.k_in_call, constants.latency_in_call[kind], constants.latency[kind])
     return np.where(view.k_staged, constants.staged_tail, latency).astype(np.int64)
@@ -221,7 +221,7 @@ class _Running:
                      for s in range(len(view.streams))]
 
     def blocker(self, kernel: int) -> int:
-        """The running kernel of another stream that ends soonest after ``kernel`` starts, or -1."""
+        """Return the running kernel of another stream that ends soonest after ``kernel`` starts, or -1."""
         kernels = self.view.graph.kernels
         start = kernels.start_ns[kernel]
         best = -1
@@ -347,7 +347,7 @@ class _Channels:
         self.depth = usual if self.measured else max(CUDA_DEPTH, int(reached.max(initial=0)) + 1)
 
     def _by_channel(self) -> list[tuple[Int64, Int64]]:
-        """Places of each channel's calls within ``calls``, and its entries' ends."""
+        """Return the places of each channel's calls within ``calls``, and its entries' ends."""
         own = self.channel[self.calls]
         return [(np.nonzero(own == c)[0], ends) for c, ends in enumerate(self.ends)]
 
@@ -361,7 +361,7 @@ class _Channels:
         return found
 
     def queue(self, cost: Int64, constants: LaunchConstants, *, shared: bool) -> LaunchQueue:
-        """The queue of this reading, with its blocking taken out of ``cost``; fits ``constants.queue_return``."""
+        """Return the queue of this reading, its blocking removed from ``cost``; fits ``constants.queue_return``."""
         calls, strings = self.view.graph.launches, self.view.graph.strings
         names = np.unique(calls.name[self.calls]).tolist()
         unbounded = not self.measured and any(strings[name].startswith("hip") for name in names)
@@ -402,8 +402,8 @@ class _Channels:
 
 
 def _entries(view: RankView, channel_of: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Queue entries channel by channel in launch order, how many each channel has, every submitting call's channel, and
-    how many entries of it come before that call.
+    """Return the queue entries channel by channel in launch order, how many each channel has, every submitting call's
+    channel, and how many entries of it come before that call.
 
     Args:
         view: The rank.

@@ -32,7 +32,7 @@ class SimulationStuck(ForetraceError):
 
 
 def structure_of(program: Program) -> Structure:
-    """The structure of a program, for ``simulate``."""
+    """Return the structure of a program, for ``simulate``."""
     p, kernels = program, len(program.kernel_item)
     return Structure(*_invert(p.kernel_item, len(p.item_kind)), *_invert(p.kernel_previous, kernels),
                      *_invert(p.edge_kernel, kernels), *_invert(p.kernel_group, len(p.group_size)),
@@ -66,7 +66,7 @@ def simulate(program: Program, *, structure: Structure | None = None) -> Simulat
 
 
 def _invert(target: Int64, size: int) -> tuple[Int64, Int64]:
-    """CSR of the rows that point to each target (rows with a negative target are left out)."""
+    """Return the CSR of the rows that point to each target (rows with a negative target are left out)."""
     rows = np.nonzero(target >= 0)[0]
     order = rows[np.argsort(target[rows], kind="stable")]
     ptr = np.zeros(size + 1, np.int64)
@@ -102,7 +102,7 @@ class Path(PathSegments):
         return int((self.end_ns - self.start_ns).sum())
 
     def by_bound(self) -> dict[str, int]:
-        """Nanoseconds by bound; every bound is present."""
+        """Return the nanoseconds by bound; every bound is present."""
         sums = np.bincount(self.bound, weights=(self.end_ns - self.start_ns).astype(np.float64), minlength=len(Bound))
         return {b.label: int(sums[b]) for b in Bound}
 
@@ -146,7 +146,7 @@ class Causes:
 
     @cached_property
     def _columns(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], Int8]:
-        """The program, its times, and which items are their thread's first."""
+        """Return the program, its times, and which items are their thread's first."""
         first = np.zeros(len(self.program.item_kind) + 1, np.int8)
         first[self.program.thread_ptr[:-1]] = 1
         return columns(Program, self.program), columns(Simulated, self.simulated), first

@@ -220,7 +220,7 @@ def infer_host_waits(view: RankView, constants: LaunchConstants, allocations: Al
 
 
 def _behind_the_stream(view: RankView) -> Int64:
-    """Staged copies whose call waited for its stream: what was there before ended during the call.
+    """Return the staged copies whose call waited for its stream: what was there before ended during the call.
 
     ::
 
@@ -249,7 +249,8 @@ class _StreamIndex:
             self.launched.append(view.k_queued[rows])
 
     def last(self, stream: int, before: int, returned: int) -> int:
-        """Row of the kernel, or -1; orphans that outlast ``returned`` were launched later, unseen."""
+        """Return the row of the stream's last kernel launched before ``before``, or -1; orphans that end after
+        ``returned`` were launched later by unrecorded calls and do not count."""
         at = int(np.searchsorted(self.launched[stream], before, side="left")) - 1
         rows, view = self.rows[stream], self.view
         while at >= 0 and view.k_call[rows[at]] < 0 and view.k_end[rows[at]] > returned + CLOCK_NS:
@@ -258,7 +259,7 @@ class _StreamIndex:
 
 
 def _awaited(view: RankView, index: _StreamIndex, call: int) -> list[int]:
-    """Kernels whose end a synchronising call waits for."""
+    """Return the kernels whose end a synchronising call waits for."""
     graph = view.graph
     calls = graph.launches
     name, begin, returned = view.call_name(call), int(calls.start_ns[call]), int(view.c_end[call])
@@ -285,7 +286,7 @@ def _awaited(view: RankView, index: _StreamIndex, call: int) -> list[int]:
 
 
 def _drained(view: RankView, index: _StreamIndex, call: int, allocations: AllocationWaits) -> list[int]:
-    """Kernels that an allocating call waited for: it returned just after the device had run out of work."""
+    """Return the kernels that an allocating call waited for: it returned just after the device had run out of work."""
     begin, returned = int(allocations.begins[call]), int(view.c_end[call])
     streams = range(len(view.streams))
     found = [k for s in streams if (k := index.last(s, int(view.graph.launches.start_ns[call]), returned)) >= 0]
@@ -432,14 +433,14 @@ def hold_back(items: HostItems, allocations: AllocationWaits) -> None:
 
 
 def _taking_part(view: RankView) -> list[int]:
-    """Threads that run operators or launch work; watchdogs that only poll events decide nothing."""
+    """Return the threads that run operators or launch work; watchdogs that only poll events decide nothing."""
     launching = view.graph.launches.thread[view.k_call[view.k_call >= 0]]
     running = view.graph.ops.thread[view.graph.ops.kind == OpKind.OPERATION]
     return sorted({int(t) for t in np.unique(launching)} | {int(t) for t in np.unique(running)})
 
 
 def _busy(view: RankView, thread: int) -> tuple[Int64, Int64]:
-    """Merged [start, end) intervals in which a thread ran an operator or a call."""
+    """Return the merged [start, end) intervals in which a thread ran an operator or a call."""
     ops, calls = view.graph.ops, view.graph.launches
     o = (ops.thread == thread) & (ops.kind == OpKind.OPERATION)
     c = calls.thread == thread
@@ -449,7 +450,7 @@ def _busy(view: RankView, thread: int) -> tuple[Int64, Int64]:
 
 
 def _hand_overs(view: RankView, threads: list[int], markers: list[_Marker]) -> int:
-    """Append the hand-over and resume markers of every (caller, autograd thread) pair; returns how many."""
+    """Append the hand-over and resume markers of every (caller, autograd thread) pair; return their number."""
     ops = view.graph.ops
     backward = {int(t) for t in np.unique(ops.thread[(ops.phase == Phase.BACKWARD) & (ops.kind == OpKind.OPERATION)])}
     callers = [t for t in threads if t in {int(x) for x in view.graph.steps.thread}]
@@ -496,7 +497,7 @@ def _keep_out_of_calls(view: RankView, caller: int, markers: list[_Marker]) -> N
 
 def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], busy: tuple[Int64, Int64],
                     markers: list[_Marker]) -> int:
-    """The autograd thread begins a pass after the caller's last work before it."""
+    """Find where the autograd thread begins a pass: after the caller's last work before it."""
     start, end = busy
     pause_from = np.concatenate([[min(int(caller_busy[0][0]), int(start[0]))], end[:-1]])
     length = start - pause_from
@@ -519,7 +520,7 @@ def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
 
 def _caller_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], busy: tuple[Int64, Int64],
                     markers: list[_Marker]) -> int:
-    """The caller goes on after the autograd thread's last work before it."""
+    """Find where the caller goes on: after the autograd thread's last work before it."""
     pause_from, pause_to = caller_busy[1][:-1], caller_busy[0][1:]
     length = pause_to - pause_from
     share = covered(busy, pause_from, pause_to)
@@ -539,7 +540,7 @@ def _caller_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
 
 
 def _loader_waits(view: RankView) -> list[tuple[int, int, int]]:
-    """(thread, from, to) of the wait inside every ``__next__`` of a multi-process data loader."""
+    """Return (thread, from, to) of the wait inside every ``__next__`` of a multi-process data loader."""
     graph, ops = view.graph, view.graph.ops
     loader = np.array(["_MultiProcessingDataLoaderIter" in text for text in graph.strings], np.bool_)
     if not loader.any():

@@ -89,18 +89,18 @@ class HostTime:
 
     @classmethod
     def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
-        """Intervals given in any order."""
+        """Return the intervals given in any order."""
         order = np.lexsort((start_ns, thread))
         return cls(thread[order], start_ns[order], end_ns[order], op[order])
 
     @cached_property
     def first(self) -> Int64:
-        """Where each thread's intervals begin, and the end."""
+        """Return the first interval of each thread, and the number of intervals."""
         return np.append(np.flatnonzero(np.diff(self.thread, prepend=self.thread[:1] - 1)), len(self.thread))
 
     @cached_property
     def latest_end(self) -> Int64:
-        """The latest end of a thread's intervals up to each."""
+        """Return the latest end of a thread's intervals up to each."""
         return np.concatenate([np.zeros(0, np.int64), *(
             np.maximum.accumulate(self.end_ns[low:high]) for low, high in pairwise(self.first.tolist()))])
 
@@ -116,7 +116,7 @@ class HostSplit:
 
 
 def exclusive_time(graph: ExecutionGraph) -> HostTime:
-    """The innermost operation of every thread over time. Annotations (``ProfilerStep#3``) are no operations."""
+    """Return the innermost operation of every thread over time. Annotations (``ProfilerStep#3``) are no operations."""
     ops = graph.ops
     room = np.empty((4, 2 * len(ops)), np.int64)
     found = innermost_times(ops.kind, ops.thread, ops.start_ns, ops.duration_ns,
@@ -125,7 +125,7 @@ def exclusive_time(graph: ExecutionGraph) -> HostTime:
 
 
 def operation_of(graph: ExecutionGraph) -> Int64:
-    """For every row of ``ops`` the nearest row at or above it that is an operation (-1: only annotations)."""
+    """Return for every row of ``ops`` the nearest operation at or above it (-1: only annotations)."""
     ops = graph.ops
     return nearest(ops.parent, ops.kind != OpKind.ANNOTATION, np.arange(len(ops)))
 
@@ -215,12 +215,12 @@ class HostSlices:
         return len(self.ns)
 
     def of_rank(self, rank: int) -> Int64:
-        """Rows of one rank."""
+        """Return the rows of one rank."""
         return np.flatnonzero(self.rank == rank)
 
 
 def host_slices(built: Built) -> HostSlices:
-    """The slices of all ranks of a recorded job, without the profiler where its program is."""
+    """Return the slices of all ranks of a recorded job, without the profiler where its program is."""
     if built.without_profiler is not None:
         return built.without_profiler.slices
     parts = [_rank_slices(built, rank) for rank in range(len(built.graphs))]
@@ -230,15 +230,15 @@ def host_slices(built: Built) -> HostSlices:
 
 
 def with_host(program: Program, slices: HostSlices, ns: Float64) -> tuple[Int64, Int64]:
-    """``item_work`` and ``item_cost`` with other times of the slices (ns)."""
+    """Return ``item_work`` and ``item_cost`` with other times of the slices (ns)."""
     size = len(program.item_kind)
     work, cost = np.bincount(slices.item + size * slices.is_cost, weights=ns, minlength=2 * size).reshape(2, size)
     return whole_ns(work), whole_ns(cost)
 
 
 def _items(built: Built, rank: int) -> tuple[Int64, Int64, Int64]:
-    """A rank's items, their threads (rows of ``graph.threads``), and when the work before each begins, on the graph's
-    clock."""
+    """Return a rank's items, their threads (rows of ``graph.threads``), and when the work before each begins, on the
+    graph's clock."""
     program = built.recorded_program
     thread = program.item_thread()
     items = np.flatnonzero(program.thread_rank[thread] == rank)
@@ -279,7 +279,7 @@ def _rank_slices(built: Built, rank: int) -> HostSlices:
 
 
 def _following(graph: ExecutionGraph, thread: Int64, time: Int64) -> Int64:
-    """The first top-level operation of a thread that begins at a time or later; -1 for none."""
+    """Return the first top-level operation of a thread that begins at a time or later; -1 for none."""
     ops = graph.ops
     top = top_operations(graph)
     span = int((ops.start_ns + ops.duration_ns).max(initial=0)) + int(np.abs(time).max(initial=0)) + 2
@@ -292,7 +292,7 @@ def _following(graph: ExecutionGraph, thread: Int64, time: Int64) -> Int64:
 
 
 def top_operations(graph: ExecutionGraph) -> Int64:
-    """Rows of operations that no other operation is around."""
+    """Return the rows of operations that no other operation is around."""
     ops = graph.ops
     above = np.append(operation_of(graph), NONE)[ops.parent]
     return np.flatnonzero((ops.kind == OpKind.OPERATION) & (above < 0))
@@ -326,7 +326,7 @@ def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
 
 
 def fetch_ranges(graph: ExecutionGraph) -> Int64:
-    """Rows of ``ops`` that are the fetching of one batch in the training process."""
+    """Return the rows of ``ops`` that are the fetching of one batch in the training process."""
     return np.flatnonzero(operations_like(graph, FETCH))
 
 
@@ -355,8 +355,8 @@ def lanes(rows: Int64) -> Lanes:
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """Host time of programs that take it from the same rows, ns, [programs, rows] each: work before items, and their
-    own cost."""
+    """Host time of programs with the same rows, ns, [programs, rows] each: work before items, and the items' own
+    cost."""
 
     work: Int64
     cost: Int64
@@ -364,7 +364,7 @@ class HostRows:
 
 @dataclass(frozen=True, slots=True)
 class HostVariants:
-    """Host time of variants, each that of one of a few programs, of the items that have taken in others.
+    """Host time of variants: each variant takes that of one of a few programs, by merged items.
 
     Attributes:
         work, cost: of the programs, ns, [programs, rows] each.
@@ -393,9 +393,8 @@ def _side_by_side(rows: Int64, of: Int64) -> Int64:
 
 
 class WorkingOrder:
-    """An order in which a program's items and kernels can be worked out, and those of every program that differs from
-    it in times alone: in work, costs, lags, latencies, durations and gaps (which stay negative or not), and in external
-    times that are there.
+    """An order in which a program's items and kernels can be computed. It is valid for every program that differs in
+    times alone: work, costs, lags, latencies, durations, gaps of the same sign, and existing external times.
 
     Args:
         program: the program.

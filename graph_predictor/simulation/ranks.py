@@ -93,7 +93,7 @@ def view_rank(graph: ExecutionGraph) -> RankView:
 
 
 def _streams(device: Int32, stream: Int64) -> tuple[list[tuple[int, int]], Int32]:
-    """Distinct (device, stream) pairs and the index of each kernel's pair."""
+    """Return the distinct (device, stream) pairs and the index of each kernel's pair."""
     if not len(device):
         return [], np.zeros(0, np.int32)
     both, index = np.unique(np.stack([device.astype(np.int64), stream]), axis=1, return_inverse=True)
@@ -101,7 +101,7 @@ def _streams(device: Int32, stream: Int64) -> tuple[list[tuple[int, int]], Int32
 
 
 def _previous(stream: Int32, order: Int64) -> Int64:
-    """Row of the previous kernel of the same stream, or -1; ``order`` sorts the rows by stream and start."""
+    """Return the row of the previous kernel of the same stream, or -1; ``order`` sorts the rows by stream and start."""
     previous = np.full(len(stream), NONE, np.int64)
     same = stream[order][1:] == stream[order][:-1]
     previous[order[1:][same]] = order[:-1][same]
@@ -109,7 +109,7 @@ def _previous(stream: Int32, order: Int64) -> Int64:
 
 
 def running_maximum(group: Int32, value: Int64) -> Int64:
-    """Cumulative maximum of ``value`` within each contiguous group."""
+    """Return the cumulative maximum of ``value`` within each contiguous group."""
     result = np.empty(len(value), np.int64)
     bounds = np.concatenate([[0], np.nonzero(np.diff(group))[0] + 1, [len(group)]])
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -119,7 +119,7 @@ def running_maximum(group: Int32, value: Int64) -> Int64:
 
 def _copies(graph: ExecutionGraph, launched: Bool, call_end: Int64) -> tuple[
         Bool, Bool]:
-    """Copies their own call waits for (to pageable memory, or a synchronous copy call), and staged copies.
+    """Return the copies their own call waits for (to pageable memory, or a synchronous copy call), and staged copies.
 
     A large copy *from* pageable memory is staged by the call piece by piece: the copy runs during the call and ends
     when the call has staged the last piece. One that began after its call had returned was staged before, all of it,
@@ -288,7 +288,7 @@ def _described(graph: ExecutionGraph, pairs: bool) -> dict[int, tuple[str, ...]]
 
 def _sequences(graph: ExecutionGraph, rows: Int64, described: dict[int, tuple[str, ...]]) -> dict[
         tuple[str, ...], list[int]]:
-    """Collective kernels of one rank in the given order, by what identifies their sequence across ranks."""
+    """Return the collective kernels of one rank in the given order, by what identifies their sequence across ranks."""
     named = all(int(k) in described for k in rows)
     sequences: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for k in rows.tolist():
@@ -310,8 +310,8 @@ DRIFT_TOLD_NS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class JobClock:
-    """When each rank's window starts on the job's clock, ns from the first; how much faster than it its own clock runs;
-    and what was put right."""
+    """The clocks of a job's ranks: each window's start on the job's clock, ns from the first; the relative drift of
+    each rank's own clock; and notes on corrections."""
 
     starts_ns: list[int]
     drifts: list[float]

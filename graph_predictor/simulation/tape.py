@@ -107,7 +107,7 @@ class Tape:
 
 
 def constants_of(program: Program) -> Int64:
-    """A program's lags and other times that are no durations, one behind the other; the first is 0."""
+    """Return a program's lags and other times that are no durations, one behind the other; the first is 0."""
     return np.concatenate([np.zeros(1, np.int64), *(getattr(program, name) for name in _TIMES)])
 
 
