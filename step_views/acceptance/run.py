@@ -74,7 +74,7 @@ class AcceptanceResults(msgspec.Struct):
 
     @property
     def left(self) -> list[AcceptancePart]:
-        """Parts that have not run, or were interrupted."""
+        """Return the parts that have not run, or were interrupted."""
         done = {part.number for part in self.parts if part.verdict is not PointVerdict.INTERRUPTED}
         return [part for part in PARTS if part.number not in done]
 

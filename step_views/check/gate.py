@@ -133,7 +133,7 @@ def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] 
 
 
 def _partial(captures: list[StoredCapture]) -> list[str]:
-    """A note on each capture that ended before it had everything."""
+    """Return a note on each capture that ended before it had everything."""
     return [f"The capture {capture.name} is not complete: {context.get('ended') or 'it ended early'}."
             for capture in captures for context in capture.contexts[:1] if context.get("complete") is False]
 
@@ -149,7 +149,7 @@ TOLERANCE = 0.05
 
 
 def new_entry(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> BaselineEntry:
-    """All there is to store of a capture. Raises ``CheckError`` if it cannot be measured or predicted."""
+    """Return the baseline entry of a capture. Raises ``CheckError`` if it cannot be measured or predicted."""
     measured = measure(capture)
     return BaselineEntry(capture.program, capture.digest, measured.environment, measured.counts, measured.run,
                          accuracy(capture, profiles), capture.step_region or "")
@@ -164,7 +164,7 @@ def check_models(captures: list[StoredCapture], stored: Mapping[str, BaselineEnt
 
 
 def judge(name: str, before: Accuracy, now: Accuracy, tolerance: float) -> list[Verdict]:
-    """Verdicts on one capture's figures: those that were stored, and those that are new."""
+    """Return the verdicts on one capture's figures: those that were stored, and those that are new."""
     old, new = before.figures(), now.figures()
     return [_judge_figure(name, figure, old.get(figure), new.get(figure), tolerance)
             for figure in FIGURES if figure in old or figure in new]

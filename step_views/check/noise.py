@@ -93,7 +93,7 @@ class Slowdown:
 
     @property
     def confidence(self) -> float:
-        """1 − p."""
+        """Return 1 − p."""
         return 1.0 - self.p_value
 
 
@@ -278,6 +278,6 @@ def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: 
 
 
 def _moved(entry: str, present: Path, root: Path) -> str:
-    """A directory of Python's modules; one within the present tree is the same place of the other."""
+    """Return a module directory for the other tree: a directory within the present tree moves to the other one."""
     inside = bool(entry) and Path(entry).is_absolute() and Path(entry).is_relative_to(present)
     return os.fspath(root / Path(entry).relative_to(present)) if inside else entry

@@ -100,7 +100,7 @@ def _step(baseline: Baseline) -> float | None:
 
 
 def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]:
-    """``device`` and ``families``."""
+    """Return ``device`` and ``families``."""
     families = modelled_families(job, baseline)
     if not families:
         return None, None
@@ -132,7 +132,7 @@ def modelled_families(job: Job, baseline: Baseline) -> dict[str, tuple[float, fl
 
 
 def _priced(pieces: Sequence[tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> np.ndarray:
-    """Time of each piece by the models, ns."""
+    """Return the time of each piece by the models, ns."""
     owner = np.repeat(np.arange(len(pieces)), [len(calls) for calls in pieces])
     times = price([call for calls in pieces for call in calls], spec, models).times_us
     return np.bincount(owner, weights=times, minlength=len(pieces)) * 1e3
@@ -223,7 +223,7 @@ class ValidatedCase:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Return the predicted over measured, less one."""
         return self.predicted_us / self.measured_us - 1.0
 
     @property
@@ -242,17 +242,17 @@ class Validation(Shown):
 
     @property
     def mape(self) -> float:
-        """Mean absolute error, a share."""
+        """Return the mean absolute error, a share."""
         return float(np.mean([abs(case.error) for case in self.cases]))
 
     @property
     def bias(self) -> float:
-        """Mean error with its sign, a share."""
+        """Return the mean error with its sign, a share."""
         return float(np.mean([case.error for case in self.cases]))
 
     @property
     def coverage(self) -> float:
-        """Share of the measured times that lie in their 80% interval."""
+        """Return the share of the measured times that lie in their 80% interval."""
         return float(np.mean([case.covered for case in self.cases]))
 
     def headline(self) -> str:
@@ -263,7 +263,7 @@ class Validation(Shown):
                 f"{'' if number == 1 else 's'} in the 80% interval")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``cases``: sizes, predicted and measured step (µs), interval, error (a share), and whether it is inside."""
+        """Return ``cases``: sizes, predicted and measured step (µs), interval, error (a share), and if it is inside."""
         return {"cases": lambda: pd.DataFrame([{
             **case.sizes, "predicted_us": case.predicted_us, "low_us": case.low_us, "high_us": case.high_us,
             "measured_us": case.measured_us, "error": case.error, "covered": case.covered} for case in self.cases])}

@@ -189,7 +189,7 @@ def _host(graphs: Sequence[graph.ExecutionGraph]) -> host_overheads.HostOverhead
 
 
 def _best(found: run.Calibration) -> list[kernel_models_profile.ProfileEntry]:
-    """The preferred model of each family."""
+    """Return the preferred model of each family."""
     return [found.profile.entries_of(family)[0] for family in found.profile.families]
 
 

@@ -129,8 +129,8 @@ def check(
 
 
 def share_of(text: str, option: str = "--tolerance") -> float:
-    """A share of "5%" or "0.05". Raises ``ForetraceError``: it is neither, or negative; or a number such as 5, which
-    more likely means 5% than 500%."""
+    """Return a share of "5%" or "0.05". Raises ``ForetraceError``: it is neither, or negative; or a number such as 5,
+    which more likely means 5% than 500%."""
     try:
         value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:

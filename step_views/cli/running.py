@@ -38,8 +38,8 @@ LATE_IMPORTING = ("step_views.cli.", "planner.cli.", "graph_predictor.request.")
 
 
 class LateModule(ModuleType):
-    """A module that runs when something of it is first asked for. (The standard library's runs a second time where
-    imports go in a circle.)"""
+    """A module whose code runs at the first use of an attribute. (The standard library's lazy module runs twice in
+    circular imports.)"""
 
     def __getattr__(self, name: str) -> Any:
         with self.__dict__["__lock__"]:
@@ -66,7 +66,7 @@ class LateLoader(Loader):
         self._loader = loader
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave the module as it is, to be run later."""
+        """Prepare the module, to be run at its first use."""
         vars(module).update(__late__=self._loader, __lock__=RLock())
         module.__class__ = LateModule
 
@@ -208,7 +208,7 @@ def printable(text: str, most: int = MOST_TEXT) -> str:
 
 
 def one_line(text: str, most: int = MOST_CELL) -> str:
-    """The same without newlines, for a table's cell."""
+    """Return a printable text without newlines, for a table's cell."""
     return printable(text, most).replace("\n", "\\n")
 
 
@@ -353,12 +353,12 @@ def _elsewhere(sentence: str, context: Any) -> str:
 
 
 def _options(command: Any) -> set[str]:
-    """The options of a command as they are written."""
+    """Return the options of a command as they are written."""
     return {text for one in command.params for text in (*one.opts, *one.secondary_opts)}
 
 
 def _told(error: BaseException) -> tuple[int, str]:
-    """Exit code and sentence of an exception."""
+    """Return the exit code and sentence of an exception."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "Interrupted."
     if isinstance(error, ForetraceError):

@@ -104,7 +104,7 @@ class Ratio:
 
 @dataclass(slots=True)
 class Aligned:
-    """Two programs' typical steps of one rank, and everything that says what is where."""
+    """The aligned typical steps of two programs, for one rank: their trees, places and changes."""
 
     one: StepTree
     other: StepTree
@@ -277,7 +277,7 @@ class _Groups:
         return np.bincount(self.group, values, self.number).astype(np.float64)
 
     def _spread(self, times: _Split, of_group: Float64) -> Float64:
-        """Groups' times spread over their places."""
+        """Return the groups' times spread over their places."""
         weight = (times.own_a[self.rows] + times.own_b[self.rows]).astype(np.float64)
         found = np.zeros(times.own_a.shape)
         found[self.rows] = weight * (of_group / np.maximum(self._sums(weight), 1.0))[self.group]
@@ -322,9 +322,9 @@ def add_left_over(causes: Causes, kind: DifferenceKind, what: str, time: int) ->
 
 
 def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
-    """The causes as parts of the mean rank's difference, what most certainly matters first. ``causes`` are of all ranks
-    together. On ``one_machine``, a machine that was slower altogether is no cause in the program, and comes after those
-    that are."""
+    """Return the causes as parts of the mean rank's difference, what most certainly matters first. ``causes`` are of
+    all ranks together. On ``one_machine``, a machine that was slower altogether is no cause in the program, and comes
+    after those that are."""
     parts = []
     reached = given = 0
     for (kind, what), cause in causes.items():
@@ -371,7 +371,7 @@ def _sides(before: int, after: int, time: int, only: DifferenceKind | None) -> t
 
 
 def _module(modules: Counter[str]) -> str:
-    """The module, or what repeated blocks have in common, or the one with most of the time."""
+    """Return the module, or what repeated blocks have in common, or the one with most of the time."""
     if len(modules) < 2:
         return next(iter(modules), "")
     patterns = {re.sub(r"\d+", "*", module) for module in modules}
@@ -379,7 +379,7 @@ def _module(modules: Counter[str]) -> str:
 
 
 def _kinds(aligned: Aligned) -> list[list[DifferenceKind]]:
-    """Kind of every pair and of the end, for each resource."""
+    """Return the kind of every pair and of the end, for each resource."""
     one, other, places = aligned.one, aligned.other, aligned.places
     left, right = places.left, places.right
 

@@ -68,7 +68,7 @@ class _Program:
                                   if self.names[node] not in ZEROS)
 
     def within(self, nodes: list[int]) -> Iterator[int]:
-        """The nodes and all below them."""
+        """Yield the nodes and all below them."""
         for node in nodes:
             yield from range(node, node + int(self.tree.size[node]))
 
@@ -113,7 +113,7 @@ def _plainly(cause: HunkCause) -> str:
 
 
 def _hunk_change(hunk: Hunk, sides: list[_Program], passes: str, typed: str, sized: str) -> str:
-    """The change that operations of only one program belong to; empty where it is their own."""
+    """Return the change that operations of only one program belong to; empty where it is their own."""
     mine = [(side, list(side.within(nodes))) for side, nodes in zip(sides, (hunk.removed, hunk.added), strict=True)]
     first, node = next((side, nodes[0]) for side, nodes in mine if nodes)
     names = {side.names[each] for side, nodes in mine for each in nodes}
@@ -169,7 +169,7 @@ def _unlike(places: Places, trees: tuple[StepTree, StepTree], column: str) -> np
 
 
 def _most_types(at: Int64, places: Places, trees: tuple[StepTree, StepTree], vocabulary: Vocabulary) -> str:
-    """The most frequent change of tensors' element types, in words; empty if there is none."""
+    """Return the most frequent change of tensors' element types, in words; empty if there is none."""
     counts: Counter[str] = Counter()
     for place in at.tolist():
         texts = [tensor_types(vocabulary.texts[int(tree.dtypes[node])], vocabulary.texts[int(tree.shapes[node])])
@@ -247,6 +247,6 @@ def tensor_types(dtypes: str, shapes: str) -> str:
 
 
 def type_words(before: str, after: str) -> str:
-    """The types in which two lists of them differ, the first that do: "float → double"."""
+    """Return the types in which two lists of them differ, the first that do: "float → double"."""
     pairs = zip(_NAME.findall(before), _NAME.findall(after), strict=False)
     return next((f"{old} → {new}" for old, new in pairs if old != new), f"{before} → {after}")

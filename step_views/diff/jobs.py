@@ -130,7 +130,7 @@ def _doubts(result: Replay) -> list[str]:
 
 
 def _chosen(result: Replay, wanted: str | None, name: str) -> dict[int, list[ReplayedStep]]:
-    """The steps to compare of each rank, by its position in the job."""
+    """Return the steps to compare of each rank, by its position in the job."""
     try:
         steps = replayed_steps(result.steps, wanted)
     except ForetraceError as error:
@@ -144,7 +144,7 @@ def _chosen(result: Replay, wanted: str | None, name: str) -> dict[int, list[Rep
 
 def _common_ranks(results: list[Replay], chosen: list[dict[int, list[ReplayedStep]]],
                   notes: list[str]) -> list[tuple[int, int]]:
-    """Positions in A and in B of the ranks to compare."""
+    """Return the positions in A and in B of the ranks to compare."""
     by_rank = [{(result.graphs[at].meta.rank if result.graphs[at].meta.rank >= 0 else at): at for at in each}
                for result, each in zip(results, chosen, strict=True)]
     common = [(by_rank[0][rank], by_rank[1][rank]) for rank in sorted(by_rank[0].keys() & by_rank[1].keys())]
@@ -242,7 +242,7 @@ def _side_by_side(size: int, times: Iterable[tuple[Int64, Int64]]) -> tuple[Bool
 
 
 def _rounded(sums: Int64, number: int) -> Int64:
-    """Means as whole nanoseconds that add up to the rounded mean of the total."""
+    """Return the means as whole nanoseconds that add up to the rounded mean of the total."""
     reached = np.rint(np.cumsum(sums) / number).astype(np.int64)
     return np.diff(reached, prepend=0)
 

@@ -162,7 +162,7 @@ class Difference(Shown):
 
     @property
     def total_ns(self) -> int:
-        """B's typical step less A's."""
+        """Return B's typical step less A's, ns."""
         return self.after_ns - self.before_ns
 
     def shown_us(self) -> int:
@@ -176,7 +176,7 @@ class Difference(Shown):
                 f"{cause}")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``parts``: every cause, times in µs."""
+        """Return ``parts``: every cause, times in µs."""
         return {"parts": lambda: frame_of((part.to_json() for part in self.parts), PART_COLUMNS)}
 
     def chart(self) -> Chart:
@@ -188,7 +188,7 @@ class Difference(Shown):
 
     @property
     def total_us(self) -> float:
-        """The same in microseconds."""
+        """Return the same in microseconds."""
         return self.total_ns / 1e3
 
     @property
@@ -198,7 +198,7 @@ class Difference(Shown):
         return max(0.0, 1.0 - left / abs(self.total_ns)) if self.total_ns else float(left == 0)
 
     def top(self, number: int = 1) -> list[Part]:
-        """The first causes."""
+        """Return the first causes."""
         return self.parts[:number]
 
     def changes(self) -> list[Change]:
@@ -221,7 +221,7 @@ class Difference(Shown):
         return sorted(found.values(), key=lambda each: (-sure(each), not each.counted, -abs(each.time_ns), each.what))
 
     def by_kind(self) -> list[tuple[DifferenceKind, int, int]]:
-        """Kind, time and hidden time (ns) of every kind that occurs, the largest first."""
+        """Return the kind, time and hidden time (ns) of every kind that occurs, the largest first."""
         sums: dict[DifferenceKind, list[int]] = {}
         for part in self.parts:
             known = sums.setdefault(part.kind, [0, 0])
@@ -231,7 +231,7 @@ class Difference(Shown):
         return sorted(found, key=lambda each: (-abs(each[1]), -abs(each[2]), each[0].value))
 
     def hidden(self) -> list[Part]:
-        """Parts with work that changed off the critical path, the largest first."""
+        """Return the parts with work that changed off the critical path, the largest first."""
         return sorted((part for part in self.parts if part.hidden_ns), key=lambda part: -abs(part.hidden_ns))
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
@@ -260,5 +260,5 @@ def _change(what: str, parts: list[Part]) -> Change:
 
 
 def _named(part: Part) -> str:
-    """A part's kind, operation and module."""
+    """Return a part's kind, operation and module."""
     return f"{part.kind.value}: {part.what}" + (f" in {part.module}" if part.module else "")

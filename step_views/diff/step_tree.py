@@ -38,7 +38,7 @@ class Vocabulary:
     codes: dict[str, int] = field(default_factory=lambda: {"": 0})
 
     def add(self, graph: ExecutionGraph) -> Int64:
-        """Shared code of every string of a graph; one more at the end, for ``NONE``."""
+        """Return the shared code of every string of a graph; one more at the end, for ``NONE``."""
         found = []
         for text in graph.strings:
             code = self.codes.setdefault(text, len(self.texts))
@@ -75,13 +75,13 @@ class StepTree:
         return len(self.name)
 
     def children(self, node: int) -> Int64:
-        """The children of a node in order; of -1 the outermost nodes."""
+        """Return the children of a node in order; of -1 the outermost nodes."""
         low, high = (0, len(self)) if node < 0 else (node + 1, node + int(self.size[node]))
         return low + np.flatnonzero(self.parent[low:high] == node)
 
 
 def with_loader(graph: ExecutionGraph) -> ExecutionGraph:
-    """The same graph with the data loader's ranges as operations."""
+    """Return the same graph with the data loader's ranges as operations."""
     codes = [code for code, text in enumerate(graph.strings) if text.startswith(LOADER)]
     if not codes:
         return graph
@@ -90,7 +90,7 @@ def with_loader(graph: ExecutionGraph) -> ExecutionGraph:
 
 
 def step_tree(graph: ExecutionGraph, codes: Int64, row: int, kernels: Int64) -> StepTree:
-    """The tree of one step. ``graph`` has its loader as operations (``with_loader``), ``codes`` come from
+    """Return the tree of one step. ``graph`` has its loader as operations (``with_loader``), ``codes`` come from
     ``Vocabulary.add``; ``row`` is -1 for the whole window."""
     ops = graph.ops
     nearest = np.append(operation_of(graph), NONE)
@@ -135,7 +135,7 @@ def step_tree(graph: ExecutionGraph, codes: Int64, row: int, kernels: Int64) -> 
 
 
 def _sizes(parent: Int64) -> Int64:
-    """Nodes of each subtree, level by level."""
+    """Return the nodes of each subtree, level by level."""
     size = np.ones(len(parent), np.int64)
     above = parent
     while (inside := above >= 0).any():
@@ -145,7 +145,7 @@ def _sizes(parent: Int64) -> Int64:
 
 
 def _digests(name: Int64, size: Int64) -> UInt64:
-    """A polynomial hash (mod 2⁶⁴) of every subtree: names and sizes in pre-order say what the tree is."""
+    """Return a polynomial hash (mod 2⁶⁴) of every subtree: names and sizes in pre-order say what the tree is."""
     with np.errstate(over="ignore"):
         tokens = _mixed(name.astype(np.uint64) * np.uint64(0x100000001B3) + size.astype(np.uint64))
         powers = np.cumprod(np.concatenate([np.ones(1, np.uint64), np.full(len(name), _BASE)]))
@@ -156,7 +156,7 @@ def _digests(name: Int64, size: Int64) -> UInt64:
 
 
 def _mixed(values: UInt64) -> UInt64:
-    """The finaliser of splitmix64 (Steele et al. 2014)."""
+    """Return the finaliser of splitmix64 (Steele et al. 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(values ^ (values >> np.uint64(31)), np.uint64)

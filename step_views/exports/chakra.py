@@ -207,7 +207,7 @@ class _RankFile:
         return found
 
     def nodes(self, rows: np.ndarray) -> Iterator[Any]:
-        """The rank's nodes; each is to be written before the next is taken."""
+        """Yield the rank's nodes; each is to be written before the next is taken."""
         node, duration_us = self.kinds["Node"](), self.work.duration_us
         for low in range(0, len(rows), NODES_AT_ONCE):
             some = rows[low:low + NODES_AT_ONCE]
@@ -346,7 +346,7 @@ class _RankFile:
 
 
 def _pair(ranks: str) -> tuple[int, int] | None:
-    """Sender and receiver, where a text names two ranks."""
+    """Return the sender and receiver, where a text names two ranks."""
     try:
         found = json.loads(ranks)
     except ValueError:

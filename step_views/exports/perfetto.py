@@ -66,7 +66,7 @@ def _messages() -> Any:
 
 
 def _described(messages: Any, job: SimulatedJob) -> bytes:
-    """The first packet: a track that says what the trace is, and by what it was written."""
+    """Return the first packet: a track that says what the trace is, and by what it was written."""
     packet = messages.TracePacket(trusted_packet_sequence_id=1)
     packet.track_descriptor.uuid = 1
     packet.track_descriptor.name = f"foretrace: {job.title}"
@@ -116,7 +116,7 @@ class _Process:
         return sum(len(part.from_ns) for part in self.arrows)
 
     def packets(self) -> Iterator[bytes]:
-        """All packets: descriptions, names, slices, counts."""
+        """Yield all packets: descriptions, names, slices, counts."""
         yield from self._descriptions()
         # Bodies first: they say which names are needed.
         bodies, place, time = self._events()
@@ -154,7 +154,7 @@ class _Process:
         return _framed(packet.SerializeToString())
 
     def _events(self) -> tuple[list[bytes], Int64, Int64]:
-        """Bodies of packets without their times; and which body comes when, in order."""
+        """Return the bodies of packets without their times; and which body comes when, in order."""
         flows = self._flows()
         bodies: list[bytes] = []
         known: dict[tuple[Any, ...], int] = {}

@@ -68,7 +68,7 @@ def write_all_tables(tables: Tables, folder: str | os.PathLike[str], ending: str
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with texts where values of one column are of several kinds, which Parquet does not have."""
+    """Return the table with texts where values of one column are of several kinds, which Parquet does not have."""
     mixed = [name for name in table.columns if table[name].dtype == object
              and len({type(value) for value in table[name]}) > 1]
     return table.assign(**{name: table[name].astype(str) for name in mixed}) if mixed else table

@@ -62,7 +62,7 @@ class After(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name people read."""
+        """Return the name people read."""
         return self.name.lower().replace("_", " ")
 
 
@@ -103,8 +103,8 @@ class WorkGraph:
 
     @property
     def duration_us(self) -> Int64:
-        """Durations in whole microseconds, rounded so that they add up along every path: a node that ends when
-        another starts does so in whole microseconds too."""
+        """Return the durations in whole microseconds, rounded so that they add up along every path: a node that ends
+        when another starts does so in whole microseconds too."""
         return (self.start_ns + self.duration_ns) // 1000 - self.start_ns // 1000
 
     @property
@@ -376,7 +376,7 @@ class _Builder:
                          before[by].astype(np.int64), reason[by].astype(np.int8), left_out)
 
     def _work(self) -> _Work:
-        """Host work before each item, cut by operation in proportion to the slices of the recording."""
+        """Return the host work before each item, cut by operation in proportion to the slices of the recording."""
         job, p = self.job, self.job.program
         slices, slice_ns = job.host_slices()
         rows = np.flatnonzero(~slices.is_cost & (slice_ns > 0))

@@ -70,7 +70,7 @@ def _width(column: np.ndarray) -> int:
 
 
 def _valid(value: Any) -> Any:
-    """The value with every text valid Unicode and every number one that JSON has."""
+    """Return the value with every text valid Unicode and every number one that JSON has."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):

@@ -95,7 +95,7 @@ class Opportunities(Shown):
         return f"{step}; {best.name} would save {best.gain:.1%}"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``opportunities``, times in µs, and ``left_out`` with the reasons."""
+        """Return ``opportunities``, times in µs, and ``left_out`` with the reasons."""
         found = self.to_json()
         return {name: partial(frame_of, found[name], columns) for name, columns in _TABLES.items()}
 
@@ -130,7 +130,7 @@ def candidates() -> list[CandidateEdit]:
 
 def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGraph], *, top: int = 10,
                   edits: Sequence[Edit] = ()) -> Opportunities:
-    """The changes that would save most, each by itself.
+    """Return the changes that would save most, each by itself.
 
     Args:
         source: a prepared baseline, or what to make one of.

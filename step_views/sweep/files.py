@@ -51,7 +51,7 @@ def check_plot(path: str) -> None:
 
 
 def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
-    """Step time with its interval against the axis of numbers that has most values; a line for each of the others.
+    """Plot step times with intervals over the numeric axis with most values, a line for each value of other axes.
 
     Raises:
         SweepError: no axis has numbers, or nothing was priced.
@@ -140,7 +140,7 @@ class Journal:
             raise
 
     def __enter__(self) -> Journal:
-        """Itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,

@@ -79,8 +79,8 @@ _COSTS = ("cost_per_million_items", "cost_per_step")
 
 
 def feasible(table: pd.DataFrame, memory_limit: float | None = None) -> pd.DataFrame:
-    """The points that were priced and fit. ``memory_limit`` is bytes of a device; points of unknown peak memory are
-    kept."""
+    """Return the points that were priced and fit. ``memory_limit`` is bytes of a device; points of unknown peak memory
+    are kept."""
     kept = table[table["step_time_us"].notna()]
     if memory_limit is None:
         return kept
@@ -88,7 +88,7 @@ def feasible(table: pd.DataFrame, memory_limit: float | None = None) -> pd.DataF
 
 
 def ranked(table: pd.DataFrame, goal: Goal, memory_limit: float | None = None) -> pd.DataFrame:
-    """The feasible points, the best first. Raises ``SweepError``: nothing says how good a point is."""
+    """Return the feasible points, the best first. Raises ``SweepError``: nothing says how good a point is."""
     kept = feasible(table, memory_limit)
     if goal is Goal.COST:
         column = next((name for name in _COSTS if kept[name].notna().any()), None)
@@ -181,7 +181,7 @@ class Sweep(Shown):
                 f"ms ({best['low_us'] / 1e3:,.3f} to {best['high_us'] / 1e3:,.3f})")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``points``: a row each, as ``table``."""
+        """Return ``points``: a row each, as ``table``."""
         return {"points": lambda: self.table}
 
     def plot(self, ax: Any = None) -> Any:
@@ -247,7 +247,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
 
 def _run(source: SweepSource, study: Study, points: Sequence[Point], price: float | None, backend: str,
          jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
-    """Rows of chunks of points, as they are finished."""
+    """Yield the rows of chunks of points, as they are finished."""
     chunks = list(_chunks(points))
 
     def priced(chunk: list[Point]) -> dict[str, Row]:
@@ -327,7 +327,7 @@ def _rows(source: SweepSource, points: list[Point], price: float | None) -> dict
 
 @lru_cache(maxsize=1)
 def _read_once(source: SweepSource) -> Study:
-    """A worker's study: read for its first chunk, used for all."""
+    """Return a worker's study: read for its first chunk, used for all."""
     return source.study()
 
 
