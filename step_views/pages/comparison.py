@@ -125,7 +125,7 @@ def _causes(result: Difference) -> PageTable:
 
 
 def _sides(part: diff_result.Part) -> list[Cell]:
-    """A part's time in A and in B, and its difference."""
+    """Return a part's time in A and in B, and its difference."""
     return [*(Cell("–") if ns is None else ms_cell(ns) for ns in (part.before_ns, part.after_ns)),
             Cell(signed_milliseconds(1e3 * part.shown_us()), part.time_ns)]
 

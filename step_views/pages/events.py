@@ -23,7 +23,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 @dataclass(frozen=True, slots=True)
 class PackedColumns:
-    """Named columns of whole numbers from zero up, and what a browser has to know beside them."""
+    """Named columns of whole numbers from zero up, and the head that a browser needs to read them."""
 
     columns: dict[str, np.ndarray]
     head: dict[str, Any]
@@ -70,7 +70,7 @@ def _width(column: np.ndarray) -> int:
 
 
 def _valid(value: Any) -> Any:
-    """The value with every text valid Unicode and every number one that JSON has."""
+    """Return the value with every text valid Unicode and every number one that JSON has."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
