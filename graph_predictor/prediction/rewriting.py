@@ -1,12 +1,12 @@
-"""Work replaced by other work: edits name what is replaced (``Rewrite``), and it is carried out here, once everything
-else about the scenario is known. So the order of the edits does not matter.
+"""Replace work by other work. Edits name the replacements (``Rewrite``); this module applies them once everything else
+about the scenario is known. So the order of the edits does not matter.
 
     units    mul  add  relu        time  t₁ t₂ t₃
     becomes  fused                 (t₁ + t₂ + t₃) × model(fused) / model(mul, add, relu)
 
-Kernels that vanish take no time, nor do the gaps before them; an operation all of whose kernels vanish takes no host
-time, launches among it, and waits for nothing. Python between the operations stays. Work whose place nothing takes is
-removed: the operations that an edit removes, and nothing around them."""
+Removed kernels take no time, and neither do the gaps before them. An operation without any kernel left takes no host
+time, launches included, and waits for nothing. Python between the operations stays. Work without a replacement is
+removed: the operations that an edit names, and nothing around them."""
 
 from __future__ import annotations
 

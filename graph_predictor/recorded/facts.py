@@ -1,12 +1,12 @@
-"""What is true of a recording's step before anything is simulated: made once, and printed by every command.
+"""Facts about a recording's step before any simulation: computed once, and printed by every command.
 
 ::
 
     graphs ──▶ steps that count ──▶ RecordedFacts: recorded step, step without the profiler, GPU active, why not others
 
-The steady state of the same step, what decides it and its critical path are the ``Prediction`` without edits, which
-carries these facts. Every command and page prints them in the same lines. Damage of the traces is one of them; from a
-recording that lacks the work of its device nothing can be predicted.
+The steady state of the same step, its bound and its critical path are in the ``Prediction`` without edits, which also
+carries these facts. Every command and page prints them in the same lines. One of them is damage of the traces; a
+recording that lacks the work of its device cannot be predicted from.
 """
 
 from __future__ import annotations
