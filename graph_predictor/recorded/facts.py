@@ -86,7 +86,7 @@ def unknown_device_work(graphs: Sequence[ExecutionGraph]) -> str:
 
 def _unknown_of_rank(graph: ExecutionGraph) -> str:
     loss, launching = graph.meta.loss, np.isin(graph.launches.kind, LAUNCHING)
-    # A few unknown events beside many kernels are a tool's own (counters, marks); more than the kernels are the work.
+    # A few unknown events among many kernels are a tool's own (counters, marks); if they outnumber kernels, work.
     if (unread := loss.unreadable_device_events) > len(graph.kernels):
         return f"its device's work cannot be read: {unread:,} events are of a kind that this version does not know. " \
             + _NOT_KNOWN
