@@ -30,8 +30,8 @@ class Overlapping:
 
     Attributes:
         transfer, waiting: of computing kernels, the share that overlaps a collective while it transfers or only waits.
-        computing: of collectives, the share of their transfer that overlaps computing kernels, on the rank with most
-            overlap: the slowest rank holds up all others.
+        computing: of collectives, the share of their transfer that overlaps computing kernels, on the rank where it is
+            greatest, because the slowest rank holds up all others.
     """
 
     transfer: Float64

@@ -3,17 +3,15 @@
 Waiting is never priced. A rendezvous starts when its last rank arrives; a prediction replaces only the recorded time
 from there to the end.
 
-Collectives of a backend that works on the host (gloo) are represented as device work, one stream for each thread:
-
-::
+Collectives of a backend that works on the host (gloo) are represented as device work, one stream for each thread::
 
     main      |c10d::allreduce_|  backward ...      |    waits    |  optimizer
     gloo 1           |~~~~~~~ all_reduce: waits for the others ===|
 
 Nothing is launched and nothing runs on a device. But the recording shows the call that asked for the collective, the
 range in which the backend's thread worked on it, and the time that the host's thread waited. They become a launch, a
-kernel and a blocking call. So collectives on the host are matched, wait for their last rank, are
-exposed and lie on the critical path as those of a device do. Only reports of recorded jobs use this view.
+kernel and a blocking call. So collectives on the host are matched, wait for their last rank, are exposed and lie on the
+critical path as those of a device do. Only reports of recorded jobs use this view.
 """
 
 from __future__ import annotations

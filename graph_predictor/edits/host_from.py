@@ -63,7 +63,7 @@ class HostFrom:
             raise EditError(f"{self.name} has no steps, so that its host time is not known by step; give a trace "
                             "with steps.")
         slices = host_slices(other)
-        # The ratio of the hosts is of recorded times, and applies to whatever other edits made of them.
+        # The ratio of the hosts is of recorded times, and applies to times that other edits changed, too.
         ns = scenario.host_times()
         matched = total = 0.0
         for rank in range(len(scenario.built.graphs)):

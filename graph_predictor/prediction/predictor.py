@@ -551,7 +551,7 @@ class _Run:
         if scenario.batches.data_loading is not None:
             low, high = self._with_data_loading(scenario.batches.data_loading, low, high, step_ns)
         # A step that an edit has changed is no surer than the recorded one it starts from: what steps differ by goes
-        # with the host time that an edit takes away, and comes back with whatever decides instead.
+        # with the host time that an edit takes away, and comes back with the new bottleneck.
         least = self.baseline.spreads.least
         if self.edits and (self.baseline.origin or self.baseline).ran:
             least = max(least, self.baseline.spreads.host)

@@ -1,17 +1,17 @@
-"""``Shared``: results that several predictions need, made once: of one recording, one source, one cycle of steps.
+"""``Shared``, a cache of results that several predictions need, and recorded steps repeated back to back.
 
-Functions of plain values keep theirs with ``functools``; here results depend on objects too large to compare.
+Functions of plain values use ``functools``' cache; results in ``Shared`` depend on objects too large to compare.
 
-Recorded steps repeated back to back, as a ``Program`` of its own.
+Repeated steps (``Repeated``) are a ``Program`` of their own.
 
 ::
 
     recorded    | step 0 | step 1 | step 2 |           (queues fill, the first steps run ahead of the GPU)
     repeated                      | step 2 | step 2 | step 2 | step 2 | …
 
-A dependency within the steps stays within each copy; one on the step before becomes one on the copy before. Time
-between two steps is not repeated: replay does not count it either, and with the profiler's step markers it is the
-profiler's own. A batch that a data loader delivered late comes a recorded period later in every copy.
+A dependency within the steps stays within each copy; a dependency on the step before becomes one on the copy before.
+Time between two steps is not repeated: replay does not count it either, and with the profiler's step markers it is the
+profiler's own. A batch that a data loader delivered late arrives one recorded period later in every further copy.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Work replaced by other work: edits name what is replaced (``Rewrite``), and it is carried out here, once everything
-else about the scenario is known. So the order of the edits does not matter.
+"""Replace work by other work. Edits name the replacements (``Rewrite``); this module applies them once everything else
+about the scenario is known. So the order of the edits does not matter.
 
     units    mul  add  relu        time  t₁ t₂ t₃
     becomes  fused                 (t₁ + t₂ + t₃) × model(fused) / model(mul, add, relu)
 
-Kernels that vanish take no time, nor do the gaps before them; an operation all of whose kernels vanish takes no host
-time, launches among it, and waits for nothing. Python between the operations stays. Work whose place nothing takes is
-removed: the operations that an edit removes, and nothing around them."""
+Removed kernels take no time, and neither do the gaps before them. An operation without any kernel left takes no host
+time, launches included, and waits for nothing. Python between the operations stays. Work without a replacement is
+removed: the operations that an edit names, and nothing around them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _device_units(scenario: Scenario) -> WorkUnits:
     groups, first, count = groups[by_time], order[first_at[by_time]], count[by_time]
     last = np.full(len(work.call_row), NONE, np.int64)
     last[work.kernel_group[order]] = order  # the last one written stays
-    # What starts a kernel beside its launch and its stream's previous one, and what waits for it.
+    # Other inputs of a kernel than its launch and its stream's previous kernel, and what waits for it.
     previous = program.kernel_previous[first]
     owner = owners(program.edge_ptr)
     other = program.edge_kernel != program.kernel_previous[owner]
@@ -289,7 +289,7 @@ def ratios_of(before: Sequence[tuple[OpCall, ...]], after: Sequence[tuple[OpCall
     """Return the time of each replacement over that of what it replaces, and the logs of the 80% interval's ends."""
     was, now = prices_of(before, spec, models), prices_of(after, spec, models)
     ratio = now.time_us / np.maximum(was.time_us, LEAST_US)
-    # On one device errors of one family cancel but for the change: e-fold of it, the whole of the model's interval.
+    # On one device a family's errors cancel except for the change: an e-fold change has the model's whole interval.
     # What another family replaces shares no error with it.
     alike = np.array([{call.family for call in old} == {call.family for call in new}
                       for old, new in zip(before, after, strict=True)], np.bool_)

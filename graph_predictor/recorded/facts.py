@@ -1,12 +1,12 @@
-"""What is true of a recording's step before anything is simulated: made once, and printed by every command.
+"""Facts about a recording's step before any simulation: computed once, and printed by every command.
 
 ::
 
     graphs ──▶ steps that count ──▶ RecordedFacts: recorded step, step without the profiler, GPU active, why not others
 
-The steady state of the same step, what decides it and its critical path are the ``Prediction`` without edits, which
-carries these facts. Every command and page prints them in the same lines. Damage of the traces is one of them; from a
-recording that lacks the work of its device nothing can be predicted.
+The steady state of the same step, its bound and its critical path are in the ``Prediction`` without edits, which also
+carries these facts. Every command and page prints them in the same lines. One of them is damage of the traces; a
+recording that lacks the work of its device cannot be predicted from.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def unknown_device_work(graphs: Sequence[ExecutionGraph]) -> str:
 
 def _unknown_of_rank(graph: ExecutionGraph) -> str:
     loss, launching = graph.meta.loss, np.isin(graph.launches.kind, LAUNCHING)
-    # A few unknown events beside many kernels are a tool's own (counters, marks); more than the kernels are the work.
+    # A few unknown events among many kernels are a tool's own (counters, marks); if they outnumber kernels, work.
     if (unread := loss.unreadable_device_events) > len(graph.kernels):
         return f"its device's work cannot be read: {unread:,} events are of a kind that this version does not know. " \
             + _NOT_KNOWN

@@ -61,7 +61,7 @@ def infer_kernel_edges(view: RankView, constants: LaunchConstants) -> KernelEdge
     external[first_orphan] = kernels.start_ns[first_orphan]
 
     explained = explained_start(view, constants)
-    # Nobody recorded when the others were launched: one that starts after a pause was launched then.
+    # Launches of the others were not recorded: a kernel that starts after a pause was launched then.
     paused = orphan & ~first_orphan & (kernels.start_ns - explained > EXPLAINED_NS)
     external[paused] = kernels.start_ns[paused]
     edges: set[tuple[int, int]] = set()

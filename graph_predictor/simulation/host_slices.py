@@ -539,7 +539,7 @@ def _taken_in(p: Program, opens: Bool, alike: Int64, kept: Bool) -> Bool:
     before[alike[behind[::-1] + 1]] = alike[behind[::-1]]
     other = behind[before[alike[behind + 1]] != alike[behind]]
     free[other] = False
-    refused = np.zeros(size + 1, np.bool_)  # the last one stands for no item
+    refused = np.zeros(size + 1, np.bool_)  # the last entry is for no item
     refused[before[alike[np.append(other + 1, np.flatnonzero(opens))]]] = True
     refused[alike[~free]] = True
     return ~refused[alike]  # type: ignore[no-any-return]

@@ -535,7 +535,7 @@ class _Rank:
         """Price an operation that was not recorded."""
         self.tally.modelled += 1
         if op in self.row_of:
-            # A recorded CPU job's collectives are in its host time; one that had none gets them beside it.
+            # A recorded CPU job's collectives are in its host time; a job without collectives gets them in addition.
             recorded = self.source.on_cpu and len(self.recorded.graph.collectives)
             works = [] if recorded else [collectives[self.row_of[op]]]
         elif self.source.on_cpu:

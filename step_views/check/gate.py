@@ -121,7 +121,7 @@ def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] 
         raise CheckError("A new baseline needs a reason: --reason TEXT says why the figures changed.")
     captures = _captures(directory, step_region, cycle)
     file = BaselineFile(directory)
-    # Before the work: one that must not be replaced is told at once.
+    # Before the work: a file that must not be replaced is reported at once.
     before = file.read().captures if file.path.exists() else {}
     entries = {capture.name: new_entry(capture, profiles) for capture in captures}
     file.write(entries, reason)

@@ -158,7 +158,7 @@ def find_captures(directory: str, step_region: str | None = None, cycle: int | N
 def _is_capture(path: Path) -> bool:
     if find_parts(path):
         return True
-    # A directory of traces; not one that holds captures beside a stray file.
+    # A directory of traces; not one with captures and a stray file.
     return bool(_traces(path)) and not any(child.is_dir() and find_parts(child) for child in path.iterdir())
 
 

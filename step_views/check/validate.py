@@ -4,8 +4,8 @@
 
     capture ──> predict the others ──> run them, with no profiler on ──> errors, bias, coverage
 
-All that is predicted is predicted before any of it is run. What a step takes is the median of those that the capture
-times with nothing watching; other work on the machine shows in it.
+All sizes are predicted before any of them runs. The measured step is the median of the steps that the capture times
+without the profiler; other work on the machine affects it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a command starts and ends: imported when it runs, its failures one sentence on stderr and an exit code.
 
-``--help`` needs only the names and first sentences of commands. The file of a command imports the modules it works with
-at its top, and those are run when it first uses them (``imported_late``): of ``predict --help``, none is.
+``--help`` needs only the names and first sentences of commands. A command's file imports its modules at the top, but
+their code runs only when the command first uses them (``imported_late``): never for ``predict --help``.
 
 """
 

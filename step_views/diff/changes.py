@@ -1,7 +1,7 @@
-"""Changes of the program that the places of two aligned steps belong to, in the words of whoever made them.
+"""Find the changes of the program behind the places where two aligned steps differ, in the terms of a script's author.
 
 One change of a script touches many operations: a larger batch changes the shapes of nearly all of them, an optimizer
-without ``foreach`` replaces all of its own. A change that the operations give away names all of its places:
+without ``foreach`` replaces all of its own. A change that the operations reveal gives all its places one name:
 
 * gradient accumulation: the backward pass runs k times, and the same parameters accumulate k times as many gradients;
 * checkpointing: operations that autograd records (they have a sequence number) run inside the backward pass;

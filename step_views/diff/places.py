@@ -9,9 +9,9 @@
 Time between a hunk's neighbours, in either program, is the hunk's: without the added operation there is one pause
 before the second ``linear``, with it there are two.
 
-A hunk is named by what only one program has: added, lost, or put in place of others. The backward of an added operation
-is the same cause: autograd's sequence number ties it to its forward. So is what an unchanged operation does otherwise
-because its inputs came with other strides (a copy where there was a view).
+A hunk is named by the operations that only one program has: added, lost, or replacing others. The backward of an added
+operation is the same cause: autograd's sequence number ties it to its forward. The same holds for an unchanged
+operation that works differently because its inputs have other strides (a copy in place of a view).
 """
 
 from __future__ import annotations

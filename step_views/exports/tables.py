@@ -116,7 +116,7 @@ def scalars_of(result: object) -> Mapping[str, float]:
     if isinstance(result, Breakdown):
         return {"step_ms": result.step_ns / 1e6,
                 **{f"critical_path_ms/{name}": us / 1e3 for name, us in result.bounds_us.items() if us}}
-    # A gate's figures: what each is now, beside what it was.
+    # A gate's figures: the new value and the old one.
     if (verdicts := getattr(result, "verdicts", None)) is not None:
         return {f"{one.program}/{one.quantity}/{which}": float(value) for one in verdicts
                 for which, value in (("before", one.before), ("now", one.now)) if value is not None}

@@ -293,7 +293,7 @@ class _Builder:
         ending = count + len(begins) + len(returns) + len(threads) + np.arange(len(tailed))
         after_events = count + len(begins) + len(returns) + len(threads) + len(tailed)
 
-        # Which node stands for an event as the source of a dependency, and which as its target.
+        # The nodes that represent an event as the source and as the target of a dependency.
         says, takes = np.full(self.nothing + 1, -1, np.int64), np.full(self.nothing + 1, -1, np.int64)
         says[self.end_of_item:self.start_of_kernel] = self.n
         says[self.end_of_item + returns] = returning

@@ -161,7 +161,7 @@ def pack(tracks: list[Track], names: EventNames, length_ns: int, *, most: int = 
         shown[int(number[first])]["runs"].append([first, count])
     used = np.unique(columns["kind"])
     head = {"length_ns": int(length_ns), "unit_ns": unit, "names": list(names.codes), "kinds": [list(k) for k in KINDS],
-            # Kinds of one colour, such as calls and waits, are told apart by their tracks: the first stands for all.
+            # Kinds of one colour, such as calls and waits, are distinguished by their tracks: the first represents all.
             "legend": list({KINDS[kind][1]: list(KINDS[kind]) for kind in used[::-1].tolist()
                             if KINDS[kind][0] != "step"}.values())[::-1], "tracks": shown}
     packed = PackedColumns({"start": np.maximum(delta, 0), "length": np.maximum(end - start, 0),

@@ -219,7 +219,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
     study = source.study()
     points = list(space)
     study.check_named([point.configuration for point in points])
-    job = study.job  # what is wrong with it is said before any worker starts
+    job = study.job  # its errors are reported before any worker starts
     with ExitStack() as stack:
         rows: dict[str, Row] = {}
         journal: Journal | None = None

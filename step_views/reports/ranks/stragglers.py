@@ -284,7 +284,7 @@ def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
         rows = times.graph_row(kernels)
         ns, op = times.program.kernel_duration[kernels], graph.kernels.op[rows].astype(np.int64)
         window = np.repeat(np.arange(len(own)), [len(each) for each in own])
-        # A kernel of no operation goes by its own name.
+        # A kernel without an operation is listed by its own name.
         name = np.where(op >= 0, names[op], graph.kernels.name[rows])
         kept = graph.kernels.kind[rows] != KernelKind.COLLECTIVE
     else:
