@@ -484,9 +484,12 @@ def _best(call: Call) -> Outcome:
 
 @_rule("as_strided")
 def _overlapping(call: Call) -> Outcome:
-    """Windows along the last dimension that are written as strides (a short-time Fourier transform's frames)."""
+    """Windows along the last dimension that are written as strides (a short-time Fourier transform's frames).
+
+    A single one over all of the dimension is ``unsqueeze``, which is written as strides too: its 1 follows nothing.
+    """
     one, sizes, strides = call.first(), call.numbers(1), call.numbers(2)
-    if len(sizes) != len(one.shape) + 1 or sizes[:-2] != one.shape[:-1] or strides[-1] != 1:
+    if len(sizes) != len(one.shape) + 1 or sizes[:-2] != one.shape[:-1] or strides[-1] != 1 or sizes[-2] == 1:
         return Outcome()
     at, window = len(one.shape) - 1, sizes[-1]
     dims = _strided(call, [(strides[-2], 0, window)], [at])
