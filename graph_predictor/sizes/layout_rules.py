@@ -472,12 +472,15 @@ def _windows(call: Call) -> Outcome:
 @_rule("topk")
 def _best(call: Call) -> Outcome:
     """The largest of a dimension: a number that the program chose; or where there are as many choices as elements, what
-    experts of some capacity take, which is a share of the tokens."""
+    experts of some capacity take, which is a share of the tokens. Experts are as many at every size: where those that
+    choose grow too (distances between points), each chooses a number (its nearest ones)."""
     dims, count = call.first().dims, call.number(1)
     at = call.number(2, -1) % len(dims)
     size, dim = dims[at]
-    others = math.prod(one for place, (one, _) in enumerate(dims) if place != at)
-    share = dim.follows and count * others >= size and count > 1
+    others = [one for place, one in enumerate(dims) if place != at]
+    chosen_by = math.prod(one for one, _ in others)
+    each = any(power and other for _, one in others for power, other in zip(dim.powers, one.powers, strict=True))
+    share = dim.follows and not each and count * chosen_by >= size and count > 1
     dims[at] = count, Dim(dim.powers, 0, True) if share else call.sizes.constant
     return _one(dims)
 

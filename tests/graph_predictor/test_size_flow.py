@@ -5,10 +5,64 @@ Each program is traced by shapes at two sizes; the first scaled to the second ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tracer
 from graph_predictor.sizes.layout_rules import Call, rule_of
 from graph_predictor.sizes.layout_rules import Tensor as Recorded
 from graph_predictor.sizes.layouts import NamedSizes
+from graph_predictor.sizes.scaled_shapes import ScaledShapes
+from kernel_models.operation import Operation, is_free
+from tracer.graph import ExecutionGraph
 from tracer.views import Argument
+
+
+class Nearest(nn.Module):
+    """A layer over each point and its 10 nearest ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 24)
+
+    def forward(self, points: int) -> Tensor:
+        x = torch.randn(4, points, 3)
+        near = torch.cdist(x, x).topk(10, largest=False).indices
+        rows = x.gather(1, near.flatten(1)[:, :, None].expand(-1, -1, 3)).unflatten(1, near.shape[1:])
+        return self.layer(rows - x[:, :, None]).relu().amax(2)
+
+
+def step(make: Callable[[], nn.Module], size: int) -> ExecutionGraph:
+    def build() -> Callable[[], Any]:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def run() -> None:
+            model(size).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return run
+    return tracer.trace_step(build, device="cpu")
+
+
+def shapes(operation: Operation) -> tuple[object, ...]:
+    return operation.name, *(one.shape for one in operation.arguments if one.shape)
+
+
+@pytest.mark.parametrize(("make", "name", "old", "new"), [(Nearest, "points", 60, 90)])
+def test_each_operation_has_the_shapes_that_it_has_at_the_new_size(make: Callable[[], nn.Module], name: str, old: int,
+                                                                   new: int) -> None:
+    before, truth = step(make, old), step(make, new)
+    scaled = ScaledShapes(before, ((name, old, new),))
+    scaled.check()
+    assert len(before.ops) == len(truth.ops)
+    rows = [row for row in range(len(truth.ops)) if not is_free(truth.string(int(truth.ops.name[row])))]
+    found = [shapes(scaled.operation_of(row)) for row in rows]
+    assert found == [shapes(Operation.from_graph(truth, row)) for row in rows]
 
 
 def test_a_dimension_of_one_that_is_put_in_follows_nothing() -> None:
