@@ -13,13 +13,31 @@ import torch
 from torch import Tensor, nn
 
 import tracer
-from graph_predictor.sizes.layout_rules import Call, rule_of
+from graph_predictor.sizes.layout_rules import Call, Inconsistent, rule_of
 from graph_predictor.sizes.layout_rules import Tensor as Recorded
 from graph_predictor.sizes.layouts import NamedSizes
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from kernel_models.operation import Operation, is_free
 from tracer.graph import ExecutionGraph
 from tracer.views import Argument
+
+
+class Relative(nn.Module):
+    """Attention over 16 words of which 4 samples × 16 are as many as features, and 4 samples × 4 heads as words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(90, 64), nn.Embedding(40, 4)
+        self.qkv = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(3))
+        self.inner, self.out = nn.Linear(64, 200, bias=False), nn.Linear(200, 64, bias=False)
+
+    def forward(self, samples: int) -> Tensor:
+        x = self.words(torch.randint(90, (samples, 16)))
+        q, k, v = (layer(x).view(samples, 16, 4, 16).transpose(1, 2) for layer in self.qkv)
+        at = torch.arange(16)
+        bias = self.places(at[None, :] - at[:, None] + 16).permute(2, 0, 1)[None]
+        x = x + ((q @ k.mT + bias).softmax(-1) @ v).transpose(1, 2).reshape(samples, 16, 64)
+        return x + self.out(self.inner(x).relu())
 
 
 class Nearest(nn.Module):
@@ -53,7 +71,7 @@ def shapes(operation: Operation) -> tuple[object, ...]:
     return operation.name, *(one.shape for one in operation.arguments if one.shape)
 
 
-@pytest.mark.parametrize(("make", "name", "old", "new"), [(Nearest, "points", 60, 90)])
+@pytest.mark.parametrize(("make", "name", "old", "new"), [(Relative, "batch", 4, 8), (Nearest, "points", 60, 90)])
 def test_each_operation_has_the_shapes_that_it_has_at_the_new_size(make: Callable[[], nn.Module], name: str, old: int,
                                                                    new: int) -> None:
     before, truth = step(make, old), step(make, new)
@@ -71,3 +89,15 @@ def test_a_dimension_of_one_that_is_put_in_follows_nothing() -> None:
     sound = Recorded((3, 40, 120), (sizes.constant, sizes.constant, sizes.following(0)))
     arguments = tuple(Argument("float", None, None, value) for value in ("", "[3, 40, 1, 120]", "[4800, 120, 120, 1]"))
     assert rule_of("aten::as_strided")(Call(sizes, (sound,), arguments, sizes.constants)).results == ()
+
+
+def test_keys_and_values_are_as_long_as_each_other() -> None:
+    sizes = NamedSizes((16,), (24,), (False,))
+    row = sizes.constant, sizes.constant, sizes.constant, sizes.constant
+    long = sizes.constant, sizes.constant, sizes.following(0), sizes.constant
+    query, key, value = (Recorded((4, 2, 16, 16), one) for one in (row, long, long))
+    attention = rule_of("aten::_scaled_dot_product_flash_attention_for_cpu")
+    results = attention(Call(sizes, (query, key, value), (), sizes.constants)).results
+    assert [sizes.shape(one.shape, one.layout) for one in results] == [(4, 2, 16, 16), (4, 2, 16)]
+    with pytest.raises(Inconsistent):
+        attention(Call(sizes, (query, key, query), (), sizes.constants))
