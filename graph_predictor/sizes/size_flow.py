@@ -333,7 +333,7 @@ class SizeFlow:
         choices = self._choices(name, taken, found, phase)
         best = choices[0]
         if phase == Phase.FORWARD:
-            self.changed += self._parameters_changed(values, best)
+            self.changed += self._parameters_changed(name, values, best)
         possible = [one for one in choices if one.cost < TWICE]
         for at, value in enumerate(values):
             likely = list(dict.fromkeys(one.layouts[at] for one in possible))
@@ -364,7 +364,7 @@ class SizeFlow:
             self._pool.add(results[-1])
         return results
 
-    def _parameters_changed(self, values: list[Value], best: _Choice) -> list[Shape]:
+    def _parameters_changed(self, name: str, values: list[Value], best: _Choice) -> list[Shape]:
         """Parameters that an operation takes with a dimension that follows a size without having it: at another size
         the program makes other ones (a layer over all of a map, places of patches)."""
         def loses(value: Value, layout: Layout, parameter: Shape) -> bool:
@@ -372,8 +372,13 @@ class SizeFlow:
                 was.follows and not now.follows and size in self.sizes.derived and size in parameter
                 for size, was, now in zip(value.shape, value.layouts[0], layout, strict=True))
 
-        return [parameter for parameter in (value.shape for value in values if value.shape in self.parameters)
-                if any(loses(value, layout, parameter) for value, layout in zip(values, best.layouts, strict=True))]
+        found = [parameter for parameter in (value.shape for value in values if value.shape in self.parameters)
+                 if any(loses(value, layout, parameter) for value, layout in zip(values, best.layouts, strict=True))]
+        if name == "aten::embedding" and len(values) > 1 and math.prod(values[1].shape) == values[0].shape[0]:
+            # every row of a table once: positions of a map or of frames, of which a larger one has more
+            found += [values[0].shape for size, dim in zip(values[1].shape, best.layouts[1], strict=True)
+                      if size == values[0].shape[0] and dim.follows and (dim.rounded or dim.fixed)]
+        return found
 
     def _is_gradient(self, name: str, values: list[Value], best: _Choice) -> bool:
         """Return whether a result is the gradient of a parameter: a product that sums over the samples, or a view of

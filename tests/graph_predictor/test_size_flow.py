@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import tracer
+from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.layout_rules import Call, Inconsistent, rule_of
 from graph_predictor.sizes.layout_rules import Tensor as Recorded
 from graph_predictor.sizes.layouts import NamedSizes
@@ -54,6 +55,17 @@ class Nearest(nn.Module):
         return self.layer(rows - x[:, :, None]).relu().amax(2)
 
 
+class Placed(nn.Module):
+    """Frames, halved by a stride, each of which has a row of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halve, self.table = nn.Conv1d(8, 24, 3, 2, 1), nn.Embedding(60, 24)
+
+    def forward(self, frames: int) -> Tensor:
+        return self.halve(torch.randn(4, 8, frames)).mT + self.table(torch.arange(60))
+
+
 def step(make: Callable[[], nn.Module], size: int) -> ExecutionGraph:
     def build() -> Callable[[], Any]:
         model = make()
@@ -81,6 +93,11 @@ def test_each_operation_has_the_shapes_that_it_has_at_the_new_size(make: Callabl
     rows = [row for row in range(len(truth.ops)) if not is_free(truth.string(int(truth.ops.name[row])))]
     found = [shapes(scaled.operation_of(row)) for row in rows]
     assert found == [shapes(Operation.from_graph(truth, row)) for row in rows]
+
+
+def test_a_table_with_a_row_for_each_frame_grows_with_them() -> None:
+    with pytest.raises(EditError, match="changes parameters of the model: one of 60×24"):
+        ScaledShapes(step(Placed, 120), (("frames", 120, 180),)).check()
 
 
 def test_a_dimension_of_one_that_is_put_in_follows_nothing() -> None:
