@@ -132,7 +132,7 @@ def _recorded(called: Called, dtype: str) -> Operation:
 
 
 def _argument(argument: Any, dtype: str) -> tuple[Any, str, Any, Any]:
-    """Shape, element type, strides and value of an argument, as ``operation`` takes them."""
+    """Return shape, element type, strides and value of an argument, as ``operation`` takes them."""
     if isinstance(argument, TensorArgument):
         return argument.shape, argument.dtype or dtype, argument.strides, None
     if isinstance(argument, list) and isinstance(argument[0], TensorArgument):

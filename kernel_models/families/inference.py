@@ -47,7 +47,7 @@ def shares(experts: int, visits: int, imbalance: float = 0.0) -> tuple[float, ..
 
 
 def touched(tokens: int, experts: int, visits: int, imbalance: float = 0.0) -> float:
-    """Expected number of experts that any of the tokens visits."""
+    """Return the expected number of experts that any of the tokens visits."""
     chosen = np.array(shares(experts, min(visits, experts), imbalance))
     return float(np.sum(1.0 - (1.0 - chosen) ** tokens))
 
