@@ -273,7 +273,7 @@ def _hierarchical(topology: Topology, group: RankGroup) -> Line:
 
 
 def _direct(topology: Topology, kind: CollectiveKind, group: RankGroup, protocol: Protocol) -> Line:
-    """All-to-all: rank link inside, the busiest node's cards outside, at the same time. Send: one link or card."""
+    """Return the line of an all-to-all (rank link inside, busiest node's cards outside, at once) or of a send."""
     inside, between = _hops(topology, Algorithm.RING, protocol)
     latency = _base(topology, Algorithm.RING, protocol) + (between if group.nodes > 1 else inside)
     link = _share(topology, group, protocol, intra_gbps(topology))

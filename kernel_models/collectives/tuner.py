@@ -92,7 +92,7 @@ def _only_measured(times: CommTimes) -> CommTimes:
 
 
 def measured_groups(profiles: Sequence[CommProfile]) -> list[tuple[CollectiveKind, Placement, float, float]]:
-    """(kind, placement, smallest and largest size measured by all) of what more than one backend has, or all of one."""
+    """Return (kind, placement, least, most size that all measured) of what several backends have, or all of one."""
     ranges: dict[tuple[int, int, int, int, int], dict[tuple[int, str], tuple[float, float]]] = {}
     for number, profile in enumerate(profiles):
         for name, models in profile.backends.items():

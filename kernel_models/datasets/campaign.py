@@ -159,7 +159,7 @@ def time_us(row: Row, *, host: bool) -> float:
 
 
 def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """One samples object for each session and family of calls; the shape group is the benchmark's sizes."""
+    """Read one samples object for each session and family of calls; the shape group is the benchmark's sizes."""
     family = path.name.partition(".")[0]
     if family not in FAMILIES:
         return

@@ -293,7 +293,7 @@ def words(text: str) -> list[str]:
 
 
 def plain_name(name: str) -> str:
-    """ "aten::add_.Tensor" → "add": without name space, overload, and the underscore of in-place variants."""
+    """Turn "aten::add_.Tensor" into "add": no name space, overload, or underscore of in-place variants."""
     name = name.rsplit("::", 1)[-1].split(".")[0]
     return name.rstrip("_") or name
 
