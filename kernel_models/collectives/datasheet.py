@@ -153,7 +153,7 @@ def intra_gbps(topology: Topology) -> float:
 
 
 def ring_gbps(topology: Topology, group: RankGroup) -> float:
-    """Bus bandwidth of rings through the group: inside nodes, or across the narrowest node's cards."""
+    """Return rings' bus bandwidth in a group, GB/s: inside nodes, or across the narrowest node's cards."""
     inside = intra_gbps(topology)
     if group.nodes == 1:
         return inside
@@ -200,7 +200,7 @@ def _share(topology: Topology, group: RankGroup, protocol: Protocol, gbps: float
 
 
 def _hops(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> tuple[float, float]:
-    """(inside a node, between nodes) µs a step."""
+    """Return the latencies of a step, µs: (inside a node, between nodes)."""
     if topology.node.link == "loopback":
         return HOST_HOP_US, HOST_HOP_US + topology.network.extra_latency_us
     inside = HOP_LATENCY_US["pci" if topology.node.link == "pcie" else "nvlink"][algorithm][protocol]
@@ -242,7 +242,7 @@ def _tree(topology: Topology, group: RankGroup, protocol: Protocol) -> Line:
 
 
 def nvls_gbps(topology: Topology, per_node: int) -> float:
-    """Algorithmic bandwidth of an all-reduce in the switch; a part of a node gets ``(n − 1) / n`` of it."""
+    """Return the switch's algorithmic bandwidth of an all-reduce, GB/s; part of a node gets ``(n − 1) / n`` of it."""
     node = topology.node
     whole = (node.gpus - 1) / node.gpus
     part = (per_node - 1) / per_node / whole
@@ -273,7 +273,7 @@ def _hierarchical(topology: Topology, group: RankGroup) -> Line:
 
 
 def _direct(topology: Topology, kind: CollectiveKind, group: RankGroup, protocol: Protocol) -> Line:
-    """All-to-all: rank link inside, the busiest node's cards outside, at the same time. Send: one link or card."""
+    """Return the line of an all-to-all (rank link inside, busiest node's cards outside, at once) or of a send."""
     inside, between = _hops(topology, Algorithm.RING, protocol)
     latency = _base(topology, Algorithm.RING, protocol) + (between if group.nodes > 1 else inside)
     link = _share(topology, group, protocol, intra_gbps(topology))
@@ -368,7 +368,7 @@ class DatasheetModel:
 
 def half_widths(topology: Topology, size: npt.NDArray[np.float64],
                 nodes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """80% log half-widths down and up at sizes in bytes; of several PCIe or meshed nodes the wider of both kinds."""
+    """Return 80% log half-widths, down and up, at sizes in bytes; of several PCIe or meshed nodes the wider."""
     link = topology.node.link
     kinds = [name for name in ((link,) if nodes == 1 else (link, "nodes")) if name in INTERVALS] or ["nodes"]
     at = np.log(np.maximum(size, 1.0))
