@@ -35,7 +35,7 @@ WALKS = {
 }
 MODULES = {"replay": 32, "another host": 55, "another size": 90, "a plan": 47, "a price": 18}
 """Ceilings of the modules that a command crosses."""
-LINES = {"foretrace": 400, "planner": 17_776, "step_views": 18_492, "graph_predictor": 22_202, "kernel_models": 20_670,
+LINES = {"foretrace": 400, "planner": 17_776, "step_views": 18_492, "graph_predictor": 22_202, "kernel_models": 20_671,
          "tracer": 34_531}
 INNER_IMPORTS = 100
 """Ceiling of imports inside functions, of all packages together."""

@@ -131,10 +131,13 @@ def test_the_switch_reduces_large_messages_of_full_h100_nodes_only():
     assert chosen(2.0**29, 2) == "ring/Simple"
 
 
-@pytest.mark.parametrize(("name", "ranks", "more"), [
-    ("dgx-h100", 4, 4.4), ("dgx-h200", 8, 4.4), ("dgx-a100", 4, 0.0), ("dgx-h100x2", 16, 0.0)])
-def test_simple_starts_later_than_the_tuner_has_it_in_hopper_nodes_alone(name: str, ranks: int, more: float):
-    where, sizes, kind = find_topology(name), np.geomspace(2.0**10, 2.0**30, 200), CollectiveKind.ALL_REDUCE
+@pytest.mark.parametrize(("name", "ranks", "kind", "more"), [
+    ("dgx-h100", 4, CollectiveKind.ALL_REDUCE, 4.4), ("dgx-h200", 8, CollectiveKind.ALL_REDUCE, 4.4),
+    ("dgx-h100", 2, CollectiveKind.SEND_RECV, 0.0), ("dgx-a100", 4, CollectiveKind.ALL_REDUCE, 0.0),
+    ("dgx-h100x2", 16, CollectiveKind.ALL_REDUCE, 0.0)])
+def test_simple_starts_later_than_the_tuner_has_it_in_hopper_nodes_alone(
+        name: str, ranks: int, kind: CollectiveKind, more: float):
+    where, sizes = find_topology(name), np.geomspace(2.0**10, 2.0**30, 200)
     place = where.first(ranks)
     ways = nccl_lines(where, kind, RankGroup(ranks, place.nodes, place.widest, place.narrowest))
     times = DatasheetModel(where).predict(CollectiveBatch.of(kind, sizes, place))
