@@ -21,7 +21,7 @@ payload × bus factor.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -110,6 +110,34 @@ def of_replicas(sharding: Sharding, gradients: float, parameters: float) -> list
     gathered = (Pass.FORWARD, Pass.BACKWARD) if sharding is Sharding.PARAMETERS else (Pass.STEP,)
     return [Communication(f"{stage} gradients", "dpcp", kinds.REDUCE_SCATTER, gradients, reduced),
             *(Communication(f"{stage} parameters", "dpcp", kinds.ALL_GATHER, parameters, each) for each in gathered)]
+
+
+FIRST_BUCKET, BUCKET = 1, 25
+"""MiB of DDP's first bucket and of the others where no size is given (``torch.distributed``'s defaults)."""
+MIB = 1 << 20
+
+
+def buckets_of(gradients: Sequence[tuple[str, int]], bucket_mb: int | None = None) -> list[list[int]]:
+    """Numbers of the gradients in each bucket, in the order the buckets are reduced.
+
+    As DDP does it once it knows the order of the gradients (``compute_bucket_assignment_by_size`` of PyTorch's
+    reducer): a bucket has one type, and is closed by the gradient that reaches its size; what is left over is last.
+
+    Args:
+        gradients: type and bytes of each.
+        bucket_mb: as ``ParallelPlan.bucket_mb``.
+    """
+    limits = (FIRST_BUCKET, BUCKET) if bucket_mb is None else (bucket_mb, bucket_mb)
+    opened: dict[str, list[int]] = {}
+    closed: list[list[int]] = []
+    seen: set[str] = set()
+    for number, (dtype, _) in enumerate(gradients):
+        bucket = opened.setdefault(dtype, [])
+        bucket.append(number)
+        if sum(gradients[each][1] for each in bucket) >= limits[dtype in seen] * MIB:
+            closed.append(opened.pop(dtype))
+            seen.add(dtype)
+    return closed + list(opened.values())
 
 
 def of_boundary(stream: float, tp: int, *, sequence_parallel: bool) -> list[Communication]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graph_predictor.comm.traffic import buckets_of
 from graph_predictor.prediction.operation_costs import operations_named, rows_within
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.repeat import Cycle
@@ -64,9 +65,6 @@ if TYPE_CHECKING:
 
 READY = "torch::autograd::AccumulateGrad"
 ALL_REDUCE = "c10d::allreduce_"
-MIB = 1 << 20
-FIRST_BUCKET, BUCKET = 1, 25
-"""MiB of DDP's first bucket and of the others where no size is given (``torch.distributed``'s defaults)."""
 GROUP = "0"
 _DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 NOTE = ("Approximate: the program was not run again. The recording has DDP's buckets and all-reduces added where its "
@@ -114,7 +112,8 @@ def spread_recording(graph: ExecutionGraph, cycle: Cycle, world_size: int, bucke
     begin = int(graph.steps.start_ns[step])
     end = begin + int(graph.steps.duration_ns[step])
     gradients = gradients_of(graph, begin, end)
-    spread = _with_buckets(graph, _slots(graph, begin, end), gradients, buckets_of(gradients, bucket_mb), world_size)
+    buckets = buckets_of([(each.dtype, each.bytes) for each in gradients], bucket_mb)
+    spread = _with_buckets(graph, _slots(graph, begin, end), gradients, buckets, world_size)
     return folded_job([spread], [((0, world_size, 1),)], world_size)
 
 
@@ -155,25 +154,6 @@ def _passes(graph: ExecutionGraph, rows: Int64, begin_ns: int, end_ns: int) -> l
                                    & (ops.kind == OpKind.OPERATION) & _computes(graph)])
     number = np.searchsorted(forward, ops.start_ns[rows])
     return [rows[number == each].tolist() for each in np.unique(number)]
-
-
-def buckets_of(gradients: list[Gradient], bucket_mb: int | None = None) -> list[list[int]]:
-    """Return the numbers of the gradients in each bucket, in the order in which buckets are reduced.
-
-    DDP does this once it knows the gradients' order (``compute_bucket_assignment_by_size`` of PyTorch's reducer). A
-    bucket has one type. The gradient that reaches the bucket's size closes it; buckets left open come last.
-    """
-    limits = (FIRST_BUCKET, BUCKET) if bucket_mb is None else (bucket_mb, bucket_mb)
-    opened: dict[str, list[int]] = {}
-    closed: list[list[int]] = []
-    seen: set[str] = set()
-    for number, gradient in enumerate(gradients):
-        bucket = opened.setdefault(gradient.dtype, [])
-        bucket.append(number)
-        if sum(gradients[each].bytes for each in bucket) >= limits[gradient.dtype in seen] * MIB:
-            closed.append(opened.pop(gradient.dtype))
-            seen.add(gradient.dtype)
-    return closed + list(opened.values())
 
 
 def _slots(graph: ExecutionGraph, begin_ns: int, end_ns: int) -> Int64:
