@@ -1,7 +1,7 @@
 """``foretrace plan``: the best way to spread a decoder's step over a cluster.
 
-The report of ``foretrace plan``: the best plans and how sure their order is, what separates them, which are worth
-having, and the best as a framework's arguments; for people, and as plain values.
+The report, as text and as plain values: the best plans, how sure their order is, what separates them, the Pareto front,
+and the best plan as a framework's arguments.
 
 Over devices and their figures: the tables of the best plan of each case.
 """
@@ -516,7 +516,7 @@ def _sources(found: Sequence[exploration.Explored]) -> list[str]:
 
 
 def _report_map(out: Report, found: Sequence[exploration.Explored]) -> None:
-    """Print what binds over two figures, with the step's time beside the first case's."""
+    """Print what binds over two figures, with the step's time relative to the first case's."""
     values = {axis: list(dict.fromkeys(getattr(each.case.technology, axis) for each in found))
               for axis in exploration.AXES}
     axes = [axis for axis, factors in values.items() if len(factors) > 1]
