@@ -570,7 +570,7 @@ class LayerCosts:
         product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
         source = priced.source[priced.index]
         low, high = priced.total_interval_us()
-        # Nobody measured these kernels, so that all of them may be off by as much.
+        # These kernels were not measured, so that all of them may be off by as much.
         scans = float(us[[SCAN in call.flags for call in calls]].sum())
         low, high = low - scans * -math.expm1(-STATE_SPACE_KERNELS), high + scans * math.expm1(STATE_SPACE_KERNELS)
         return LayerWork(float(us[product].sum()), float(us[~product].sum()), low, high, _launched(calls, kernels),

@@ -59,7 +59,7 @@ def state_of(plan: ParallelPlan, shape: TransformerShape, stage: int) -> MemoryA
         return MemoryAccount(parameters=count * width, gradients=count * each,
                              optimizer_state=0 if plan.offload_optimizer else share * (master + MOMENTS_BYTES),
                              buffers=WORKSPACES + _gradient_stand_ins(plan, shape, stage))
-    own = share * MASTER_BYTES  # fp32, whatever is computed in
+    own = share * MASTER_BYTES  # fp32 in every precision
     gradients = share * each
     if plan.sharding is Sharding.PARAMETERS and plan.pp > 1:
         parameters, gradients = own + count * width, gradients + count * each

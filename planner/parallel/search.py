@@ -194,7 +194,7 @@ class Bounds:
             back = backward[:, 0] - (0.0 if weights is None else weights[:, 0])
             best, before, after = (-1.0, 0.0), 0.0, 0.0
             for stage in range(plan.pp):
-                # A stage that does gradients of weights so many passes later has them to do while its last goes back.
+                # A stage that delays gradients of weights by some passes does them while its last pass goes back.
                 late = 0.0 if weights is None else min(stage, plan.passes * plan.chunks) * float(weights[stage].max())
                 best = max(best, (float(busy[stage]), before + max(after - late, 0.0)),
                            key=lambda each: each[0] * plan.passes + each[1])
@@ -416,7 +416,7 @@ class _Search:
             found.slower_us = self._left[0][0]
             found.slower = sum(1 if isinstance(each, ParallelPlan) else len(each.states)
                                for _, _, each, _ in self._left)
-        # Of plans that take the same time, the one that needs least memory comes first.
+        # Of plans that take the same time, the plan with the least memory comes first.
         found.plans.sort(key=lambda each: (each.estimate.time_us, each.memory.total))
         found.refused = sorted(self._reasons.values(), key=lambda each: -each.count)
         return found
@@ -424,7 +424,7 @@ class _Search:
     def _bound(self, floor: float, family: PlanFamily) -> None:
         """Put a family back on the list by what it takes at least, without the plans whose state alone does not fit."""
         kept = []
-        known: dict[tuple[Sharding, int], tuple[float, str | None]] = {}  # whatever is computed again
+        known: dict[tuple[Sharding, int], tuple[float, str | None]] = {}  # the same for all recomputation
         for state in family.states:
             if state[:2] not in known:
                 held = self._state_of(family.plan(state))

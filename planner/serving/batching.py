@@ -261,7 +261,7 @@ class _Server:
                 self.reading.append(request)
             else:
                 break
-            # An engine that does not split prompts takes one whole beside what decodes.
+            # An engine that does not split prompts takes a whole prompt together with what decodes.
             new = min(request.to_read, budget if engine.splits else self.setup.step_tokens)
             pieces.append(PrefillChunk(1, new, request.read))
             request.read += new

@@ -620,7 +620,7 @@ class Requests:
             if self.apart and self.output.least == self.output.most and not self.output.spread:
                 outputs = np.rint(outputs * random.uniform(1 - NEARLY, 1 + NEARLY, n)).astype(np.int64)
             return np.zeros(n), prompts, outputs
-        # So many arrivals of a Poisson process within the time that they take in the mean: the rate is met exactly.
+        # ``n`` arrivals of a Poisson process within the time that they take in the mean: the rate is met exactly.
         return np.sort(random.uniform(0.0, n / self.rate * 1e6, n)), prompts, outputs
 
 

@@ -361,7 +361,7 @@ class ServingModel:
                 found[row, column] += count * us * self._factor(each.name)
                 found[row, CALLS] += count
             if self.hides:
-                # What is longer than the work beside it is still waited for.
+                # What is longer than the overlapping work is still waited for.
                 left = max(found[row, WITHIN] + found[row, BETWEEN] - found[row, PRODUCT] - found[row, OTHER], 0.0)
                 found[row, WITHIN], found[row, BETWEEN] = left, 0.0
         return found

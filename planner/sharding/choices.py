@@ -213,7 +213,7 @@ def _kinds(problem: ShardingProblem, table: EmbeddingTable, split: bool, copied:
     if not possible:
         raise ShardingError(f"Table {table.name!r} of {table.columns} columns can be sharded in none of the allowed "
                             f"kinds ({', '.join(sorted(kind.value for kind in allowed))}) over {problem.ranks} ranks.")
-    # Of many tables, most lie whole on a rank whatever is tried.
+    # Of many tables, most lie whole on a rank, with any choice for the others.
     narrow = [each for each in possible if each[0] is ShardKind.TABLE_WISE
               or (copied if each[0] is ShardKind.DATA_PARALLEL else split)]
     return narrow or possible

@@ -101,7 +101,7 @@ def drifted(problem: ShardingProblem, plans: Sequence[ShardingPlan], drift: Data
         standing = scores.standing(assignment_of(plan, scores.choices))
         steps.append(standing.step_us if scores.fits(standing) else math.inf)
     best = search(changed, 1, seed, model=model).best[0][0]
-    # A plan that was carried over may still beat what the search finds anew.
+    # A plan that was carried over may still beat what the new search finds.
     return DriftedStep(drift, tuple(steps), min([best, *steps]))
 
 
