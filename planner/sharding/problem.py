@@ -254,7 +254,7 @@ class DenseWork:
     """A rank's work outside the look-ups for one step, µs with its 80% interval; nothing where only tables are given.
 
     Attributes:
-        bottom_forward, bottom_backward: of the MLP that overlaps the look-ups: it hides the exchange of pooled vectors.
+        bottom_forward, bottom_backward: of the MLP that needs no look-ups: it hides the exchange of pooled vectors.
         top_forward, top_backward: of the rest: interaction, top MLP and loss.
         optimizer: of the dense parameters.
         inputs: copies of a batch to the device; with a pipeline they are the next batch's and overlap the rest.

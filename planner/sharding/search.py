@@ -13,7 +13,7 @@ A shard's time is bytes over bandwidths, forward and backward, with nothing of w
     ``moved``     = B·bag·8 + B·bag·columns·element + B·columns·element      (row-wise: the first two over the ranks);
     ``forward``   = moved · penalty(columns) / memory + B·columns·element / link;
     ``backward``  = 2 × forward's computation + 2.455 × copies + the same exchange
-                (data-parallel: all-reduce of rows·columns).
+                    (data-parallel: all-reduce of rows·columns).
 
 Proposals take each table's best way by its largest shard, then by the sum of its shards, then one kind for all. From
 each greedy proposal, the table with most memory goes on to its next best way. The rank with the least sum of estimates

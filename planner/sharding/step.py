@@ -48,7 +48,7 @@ SUMS = ("forward_stream", "forward_flight", "backward_stream", "backward_flight"
         "sent_bytes", "memory", "host_bytes")
 """Columns that add up on a rank."""
 CHAINS = ("forward_wait", "backward_wait")
-"""Columns whose longest entry counts on a rank."""
+"""Columns whose maximum over a rank's units counts."""
 
 
 @dataclass(slots=True)
