@@ -34,7 +34,7 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'step_views'}.c
         ("price", "price", "Price one operation on a device, from fitted models or its data sheet alone.", None),
     ),
     "Look at memory": (
-        ("memory", "memory", "Show what memory held at its fullest: by kind, by module, measured beside predicted.",
+        ("memory", "memory", "Show what memory held at its fullest: by kind, by module, measured next to predicted.",
          None),
         ("fit-batch", "memory", "Find the largest batch (or other size) that fits a device's memory.", None),
     ),

@@ -4,10 +4,10 @@
     def test_training_step(foretrace):
         foretrace(build)                   # ``build()`` makes model, optimizer and data and returns the step
 
-The step is traced by shapes alone: no GPU, no time, no memory. Only the function that ``build()`` returns is seen: for
-what a training loop does beside it, and for sleeps, run ``foretrace check SCRIPT.py --base COMMIT``. pytest loads this
-module in every run of an environment that foretrace is installed in, so it imports nothing of foretrace before the
-fixture is used.
+The step is traced by shapes alone, without a GPU and without running its kernels. Only the function that ``build()``
+returns is traced. To check the rest of a training loop, or sleeps, run ``foretrace check SCRIPT.py --base COMMIT``.
+Every pytest run loads this module where foretrace is installed, so it imports nothing of foretrace until a test uses
+the fixture.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class DeviceSpec:
     note: str = ""
 
     def peak_tflops(self, dtype: str, *, matrix: bool = False) -> float:
-        """Peak rate of a dtype, 10¹² operations/s, dense.
+        """Return the peak rate of a dtype, 10¹² operations/s, dense.
 
         ``matrix`` asks for the matrix units; where they do not compute that dtype the other units do. A dtype without
         a rate of its own takes the next wider one's (fp8 on an A100 is computed as fp16), integers fp32's.
@@ -146,7 +146,7 @@ class DeviceSpec:
         raise DeviceError(f"{self.name} lists no fp32 rate; complete its file.")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for a profile of a device whose figures were measured; see ``from_json``."""
+        """Return plain values for a profile of a device whose figures were measured; see ``from_json``."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
                 for name, value in found.items()}
@@ -385,7 +385,7 @@ def _has_quarters(whole: DeviceSpec) -> bool:
 
 
 def _mig_memory(whole: DeviceSpec) -> dict[int, tuple[int, ...]]:
-    """Eighths of the memory by slices; empty of a device without MIG."""
+    """Return eighths of the memory by slices; empty for a device without MIG."""
     return {} if whole.name not in MIG_GB else {1: (2,), 2: (4,), 4: (8,)} if _has_quarters(whole) else MIG_EIGHTHS
 
 

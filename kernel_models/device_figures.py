@@ -115,7 +115,7 @@ def check_texts(data: Mapping[str, Any]) -> None:
 
 
 def _figure(name: str, entry: Any, sources: Mapping[str, str]) -> tuple[float, str]:
-    """Value and source of one figure."""
+    """Return one figure's value and source."""
     table, _, key = name.partition(".")
     if table.endswith("_tflops"):
         if key not in RATED:

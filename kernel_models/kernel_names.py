@@ -65,7 +65,7 @@ def uses_tf32(name: str) -> bool:
 
 @cache
 def element_dtype(name: str) -> str:
-    """Short name of the first element type among a kernel's template arguments, "" if there is none.
+    """Return the short name of the first element type among a kernel's template arguments, "" if it has none.
 
     Kernels that only move bytes tell a size instead: 2 bytes are taken for bf16, 4 for fp32.
     """

@@ -32,7 +32,7 @@ STATES = {"adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "partial_rowwise_adam":
 
 
 def forward_call(parts: Sequence[TablePart]) -> OpCall:
-    """One kernel that looks up all these parts and sums their bags.
+    """Return one kernel that looks up all these parts and sums their bags.
 
     Raises:
         ValueError: there are no parts, or none is looked up.

@@ -65,7 +65,7 @@ _RANK = ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64",
 
 
 def short_dtype(name: str) -> str:
-    """Short name of an element type given by any of its names, such as "c10::BFloat16" → "bf16"; "" if it is none.
+    """Return the short name of an element type ("c10::BFloat16" → "bf16"); "" if it is none.
 
     Number types such as "Scalar", "Int" or "Double" are no element types: they describe arguments, not tensors.
     """
@@ -90,7 +90,7 @@ def stored_itemsize(kind: str) -> float:
 
 
 def multiply_adds(dtype: str) -> int:
-    """Real multiply-adds of one product of two elements."""
+    """Return how many real multiply-adds a product of two elements takes."""
     return MULTIPLY_ADDS.get(dtype, 1)
 
 
@@ -167,7 +167,7 @@ def channels_last(tensor: TensorSpec) -> str:
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides, in elements."""
+    """Return row-major strides, in elements."""
     steps, step = [], 1
     for size in reversed(shape):
         steps.append(step)

@@ -212,7 +212,7 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
 
 
 def _distinct(calls: Iterable[OpCall]) -> tuple[list[OpCall], Int64]:
-    """The distinct calls in order of first appearance, and the place of each call among them; hashes each call once."""
+    """Return the distinct calls in order of first appearance, and each call's place in them; hashes each once."""
     known: defaultdict[OpCall, int] = defaultdict(count().__next__)
     index = np.fromiter(map(known.__getitem__, calls), np.int64)
     return list(known), index

@@ -36,7 +36,7 @@ class Errors:
     coverage: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, six decimals."""
+        """Return plain values, six decimals."""
         return {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(self).items()
                 if value is not None}
 
@@ -73,7 +73,7 @@ class Evaluation:
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; errors as shares, not percent."""
+        """Return plain values; errors as shares, not percent."""
         return {
             "device": self.device,
             "families": {name: {**errors.to_json(), "sources": self.sources[name]}

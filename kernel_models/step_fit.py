@@ -285,7 +285,7 @@ class StepProblem:
 
 
 def fit_widths(shares: Float64, errors: Float64, names: Sequence[str], least: float = 0.02) -> dict[str, float]:
-    """Standard deviation of the log error of each family's time in a step, from errors of steps left out.
+    """Return the standard deviation of each family's log error in a step, from errors of steps left out.
 
     A step's variance is taken to be Σ (share · width)²: families err independently, all calls of one together.
 

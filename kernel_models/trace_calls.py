@@ -385,7 +385,7 @@ def _mentions(graph: ExecutionGraph, texts: Int32, word: str) -> Bool:
 
 
 def _distinct(columns: Iterable[npt.NDArray[np.integer]]) -> tuple[Int64, Int64, Int64]:
-    """Distinct combinations of several columns: their numbers, a row of each, and the number of every row."""
+    """Find distinct combinations of columns; return their numbers, a row of each, and every row's number."""
     combined: Int64 | None = None
     for column in columns:
         values, place = np.unique(column, return_inverse=True)

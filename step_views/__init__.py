@@ -1,4 +1,4 @@
-"""What people see of steps: reports, differences, gates, exports, sweeps, pages and the command line."""
+"""Views of steps for people: reports, differences, gates, exports, sweeps, pages and the command line."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ def _damaged_link(path: Path) -> str:
 
 
 def read_context(directory: PathLike) -> dict[str, Any]:
-    """``context.json`` of a part; empty where there is none, or what is no file of a capture's. Raises ``TraceError``
-    if it is damaged."""
+    """Read a part's ``context.json``; return {} where there is none, or something that is no capture's file. Raises
+    ``TraceError`` if it is damaged."""
     path = Path(directory) / CONTEXT
     if why_not_read(path) or _damaged_link(path):
         return {}

@@ -216,7 +216,7 @@ class MemoryTimeline(Shown):
                      "ms" if self.timed else "operation")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: the peak, what it holds and who allocated it."""
+        """Return plain values: the peak, what it holds and who allocated it."""
         return {"source": self.source, "peak_bytes": self.peak_bytes, "peak_time_ns":
                 int(self.time_ns[self.peak_at]) if self.timed and len(self.time_ns) else None,
                 "holds_bytes": {name: int(size) for name, size in self.at_peak.parts.items()},

@@ -13,8 +13,8 @@ except ImportError:  # Windows
 
 
 def machine_memory() -> dict[str, float]:
-    """The kernel's account of the machine's memory, bytes: ``MemTotal``, ``MemAvailable``; empty where there is none.
-    """
+    """Return the kernel's account of the machine's memory, bytes: ``MemTotal``, ``MemAvailable``; empty where there is
+    none."""
     with suppress(OSError, ValueError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         return {name: float(kb) * 1024 for name, kb in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
@@ -30,8 +30,8 @@ def _cached(used: Path) -> float:
 
 
 def free_memory() -> float | None:
-    """Bytes this process may still take: of the machine, of its control group (a container, a batch job) and of its
-    limit of addresses (``ulimit -v``), whichever is least; ``None`` where nothing is known."""
+    """Return the bytes that this process may still take: the least that the machine, its control group (a container, a
+    batch job) and its limit of addresses (``ulimit -v``) leave; ``None`` where nothing is known."""
     found = [available] if (available := machine_memory().get("MemAvailable")) is not None else []
     group = Path("/sys/fs/cgroup")
     for most, used in (("memory.max", "memory.current"),

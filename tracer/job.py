@@ -220,7 +220,7 @@ def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job
 
 def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
                       classes: Sequence[tuple[Span, ...]] = ()) -> Job:
-    """``assemble_job`` of the ranks of a capture, checked to be of one job. Raises ``JobError`` if they are not.
+    """Assemble the ranks of a capture; raises ``JobError`` if they are not of one job. See ``assemble_job``.
 
     ``classes`` are those of a fake world whose plan is known: a graph then represents all ranks of its class.
     """

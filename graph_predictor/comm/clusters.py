@@ -62,9 +62,9 @@ def cluster_of(name: str | None, profile: str | None, backend: str | None, choic
 
 
 def profile_on(path: str | None, name: str | None, oversubscription: float | None) -> tuple[CommProfile, Topology]:
-    """The measured collectives (of data sheets alone without a file), and the cluster that was asked for. Its cluster
-    is the profile's own where ``name`` is none. Raises ``CommError``: neither is given, or the profile is of other
-    nodes."""
+    """Return a profile of measured collectives and the requested cluster. Without a file the profile rests on data
+    sheets alone; without a name the cluster is the profile's own. Raises ``CommError``: neither is given, or the
+    profile is of other nodes."""
     if path is None:
         if name is None:
             raise CommError("Nothing says where the collective runs; give --topology, --comm-profile or both.")

@@ -1,9 +1,9 @@
 """How much computation and collectives slow each other down, fitted to a recording's own instances.
 
-The same kernel (name, launch and sizes) runs beside a collective here and alone there, on one rank or another: what it
-takes longer, over the share of its time that it was beside one, is its slow-down. The same holds for collectives of one
-kind, size and group. Nothing is compared with another kernel, and a kernel without both kinds of instances takes what
-those with both lose in the middle.
+The same kernel (name, launch and sizes) sometimes overlaps a collective and sometimes runs alone, on any rank. Its
+slow-down is the logarithm of its longer time over its time alone, divided by the share of its time that overlapped.
+Collectives of one kind, size and group are fitted in the same way. Different kernels are never compared. A kernel that
+lacks one of the two kinds of instances takes the median slow-down of the kernels that have both.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 @dataclass(frozen=True, slots=True)
 class Overlapping:
-    """Shares of each kernel's time, 0 to 1.
+    """Shares of each kernel's time that overlap other work, 0 to 1, one row a kernel.
 
     Attributes:
-        transfer, waiting: of computing kernels, beside a collective that transfers, and beside one that only waits.
-        computing: of collectives, what of their transfer lies beside computing kernels, on the rank where most does:
-            all move at the pace of the slowest.
+        transfer, waiting: of computing kernels, the share that overlaps a collective while it transfers or only waits.
+        computing: of collectives, the share of their transfer that overlaps computing kernels, on the rank where it is
+            greatest, because the slowest rank holds up all others.
     """
 
     transfer: Float64
@@ -41,13 +41,13 @@ class Overlapping:
 
 @dataclass(frozen=True)
 class OverlappingKernels:
-    """The kernels of a job whose shares are asked for, and those they are looked for beside: found once for all times.
+    """The rows of kernels to compute shares of overlap for, and of the kernels that may overlap them; times may change.
 
     Attributes:
         size: the number of kernels.
-        ranks: of each rank that has both, the rows of all that compute and of those asked for, and of all collectives
-            and of those asked for.
-        met: rows of kernels of a rendezvous, and ``group`` its number.
+        ranks: for each rank with computing kernels and collectives, four arrays of rows: all computing kernels, those
+            asked for, all collectives, those asked for.
+        met, group: rows of the kernels that take part in a rendezvous, and the rendezvous' numbers.
     """
 
     size: int
@@ -57,7 +57,7 @@ class OverlappingKernels:
 
     @classmethod
     def of(cls, kernel_ptr: Int64, kind: Int8, group: Int64, asked: Bool | None = None) -> OverlappingKernels:
-        """Find them.
+        """Find the rows of computing kernels and collectives of each rank.
 
         Args:
             kernel_ptr: kernels of rank r are rows ``kernel_ptr[r]`` to ``kernel_ptr[r + 1]``.
@@ -76,8 +76,8 @@ class OverlappingKernels:
         return cls(len(kind), ranks, met, group[met])
 
     def shares(self, start: Int64, end: Int64, transfer_ns: Int64) -> Overlapping:
-        """Look at all kernels, recorded or simulated. ``start`` and ``end`` are ns on one clock within a rank;
-        ``transfer_ns`` is how long before the end of a collective all ranks had arrived."""
+        """Return the shares of overlap. ``start`` and ``end`` of all kernels, recorded or simulated, are ns on one
+        clock within a rank; ``transfer_ns`` is the time between a collective's last arrival and its end."""
         found = Overlapping(*(np.zeros(self.size) for _ in range(3)))
         for own, some, of, met_by in self.ranks:
             arrived, until = np.maximum(end[of] - transfer_ns[of], start[of]), end[of]
@@ -98,28 +98,28 @@ class OverlappingKernels:
 ALONE = 0.02
 """Share of its time up to which a kernel counts as alone."""
 MOSTLY = 0.5
-"""Share of its time from which a kernel shows what is beside it, as long as the other thing is under half of that."""
+"""Least share of overlap with one kind of work that is fitted; the share of the other kind must be under half of it."""
 LEAST_ALONE, LEAST_BESIDE = 3, 2
-"""Instances of one kernel that are needed."""
+"""Least number of instances of one kernel alone, and overlapping other work."""
 LEAST_KERNELS = 5
-"""Kernels with both kinds of instances from which others' slow-down is taken."""
+"""Least number of kernels with both kinds of instances whose median the other kernels take."""
 SHORTEST_NS, SHORTEST_TRANSFER_NS = 4_000.0, 50_000.0
-"""Shorter kernels are told no differences of (older traces round to a microsecond); shorter transfers are latencies."""
+"""Shorter kernels are not fitted: older traces round to 1 µs. Shorter transfers are dominated by latency."""
 LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "registers", "shared_bytes")
 """Columns of how a kernel was launched."""
 MOST = np.log(4.0)
-"""Slow-downs beyond a factor of four are another cause's."""
+"""Greatest logarithm of a slow-down: more than a factor of four has another cause than overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowDown:
-    """What one kind of work loses beside another.
+    """How much one kind of work slows down where it overlaps another.
 
     Attributes:
-        kernels: how many different ones were seen both alone and beside.
-        instances: how many beside.
-        middle: median of their logarithms of the slow-down at full overlap; 0 where too few were seen.
-        spread: log half width of the 80% interval of one kernel's around it.
+        kernels: number of different kernels that were seen both alone and overlapping.
+        instances: number of their overlapping instances.
+        middle: median of the kernels' log slow-downs at full overlap; 0 where too few were seen.
+        spread: log half width of the 80% interval of a single kernel's slow-down around the median.
     """
 
     kernels: int
@@ -134,7 +134,7 @@ class SlowDown:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 80% interval of one kernel's slow-down; none is faster beside another."""
+        """Return the 80% interval of one kernel's slow-down factor; its lower end is at least 1."""
         return float(np.exp(max(self.middle - self.spread, 0.0))), float(np.exp(self.middle + self.spread))
 
     @property
@@ -154,9 +154,9 @@ class Contention:
     """The slow-downs of a recorded job.
 
     Attributes:
-        transfer, waiting: of computing kernels beside a collective that transfers, and beside one that waits.
-        computing: of collectives' transfers beside computing kernels.
-        of_transfer, of_waiting, of_computing: of each kernel of the job, the logarithm at full overlap.
+        transfer, waiting: of computing kernels that overlap a collective while it transfers, and while it waits.
+        computing: of collectives' transfers that overlap computing kernels.
+        of_transfer, of_waiting, of_computing: the log slow-down of each kernel of the job at full overlap.
     """
 
     transfer: SlowDown
@@ -172,7 +172,7 @@ class Contention:
         return bool(self.of_transfer.any() or self.of_waiting.any() or self.of_computing.any())
 
     def log_factor(self, shares: Overlapping) -> Float64:
-        """Return the logarithm of how much longer than alone each kernel takes at some shares."""
+        """Return the logarithm of each kernel's time at these shares of overlap over its time alone."""
         found: Float64 = (self.of_transfer * shares.transfer + self.of_waiting * shares.waiting
                           + self.of_computing * shares.computing)
         return found
@@ -188,8 +188,8 @@ def contention(built: Built) -> Contention:
     own = kind == KernelKind.COMPUTE
     recorded = program.recorded_kernel_end - program.recorded_kernel_start
     logs = np.log(np.maximum(np.where(own, recorded, transfer_ns), 1))
-    # One kernel a collective, whose transfer is that of all its ranks; where one rank alone recorded it, nobody knows
-    # its transfer.
+    # One kernel a collective: all its ranks have the same transfer. Where only one rank recorded the collective, its
+    # transfer is unknown.
     _, first = np.unique(program.kernel_group, return_index=True)
     collective = np.zeros(len(kind), np.bool_)
     collective[first[program.kernel_group[first] >= 0]] = True
@@ -197,7 +197,7 @@ def contention(built: Built) -> Contention:
 
 
 def contention_of(graphs: Sequence[ExecutionGraph]) -> dict[str, SlowDown]:
-    """Return the slow-downs of a recorded job, by what is slowed down by what."""
+    """Return the slow-downs of a recorded job, by a phrase that names both kinds of work; empty without collectives."""
     if not any((graph.kernels.kind == KernelKind.COLLECTIVE).any() for graph in graphs):
         return {}
     found = contention(build_program(list(graphs)))
@@ -206,9 +206,9 @@ def contention_of(graphs: Sequence[ExecutionGraph]) -> dict[str, SlowDown]:
 
 
 def fitted(code: Int64, own: Bool, logs: Float64, shares: Overlapping, used: Bool) -> Contention:
-    """Fit slow-downs to the ``used`` ones of some instances. ``code`` says what each is an instance of, a number from
-    0; ``own`` whether it computes (else it is a collective, if it is used); ``logs`` is the logarithm of its time in
-    ns."""
+    """Fit slow-downs to the ``used`` instances. ``code`` is the number (from 0) of the kernel that each is an instance
+    of; ``own`` states whether it computes (a used instance that does not is a collective); ``logs`` is the logarithm of
+    its time in ns."""
     alone = np.where(own, shares.transfer + shares.waiting, shares.computing) <= ALONE
     own_used, collective = used & own, used & ~own
     beside_transfer = own_used & (shares.transfer >= MOSTLY) & (shares.waiting < MOSTLY / 2)
@@ -224,7 +224,7 @@ def fitted(code: Int64, own: Bool, logs: Float64, shares: Overlapping, used: Boo
 
 def _slow_downs(code: Int64, logs: Float64, alone: Bool, beside_it: Bool, share: Float64,
                 shortest_ns: float) -> tuple[SlowDown, Float64]:
-    """Return what kernels lose in the middle, and what each instance's kernel loses (log, at full overlap)."""
+    """Return the median slow-down, and the log slow-down at full overlap of each instance's kernel."""
     by_kernel: dict[int, tuple[list[float], list[tuple[float, float]]]] = defaultdict(lambda: ([], []))
     for row in np.flatnonzero(alone).tolist():
         by_kernel[int(code[row])][0].append(float(logs[row]))
@@ -250,7 +250,7 @@ def _slow_downs(code: Int64, logs: Float64, alone: Bool, beside_it: Bool, share:
 
 
 def recorded_transfers(built: Built) -> Int64:
-    """Return how long each collective of a recorded job transferred, ns: all of it where other ranks are unknown."""
+    """Return the transfer time of each collective kernel, ns; its whole time where other ranks were not recorded."""
     program = built.program
     found = (program.recorded_kernel_end - program.recorded_kernel_start).copy()
     for members, transfer in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True):
@@ -260,8 +260,8 @@ def recorded_transfers(built: Built) -> Int64:
 
 
 def kernel_identities(graphs: Sequence[ExecutionGraph]) -> Int64:
-    """Return a number for what each kernel of a job is an instance of: name, launch and its operation's sizes, or what
-    a collective moves among how many."""
+    """Return one number a kernel of a job. Kernels with equal numbers have the same name, launch and operation sizes,
+    or are collectives of the same kind, elements and group size."""
     texts: dict[str, int] = {"": 0}
     rows = []
     for graph in graphs:

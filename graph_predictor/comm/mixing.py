@@ -1,8 +1,8 @@
 """``Mixture``: a step's collectives, each by the backend that is best for it, against one backend for all of them.
 
-Times are those of the collectives one after another; what of them a step waits for, its prediction says. A gain's
-interval takes the errors of one backend at sizes next to each other as one, those of different rows of the table as
-independent, and of two formulas of one cluster half of the variance as common.
+Times are sums over the collectives, one after another; a prediction of the step states how much of them it waits for.
+The interval of a gain takes one backend's errors at neighbouring sizes as equal, and errors of different rows of the
+table as independent. Two formulas of one cluster share half of their variance.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tracer.arrays import Bool, Float64
 
 @dataclass(frozen=True, slots=True)
 class MixedRow:
-    """Collectives of a rank's step of one kind and group that one backend does, as it is the best for them.
+    """Collectives of one kind and group in a rank's step for which the same backend is best.
 
     Attributes:
-        kind, ranks, nodes: of them.
-        smallest_bytes, largest_bytes: payload.
-        backend: who does them.
-        calls: a step.
-        time_us: by that backend, with the switches.
-        single_us: by the best single backend.
-        low_us, high_us: ends of the 80% interval of what is gained.
+        kind, ranks, nodes: of the collectives.
+        smallest_bytes, largest_bytes: range of their payloads.
+        backend: the best backend for them.
+        calls: collectives a step.
+        time_us: their time a step by that backend, switches between backends included.
+        single_us: their time a step by the best single backend.
+        low_us, high_us: ends of the 80% interval of the time gained a step.
     """
 
     kind: CollectiveKind
@@ -153,7 +153,7 @@ class Mixture:
         return found
 
     def sentences(self) -> list[str]:
-        """Return all that is said of it, for reports without a table."""
+        """Return headline, choices by backend and notes as sentences, for reports without a table."""
         does = "; ".join(f"{row.backend} {row.calls:,.4g} {row.kind.label} of {_sizes(row)} over {row.ranks:,} ranks"
                          for row in self.rows)
         return [self.headline(), *([f"A step's collectives by backend: {does}."] if self.rows else []), *self.notes()]

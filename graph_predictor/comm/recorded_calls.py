@@ -1,21 +1,17 @@
 """The collectives of graphs as calls that ``kernel_models.collectives.price`` prices.
 
-Waiting is never priced: a rendezvous starts when its last rank arrives, and only the time from there to its end, which
-replay takes from the recording, is replaced by a prediction.
+Waiting is never priced. A rendezvous starts when its last rank arrives; a prediction replaces only the recorded time
+from there to the end.
 
-Collectives of a backend that works on the host (gloo), represented as device work is: on a stream each of its
-threads.
-
-::
+Collectives of a backend that works on the host (gloo) are represented as device work, one stream for each thread::
 
     main      |c10d::allreduce_|  backward ...      |    waits    |  optimizer
     gloo 1           |~~~~~~~ all_reduce: waits for the others ===|
 
-Nothing is launched and nothing runs on a device, but the recording shows the same three things: the call that asked for
-the collective, the range in which the backend's thread was at it, and the time in which the host's thread did nothing
-until it was over. As a launch, a kernel and a blocking call they go through everything that ranks' meetings go through:
-matching, waiting for the last rank, what is exposed, the critical path across ranks. Only reports of recorded jobs look
-at a job this way.
+Nothing is launched and nothing runs on a device. But the recording shows the call that asked for the collective, the
+range in which the backend's thread worked on it, and the time that the host's thread waited. They become a launch, a
+kernel and a blocking call. So collectives on the host are matched, wait for their last rank, are exposed and lie on the
+critical path as those of a device do. Only reports of recorded jobs use this view.
 """
 
 from __future__ import annotations
@@ -60,7 +56,7 @@ class RecordedCollective:
 
 
 def find_collectives(built: Built, on: Topology) -> tuple[list[RecordedCollective], int]:
-    """The job's collectives whose call is known, and how many kernels of others there are."""
+    """Return the job's collectives whose call is known, and the number of kernels of other collectives."""
     graphs = built.graphs
     row_of = [{int(k): i for i, k in enumerate(g.collectives.kernel.tolist()) if k >= 0} for g in graphs]
     grouped = {member for members in built.rendezvous.groups for member in members}
@@ -87,8 +83,8 @@ def find_collectives(built: Built, on: Topology) -> tuple[list[RecordedCollectiv
 
 def recorded_call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]],
                   members: Sequence[tuple[int, int]], on: Topology | None) -> CollectiveCall | None:
-    """The call of one collective's kernels, (position of the rank, kernel row) each, on a cluster, else on one node;
-    ``None`` where nothing tells what it moves."""
+    """Return the call of one collective, given its kernels as (position of the rank, kernel row), on a cluster or by
+    default on one node; ``None`` where the recording does not show its kind and size."""
     size, kind, dtype = float("nan"), None, "float32"
     ranks: list[int] = []
     named: list[int] = []
@@ -123,7 +119,7 @@ def recorded_call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]]
 
 
 def _named_ranks(text: str) -> list[int]:
-    """Ranks of a group as a trace lists them; none where the list is cut off or names one twice."""
+    """Return the ranks of a group as a trace lists them; empty where the list is cut off or names a rank twice."""
     found = list_of(text)
     if not all(type(rank) is int and rank >= 0 for rank in found):
         return []
@@ -131,7 +127,7 @@ def _named_ranks(text: str) -> list[int]:
 
 
 def with_transfers(built: Built, collectives: Sequence[RecordedCollective], time_us: npt.ArrayLike) -> Program:
-    """Return the job's program whose collectives' kernels, but for waiting, take other times (µs, one a collective)."""
+    """Return the job's program with other transfer times of its collectives (µs, one each); waiting is not included."""
     duration: Int64 = built.program.kernel_duration.copy()
     for collective, value in zip(collectives, np.asarray(time_us, np.float64).tolist(), strict=True):
         for position, kernel in collective.members:
@@ -170,7 +166,7 @@ def table_calls(graph: ExecutionGraph, model: CollectiveModel | None) -> list[Co
 
 
 def _of_no_kind(graph: ExecutionGraph, row: int) -> CollectiveCall:
-    """A collective of an unknown kind or size: what is known of its bytes is sent once."""
+    """Return a collective of an unknown kind or size: its known bytes are sent once."""
     table = graph.collectives
     dtype, width = element_bytes(graph, table, row)
     elements = max(int(table.elements_in[row]), int(table.elements_out[row]), 1)
@@ -247,7 +243,7 @@ def _matched(graph: ExecutionGraph) -> tuple[Int64, Int64]:
 
 
 def _waits(graph: ExecutionGraph, threads: Int64, begin: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
-    """Thread, begin and end of the time in which host threads did nothing until a collective was over.
+    """Return the thread, begin and end of the time in which host threads did nothing until a collective was over.
 
     That is time in no operation, or in one that waits, up to the last end of a collective in it.
     """
@@ -280,6 +276,6 @@ def _step(graph: ExecutionGraph, at: Int64) -> Int64:
 
 
 def _joined(one: SomeTable, other: SomeTable) -> SomeTable:
-    """Rows of two tables, one after the other."""
+    """Return the rows of two tables, one after the other."""
     return type(one)(**{field.name: np.concatenate([getattr(one, field.name), getattr(other, field.name)])
                         for field in fields(one)})

@@ -52,25 +52,25 @@ class Traffic:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that left a rank."""
+        """Return the bytes that left a rank."""
         return self.payload_bytes * (bus_factor(CollectiveKind[self.kind.upper()], self.ranks) if
                                      self.kind.upper() in CollectiveKind.__members__ else 0.0)
 
     @property
     def algbw_gbps(self) -> float | None:
-        """Payload over transfer time, 10⁹ bytes/s."""
+        """Return the payload over transfer time, 10⁹ bytes/s."""
         return self.matched_bytes / self.transfer_ns if self.transfer_ns else None
 
     @property
     def busbw_gbps(self) -> float | None:
-        """``algbw`` × bus factor."""
+        """Return ``algbw`` × bus factor."""
         if self.algbw_gbps is None or self.kind.upper() not in CollectiveKind.__members__:
             return None
         return self.algbw_gbps * bus_factor(CollectiveKind[self.kind.upper()], self.ranks)
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """The rank that arrived last most often, and in which share of the collectives."""
+        """Return the rank that arrived last most often, and in which share of the collectives."""
         if not self.last:
             return None
         rank = min(self.last, key=lambda r: (-self.last[r], r))
@@ -105,7 +105,7 @@ class CommReport:
     notes: list[str]
 
     def recorded_payload(self) -> dict[CollectiveKind, float]:
-        """Payload bytes of each kind, per rank and step (mean over ranks)."""
+        """Return the payload bytes of each kind, per rank and step (mean over ranks)."""
         total: dict[CollectiveKind, float] = defaultdict(float)
         for row in self.traffic:
             if row.kind.upper() in CollectiveKind.__members__:

@@ -1,32 +1,27 @@
-"""Communication of each dimension of a plan: kind, bytes and how often, one table for estimates and for checks.
+"""Bytes that each dimension of a parallel plan must communicate, by closed formulas, and the check against recorded
+ones.
 
 Sources: Shoeybi et al. 2019 (1909.08053) and Korthikanti et al. 2022 (2205.05198) for tensor and sequence parallelism,
-Rajbhandari et al. 2020 (1910.02054) for ZeRO, Anthony et al. 2024 (2408.10197) for the rest; tests hold it to what
-PyTorch's own wrappers call.
+Rajbhandari et al. 2020 (1910.02054) for ZeRO, Anthony et al. 2024 (2408.10197) for the rest. Tests compare the formulas
+with what PyTorch's own wrappers call. Bytes are payloads (size in nccl-tests) per rank and step; bytes on the wire are
+payload × bus factor.
 
-=================  ====================================================================================================
-tensor             an all-reduce after attention and one after the feed-forward part, in backward one before each; with
-                   sequence parallelism a reduce-scatter and an all-gather in place of each, and in backward one more
-                   all-gather each of what the weights' gradients need
-context            keys and values to all parts of the sequence, their gradients back; of a state-space mixer an
-                   all-to-all from tokens to heads and one back, in either direction
-experts            an all-to-all to the experts and one back, in either direction; where tensor-parallel ranks share an
-                   expert and have tokens of their own, these are gathered among them before it and reduced after it
-pipeline           the residual stream between stages, and its gradient back
-data               gradients all-reduced; sharded: reduce-scattered, parameters gathered; fully: block by block; with
-                   copies of what is sharded (HSDP) the shares of gradients are all-reduced among these too
-=================  ====================================================================================================
-
-Bytes that a parallel training step must communicate, by closed formulas, and the check against recorded ones.
-
-What a block, a replica and a stage communicate is in ``traffic``. All are payloads (nccl-tests' size) per rank and
-step; wire bytes are payload × bus factor.
+- Tensor: an all-reduce after attention and one after the feed-forward part; in backward one before each.
+- Tensor with sequence parallelism: a reduce-scatter and an all-gather in place of each all-reduce. Backward gathers
+  once more what the weights' gradients need.
+- Context: keys and values go to all parts of the sequence, their gradients back. A state-space mixer does an all-to-all
+  from tokens to heads and one back, in forward and in backward.
+- Experts: an all-to-all to the experts and one back, in forward and in backward. Tensor-parallel ranks that share an
+  expert and have tokens of their own gather these tokens before it and reduce them after it.
+- Pipeline: the residual stream between stages, and its gradient back.
+- Data: all-reduced gradients. Sharded: gradients are reduce-scattered, parameters gathered. Fully sharded: block by
+  block. HSDP also all-reduces the gradients' shares among the copies of the shards.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -105,7 +100,7 @@ def of_block(stream: float, *, sequence_parallel: bool, keys: float = 0.0, route
 
 
 def of_replicas(sharding: Sharding, gradients: float, parameters: float) -> list[Communication]:
-    """Return what data-parallel ranks communicate of so many bytes of gradients and of parameters."""
+    """Return the communication of data-parallel ranks, given bytes of gradients and of parameters."""
     kinds = CollectiveKind
     if sharding is Sharding.NONE:
         return [Communication("DDP gradients", "dpcp", kinds.ALL_REDUCE, gradients, Pass.STEP)]
@@ -115,6 +110,34 @@ def of_replicas(sharding: Sharding, gradients: float, parameters: float) -> list
     gathered = (Pass.FORWARD, Pass.BACKWARD) if sharding is Sharding.PARAMETERS else (Pass.STEP,)
     return [Communication(f"{stage} gradients", "dpcp", kinds.REDUCE_SCATTER, gradients, reduced),
             *(Communication(f"{stage} parameters", "dpcp", kinds.ALL_GATHER, parameters, each) for each in gathered)]
+
+
+FIRST_BUCKET, BUCKET = 1, 25
+"""MiB of DDP's first bucket and of the others where no size is given (``torch.distributed``'s defaults)."""
+MIB = 1 << 20
+
+
+def buckets_of(gradients: Sequence[tuple[str, int]], bucket_mb: int | None = None) -> list[list[int]]:
+    """Numbers of the gradients in each bucket, in the order the buckets are reduced.
+
+    As DDP does it once it knows the order of the gradients (``compute_bucket_assignment_by_size`` of PyTorch's
+    reducer): a bucket has one type, and is closed by the gradient that reaches its size; what is left over is last.
+
+    Args:
+        gradients: type and bytes of each.
+        bucket_mb: as ``ParallelPlan.bucket_mb``.
+    """
+    limits = (FIRST_BUCKET, BUCKET) if bucket_mb is None else (bucket_mb, bucket_mb)
+    opened: dict[str, list[int]] = {}
+    closed: list[list[int]] = []
+    seen: set[str] = set()
+    for number, (dtype, _) in enumerate(gradients):
+        bucket = opened.setdefault(dtype, [])
+        bucket.append(number)
+        if sum(gradients[each][1] for each in bucket) >= limits[dtype in seen] * MIB:
+            closed.append(opened.pop(dtype))
+            seen.add(dtype)
+    return closed + list(opened.values())
 
 
 def of_boundary(stream: float, tp: int, *, sequence_parallel: bool) -> list[Communication]:
@@ -131,7 +154,7 @@ MOST_RANKS = 1_000_000  # chosen
 
 
 def parse_bytes(text: str) -> float:
-    """Bytes of "64MiB", "1.5GB" or "512". Raises ``CommError`` for anything else, or more than a pebibyte."""
+    """Return the bytes of "64MiB", "1.5GB" or "512". Raises ``CommError`` for others, or more than a pebibyte."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
     if not match or match.group(2) not in _UNITS:
         raise CommError(f"{text!r} is no size; write bytes such as 65536, 64KiB, 16MiB or 1.5GB.")
@@ -142,7 +165,7 @@ def parse_bytes(text: str) -> float:
 
 
 def parse_memory(text: str, option: str, example: str) -> float:
-    """Bytes of an option that says how much memory there is; a bare number is in GB. Raises ``CommError``."""
+    """Return the bytes of a memory option; a bare number is in GB. Raises ``CommError``: it is no size."""
     try:
         found = parse_bytes(f"{float(text)}GB")
     except ValueError:
@@ -161,7 +184,7 @@ def bytes_text(value: float) -> str:
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Ranks of "0-7,16,24-31" or, with a step, "0-63:8". Raises ``CommError`` for anything else."""
+    """Return the ranks of "0-7,16,24-31" or, with a step, "0-63:8". Raises ``CommError`` for anything else."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?\s*", part)
@@ -175,8 +198,8 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def parse_table(text: str) -> list[list[float]]:
-    """Bytes that each rank sends to each, of "1MiB,2MiB" (every rank sends these to ranks 0, 1, …) or "0,4;8,0" (a row
-    for each sending rank). Raises ``CommError`` for anything else."""
+    """Return the bytes that each rank sends to each, of "1MiB,2MiB" (every rank sends these to ranks 0, 1, …) or
+    "0,4;8,0" (a row for each sending rank). Raises ``CommError`` for anything else."""
     rows = [[parse_bytes(cell) for cell in row.split(",")] for row in text.split(";")]
     if len(rows) == 1:
         rows *= len(rows[0])
@@ -258,12 +281,12 @@ class Volume:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that leave (or enter) a rank."""
+        """Return the bytes that leave (or enter) a rank."""
         return self.payload_bytes * bus_factor(self.kind, self.ranks)
 
 
 def expected_volumes(job: JobShape) -> list[Volume]:
-    """All that a step must communicate, by cause."""
+    """Return all that a step must communicate, by cause."""
     sharding = SHARDING.get(job.data_scheme)
     replicas = [] if sharding is None else of_replicas(
         sharding, job.parameters * job.gradient_bytes, job.parameters * job.parameter_bytes)
@@ -301,7 +324,7 @@ class VolumeCheck:
 
 
 def check_volumes(job: JobShape, recorded: Mapping[CollectiveKind, float]) -> list[VolumeCheck]:
-    """Compare by kind. ``recorded`` holds payload bytes per rank and step; kinds nobody expects are listed too."""
+    """Compare expected and recorded payload bytes per rank and step by kind; unexpected recorded kinds are listed."""
     volumes = expected_volumes(job)
     kinds = sorted({v.kind for v in volumes} | {kind for kind, value in recorded.items() if value > 0})
     return [VolumeCheck(kind, tuple(dict.fromkeys(v.cause for v in volumes if v.kind is kind)),
@@ -310,7 +333,7 @@ def check_volumes(job: JobShape, recorded: Mapping[CollectiveKind, float]) -> li
 
 
 def read_job_shape(path: str) -> JobShape:
-    """A job's shape from a TOML file of ``JobShape``'s names. Raises ``CommError`` naming what is wrong in it."""
+    """Read a job's shape from a TOML file of ``JobShape``'s names. Raises ``CommError`` on what is wrong in it."""
     try:
         data = from_toml(read_input(path))
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Edits: what could be different about a step, one file each; those that an option names are in ``registry``."""
+"""Edits: changes of a step, one file each. Edits with an option of their own are listed in ``registry``."""

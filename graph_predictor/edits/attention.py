@@ -19,21 +19,21 @@ from tracer.graph import ExecutionGraph, Phase
 from tracer.views import forward_backward_pairs
 
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
-"""Families of work between the products beside the softmax: scale, mask, dropout, copies, rows masked throughout."""
+"""Families of other work between the products than the softmax: scale, mask, dropout, copies, fully masked rows."""
 MOST_BETWEEN = 16
 """Kernels between the two products of one attention: chosen, above the longest chain of eager models."""
 
 
 @dataclass(frozen=True)
 class FlashAttention:
-    """Attention as two products and a softmax replaced by a fused operator, forward and backward.
+    """Replace attention written as two products and a softmax by a fused operator, forward and backward.
 
-    Found are ``aten::_scaled_dot_product_attention_math`` and, elsewhere, two batched products with one softmax of the
-    scores between them; their backward by autograd's numbers. Each becomes one call that never writes the scores: flash
-    attention where the type has 16 bits or a CPU computes, else the memory-efficient kernels, which take fp32. What no
-    fused kernel of a CPU takes (``_refusal``) stays as it is. The new call's time is that of what it replaces ×
-    model(fused) / model(written out). Assumes that a mask that is added or filled in is no causal one the fused
-    operator could skip, unless the operator said so, and that no one else reads the scores.
+    Matches ``aten::_scaled_dot_product_attention_math``, and two batched products with one softmax of the scores
+    between them; their backward is found by autograd's sequence numbers. Each becomes one call that never writes the
+    scores: flash attention for types of 16 bits and on CPUs, else the memory-efficient kernels, which take fp32.
+    Attention that no fused kernel of a CPU supports (``_refusal``) stays as it is. The new call takes the replaced
+    operations' time × model(fused) / model(written out). Assumes that nothing else reads the scores. A mask counts as
+    causal, so that the fused operator skips masked blocks, only where the recorded operator states it.
     """
 
     def describe(self) -> str:
@@ -90,7 +90,7 @@ def _refusal(call: OpCall, on_host: bool) -> str:
 
 
 def replace_attention(scenario: Scenario, units: WorkUnits) -> Rewriting:
-    """Replacements of every attention that a fused kernel takes, forward and backward."""
+    """Return replacements of every attention that a fused kernel supports, forward and backward."""
     found: list[Replacement] = []
     backward: dict[int, dict[int, list[int]]] = {}
     for one in _attentions(scenario, units):
@@ -107,20 +107,20 @@ def replace_attention(scenario: Scenario, units: WorkUnits) -> Rewriting:
 
 
 def _attentions(scenario: Scenario, units: WorkUnits) -> Iterator[_WrittenOut]:
-    """Every attention that is written out, rank by rank."""
+    """Yield every attention that is written out, rank by rank."""
     for rank, graph in enumerate(scenario.built.graphs):
         for members, ops, call in _forward(units, _alive(units, rank), graph):
             yield _WrittenOut(rank, members, ops, call)
 
 
 def _alive(units: WorkUnits, rank: int) -> np.ndarray:
-    """A rank's units that are still there and have an operation."""
+    """Return a rank's units that are still there and have an operation."""
     return np.flatnonzero((units.rank == rank) & units.alive & (units.op >= 0))
 
 
 def _forward(units: WorkUnits, mine: np.ndarray,
              graph: ExecutionGraph) -> Iterator[tuple[np.ndarray, np.ndarray, OpCall]]:
-    """Units, operations and the new call of each attention in forward."""
+    """Yield the units, operations and the new call of each attention in forward."""
     names = np.array([text in WRITTEN_OUT for text in graph.strings] or [False], np.bool_)
     taken = np.zeros(len(units), np.bool_)
     for op in np.flatnonzero(names[graph.ops.name]).tolist():
@@ -146,7 +146,7 @@ def _forward(units: WorkUnits, mine: np.ndarray,
 
 def _written_out(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[
         tuple[np.ndarray, np.ndarray, OpCall]]:
-    """Two batched products with one softmax of the scores between them."""
+    """Yield two batched products with one softmax of the scores between them."""
     rows = mine[units.phase[mine] != Phase.BACKWARD].tolist()
     for at, u in enumerate(rows):
         softmax = _one(units, u, Family.SOFTMAX)
@@ -195,7 +195,7 @@ def _one(units: WorkUnits, u: int, family: Family) -> OpCall | None:
 
 
 def _products(units: WorkUnits, members: np.ndarray) -> OpCall | None:
-    """The fused call of an attention by its first and last product: [batch·heads, queries, keys, head size]."""
+    """Return the fused call of an attention by its first and last product: [batch·heads, queries, keys, head size]."""
     products = [call for call in (_one(units, int(u), Family.GEMM) for u in members) if call is not None]
     if len(products) < 2:
         return None
@@ -233,7 +233,7 @@ def _backward_call(forward: OpCall) -> OpCall:
 
 
 def _backward_units(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -> dict[int, list[int]]:
-    """Units of the backward function of each forward operation."""
+    """Return the units of the backward function of each forward operation."""
     of_op: dict[int, list[int]] = defaultdict(list)
     parent = graph.ops.parent
     for u in mine[units.phase[mine] == Phase.BACKWARD].tolist():
@@ -248,8 +248,8 @@ def _backward_units(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -
 
 
 def _pairs(graph: ExecutionGraph) -> list[tuple[int, int]]:
-    """(forward, backward) operations. Without the profiler's backward functions, as in steps traced by shapes, every
-    operation of backward carries its forward operation's number itself."""
+    """Return (forward, backward) operations. Without the profiler's backward functions, as in steps traced by shapes,
+    every operation of backward carries its forward operation's number itself."""
     ops = graph.ops
     numbered = ops.sequence >= 0
     if (numbered & (ops.forward_thread > 0)).any():

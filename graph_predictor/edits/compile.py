@@ -22,12 +22,12 @@ a node for each operation."""
 
 @dataclass(frozen=True)
 class Compile:
-    """torch.compile of the model: approximate.
+    """Apply torch.compile to the model, approximately.
 
-    Assumes: one graph without breaks; device work as ``generated_kernels`` has it: what lies between two products is
-    one kernel, convolutions are in channels last where the compiler turns them, and their biases are added by what
-    follows; of the host's time in forward and backward a quarter is left beside the launch calls of the kernels that
-    stay. The optimizer stays as it is. CUDA graphs (mode "reduce-overhead") are an edit of their own.
+    Assumes one graph without breaks and the device work of ``generated_kernels``. Operations between two products
+    become one kernel, which also adds biases of convolutions. Convolutions are channels-last where the compiler chooses
+    it. Of the host's time in forward and backward, a quarter remains, plus the launch calls of the kernels that stay.
+    The optimizer stays as it is. CUDA graphs (mode "reduce-overhead") are an edit of their own.
     """
 
     def describe(self) -> str:
@@ -58,12 +58,12 @@ class Compile:
 
 
 def compiled(_: Scenario | None, units: WorkUnits) -> Rewriting:
-    """The compiler's kernels."""
+    """Return the replacements of the step's work by the compiler's kernels."""
     return Rewriting(generated_kernels(units))
 
 
 def _host(scenario: Scenario) -> tuple[Float64, float]:
-    """Factor on each slice of host time, and the share of the host's time then left that it is unsure of."""
+    """Return the factor on each slice of host time, and the share of the host's time then left that it is unsure of."""
     slices = scenario.slices
     on_cpu = scenario.built.computes_on_host
     before = [np.isin(graph.ops.phase, (Phase.FORWARD, Phase.BACKWARD)) for graph in scenario.built.graphs]

@@ -12,11 +12,11 @@ from kernel_models.pricing import Models
 
 @dataclass(frozen=True)
 class Device:
-    """The job on another device.
+    """Run the job on another device.
 
-    Assumes: the same operations run, with the target's own kernels (each kernel's measured time × model(target) /
-    model(source)); fp32 convolutions become TF32 on devices with TF32 units, as cuDNN's default has it, and TF32 work
-    becomes fp32 on devices without; fp32 matrix products stay fp32 (PyTorch's default since 1.12). Host time, launch
+    Assumes that the same operations run, with the target's own kernels: each kernel takes its measured time ×
+    model(target) / model(source). Convolutions in fp32 become TF32 on devices with TF32 units (cuDNN's default); TF32
+    becomes fp32 on devices without. Matrix products in fp32 stay fp32 (PyTorch's default since 1.12). Host time, launch
     latencies and gaps between kernels stay those of the recording, unless the host is changed too. Collectives keep
     their times.
 
@@ -30,7 +30,7 @@ class Device:
 
     @property
     def spec(self) -> DeviceSpec:
-        """The target's figures."""
+        """Return the target's figures."""
         return find_device(self.device) if isinstance(self.device, str) else self.device
 
     def describe(self) -> str:

@@ -17,14 +17,14 @@ ELEMENTWISE = frozenset({Family.ELEMENTWISE})
 
 @dataclass(frozen=True)
 class FuseElementwise:
-    """Chains of elementwise kernels as one kernel each.
+    """Fuse each chain of elementwise kernels into one kernel.
 
-    A chain is of kernels that follow one another on a stream with nothing between them, in one phase of one step, on
-    the same number of elements, none of which anything else waits for. Assumes that each reads what the one before it
-    wrote (traces do not name tensors; one that reads nothing of that size ends the chain), and that only the chain's
-    last result is kept: what backward needs of it is computed again there, as compilers do. The new kernel moves the
-    chain's outer inputs and its result, and takes the chain's time × model(new) / model(chain); the other launches
-    and their operations' host time vanish. Optimizers are left alone.
+    The kernels of a chain follow each other directly on a stream, in one phase of one step, on the same number of
+    elements. No other work waits for them. Assumes that each reads the result of the kernel before it: traces do
+    not name tensors. A kernel that reads no tensor of that size ends the chain. Only the chain's last result is kept;
+    backward computes what it needs again, as compiled code does. The new kernel moves the chain's outer inputs and its
+    result, and takes the chain's time × model(new) / model(chain). The other launches and their operations' host time
+    vanish. Optimizers stay as they are.
     """
 
     def describe(self) -> str:
@@ -45,13 +45,13 @@ class FuseElementwise:
 
 
 def fuse_elementwise(scenario: Scenario, units: WorkUnits) -> Rewriting:
-    """Every chain's replacement."""
+    """Return the replacement of every chain."""
     return Rewriting([Replacement(np.array(chain, np.int64), (fused_call([units.calls[u][0] for u in chain]),))
                       for chain in chains(units, ELEMENTWISE)])
 
 
 def chains(units: WorkUnits, families: frozenset[Family]) -> Iterator[list[int]]:
-    """Runs of two or more units of the families that can be one kernel."""
+    """Yield runs of two or more units of these families that one kernel can replace."""
     chain: list[int] = []
     for u in np.flatnonzero(units.alive).tolist():
         call = units.calls[u][0] if len(units.calls[u]) == 1 else None
@@ -68,7 +68,8 @@ def chains(units: WorkUnits, families: frozenset[Family]) -> Iterator[list[int]]
 
 
 def elements(call: OpCall) -> int:
-    """Elements of the result of a call whose first dimension they are (elementwise work, copies, dropout)."""
+    """Return the number of elements of a call's result, where it is the call's first dimension (elementwise,
+    copies)."""
     return call.dims[0]
 
 
@@ -86,7 +87,7 @@ def _reads(call: OpCall) -> bool:
 
 
 def fused_call(chain: list[OpCall]) -> OpCall:
-    """One call for a chain: its outer inputs are read and its last result is written."""
+    """Return one call for a chain, which reads its outer inputs and writes its last result."""
     last = chain[-1]
     inner = sum(call.bytes_written for call in chain[:-1])
     # Random numbers and copies have one input of as many elements as they write.

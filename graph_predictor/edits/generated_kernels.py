@@ -2,14 +2,14 @@
 layouts.
 
 TorchInductor keeps the libraries' kernels for products (convolutions, matrix products, fused attention) and generates
-the rest. It computes a value where it is needed instead of writing it, so that work on equally many elements between
-two products becomes one kernel, which reads what comes from outside and writes what is needed outside:
+the rest. It computes a value where it is used instead of writing it. So work on equally many elements between two
+products becomes one kernel, which reads values from outside and writes only values that are used outside:
 
     conv ─▶ bn ─▶ relu ─▶ conv              conv ─▶ [bn relu] ─▶ conv           one read, one write
     linear ─▶ + ─▶ norm ─▶ cast ─▶ linear   linear ─▶ [+ norm cast] ─▶ linear   the sum is needed again: written too
 
-Traces do not name tensors. Which value an operation reads is taken from sizes: the last ones of its size that nothing
-has read yet; where those are too few, one that was read before (a residual), which is then written.
+Traces do not name tensors, so sizes decide which values an operation reads: the last values of its size that nothing
+has read yet. Where these are too few, it reads a value that was read before (a residual), which is then written.
 
 Source: ``torch/_inductor``: ``lowering.py``, ``scheduler.py``, ``graph.py`` (``decide_layout_opt``), 2.4 to 2.13.
 """
@@ -184,7 +184,7 @@ class _Step:
             self._put(value)
 
     def end(self) -> list[Replacement]:
-        """Everything the compiler does otherwise, when all that nothing has read is written."""
+        """Write all values that nothing has read, and return the replacements by the compiler's kernels."""
         for values in self._waiting.values():
             for value in values:
                 self._write(value)
@@ -213,7 +213,7 @@ class _Step:
                       bytes_written=sum(value.size for value in kernel.values if value.written))
 
     def _convolution(self, call: OpCall) -> OpCall:
-        """A convolution as the compiler calls it: without its bias, which what follows adds."""
+        """Return a convolution as the compiler calls it: without its bias, which what follows adds."""
         layout = "nhwc" if self._turned else call.layout
         if not self._peels or "bias" not in call.flags or call.kind != "forward":
             return replace(call, layout=layout)
@@ -297,11 +297,11 @@ def generated_kernels(units: WorkUnits) -> list[Replacement]:
 
 
 LEAST_PART = 64
-"""Least share of a concatenation that one tensor is taken to be: one part in so many."""
+"""A tensor counts as a part of a concatenation if it has at least 1/64 of its size."""
 SAME = 0.02
-"""Share of its bytes by which a kernel of one operation may differ from that operation to be the same."""
+"""Greatest relative difference in bytes at which a kernel of one operation counts as the operation itself."""
 MOST_PAST = 8
-"""Values of one size among which the one that is read again is looked for."""
+"""Number of latest values of one size that are searched for a value that is read again."""
 MOST_KERNELS = 2
 """Kernels of an operation that is one to the compiler: a reduction over few results has two."""
 
@@ -333,13 +333,13 @@ def work_of(call: OpCall) -> _Work | None:
 
 
 def _source_elements(call: OpCall) -> int:
-    """Elements that a copy reads: a padded copy has more."""
+    """Return the elements that a copy reads: a padded copy has more."""
     given = next((flag.partition("=")[2] for flag in call.flags if flag.startswith("from=")), "")
     return int(given) if given else call.dims[0]
 
 
 def _elements(call: OpCall) -> int:
-    """Elements of a call's result."""
+    """Return the elements of a call's result."""
     family, dims = call.family, call.dims
     if family is Family.GEMM:
         return dims[0] * dims[1] * dims[2]
@@ -355,7 +355,7 @@ def _elements(call: OpCall) -> int:
 
 
 def _inputs(call: OpCall) -> tuple[int, ...]:
-    """Elements of each of the tensors that a library's kernel reads."""
+    """Return the elements of each of the tensors that a library's kernel reads."""
     dims = call.dims
     if call.family is Family.GEMM:
         batch, m, n, k = dims

@@ -27,20 +27,19 @@ from tracer.graph import ExecutionGraph
 
 @dataclass(frozen=True)
 class HostFrom:
-    """The host of another capture of the same or a similar program.
+    """Take host times from another capture of the same or a similar program.
 
-    The outermost operations of a step are matched with those of the other's, in program order. A matched operation and
-    the time before it take the other's mean time (``operation_costs``); an operation without a partner takes the mean
-    of the other's operations of its name, and what has neither the ratio of all matched time. Calls within an operation
-    scale with it.
-    Launch latencies are the other's too. Assumes that the other trace ran the same framework path: its host time, not
-    its waiting, is taken.
+    The outermost operations of both steps are matched in program order. A matched operation and the time before it take
+    the other capture's mean time (``operation_costs``). An operation without a partner takes the mean of the other
+    capture's operations of its name. Without these, its time scales by the ratio of all matched times. Calls within an
+    operation scale with it. Launch latencies also come from the other capture. Assumes that it ran the same framework
+    path: its host time, not its waiting, is taken.
 
-    A step that was traced again at other sizes is changed as the recorded one is whose times it has taken.
+    A step that was traced again at other sizes changes as the recorded step does that its times came from.
 
     Attributes:
-        graphs: of the other capture, a rank each; ranks are paired by position, the first stands for those it lacks.
-        name: how to call it.
+        graphs: of the other capture, one a rank. Ranks are paired by position; a missing rank takes the first one.
+        name: label of the other capture.
     """
 
     graphs: Sequence[ExecutionGraph]
@@ -64,7 +63,7 @@ class HostFrom:
             raise EditError(f"{self.name} has no steps, so that its host time is not known by step; give a trace "
                             "with steps.")
         slices = host_slices(other)
-        # The ratio of the hosts is of recorded times, and applies to whatever other edits made of them.
+        # The ratio of the hosts is of recorded times, and applies to times that other edits changed, too.
         ns = scenario.host_times()
         matched = total = 0.0
         for rank in range(len(scenario.built.graphs)):
@@ -86,7 +85,7 @@ class HostFrom:
 
 
     def _retraced(self, scenario: Scenario, origin: Origin) -> Scenario:
-        """The same of a step traced again: each operation changes as the recorded one that stands for it."""
+        """Apply the edit to a step traced again: each operation changes as the recorded operation it came from."""
         recorded = self.apply(origin.scenario)
         there = recorded.host
         assert there.ns is not None and there.constants is not None
@@ -127,8 +126,8 @@ def _rank(scenario: Scenario, rank: int, slices: HostSlices, cycle: Cycle, other
 
 
 def _times(mine: OperationCosts, theirs: OperationCosts, partner: Int64) -> tuple[Float64, Float64, Bool]:
-    """The other's mean time in, and before, each of my operations, and where there is one: its partner's, else the
-    mean of the operations of its name."""
+    """Return the other's mean time in, and before, each of my operations, and where there is one: its partner's, else
+    the mean of the operations of its name."""
     numbers: dict[str, int] = {}
     name, other = (numbered_names(one.graph, one.op, numbers) for one in (mine, theirs))
     count = np.bincount(other, minlength=len(numbers))

@@ -10,10 +10,10 @@ from graph_predictor.simulation.program import NEVER
 
 @dataclass(frozen=True)
 class CudaGraphs:
-    """The step captured in a CUDA graph and replayed.
+    """Capture the step in a CUDA graph and replay it.
 
-    Assumes: the whole step but loading data can be captured, so that its operations take no host time and one graph
-    launch is left; waits for the GPU stay; gaps between kernels stay those of the recording (in a graph they are rather
+    Assumes that the whole step except data loading can be captured: its operations take no host time, and one graph
+    launch remains. Waits for the GPU stay. Gaps between kernels stay those of the recording (in a graph they tend to be
     shorter).
     """
 
@@ -31,7 +31,7 @@ class CudaGraphs:
 
 @dataclass(frozen=True)
 class FreeLaunches:
-    """Launch calls take no host time, and kernels start as soon as they are launched.
+    """Make launch calls take no host time, and kernels start as soon as they are launched.
 
     A bound: what is left of the host is Python and the framework's own work.
     """
@@ -48,7 +48,7 @@ class FreeLaunches:
 
 @dataclass(frozen=True)
 class NoDataLoading:
-    """Batches are ready on time and loading them takes no host time of the training threads.
+    """Have batches ready on time: loading them takes no host time of the training threads.
 
     Assumes that enough workers prefetch; copies of batches to the device stay.
     """
@@ -77,7 +77,8 @@ def check_loading_is_known(scenario: Scenario) -> None:
 
 
 def waits_for_batches(scenario: Scenario) -> bool:
-    """Return whether others make the step's batches: worker processes, or whatever its host waited for."""
+    """Return whether another process or thread makes the step's batches: loader workers, or work the host waited
+    for."""
     waited = scenario.built.recorded_program.item_external[scenario.cycle.item] > NEVER
     return bool(waited.any()) or scenario.batches.loader is not None
 

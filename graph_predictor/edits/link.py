@@ -12,10 +12,10 @@ from kernel_models.collectives import CollectiveModel, topology_of
 
 @dataclass(frozen=True)
 class ScaleLink:
-    """The links between a node's GPUs and its network cards times a factor.
+    """Scale the bandwidth of the links between a node's GPUs and of its network cards by a factor.
 
-    Collectives take their recorded time × model(there) / model(where they were recorded), which is taken to be the
-    device's usual nodes, filled: latencies stay, so that small ones change less.
+    Collectives take their recorded time × model(scaled links) / model(recorded links). The recorded cluster is assumed
+    to be filled nodes of the device's usual kind. Latencies stay, so small collectives change less.
     """
 
     factor: float

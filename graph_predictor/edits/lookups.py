@@ -25,11 +25,11 @@ Noted = dict[int, tuple[EmbeddingTable, ...]]
 
 @dataclass(frozen=True)
 class OtherIndices:
-    """Rows of embedding tables looked up by other indices: as often again, and in bags as long, as these.
+    """Look up rows of embedding tables by other indices: their repetitions and bag lengths decide the time.
 
-    Each look-up's time, and that of its gradient, is the recorded one × model(these indices) / model(recorded ones):
-    those that the capture counted (``--lookups``) or the workload states, else rows drawn evenly. Assumes as many
-    look-ups as the step has.
+    Each look-up and its gradient take their recorded time × model(these indices) / model(recorded indices). The
+    recorded indices are those that the capture counted (``--lookups``) or that the workload states, else rows drawn
+    evenly. Assumes that the number of look-ups stays that of the step.
     """
 
     indices: Indices
@@ -65,8 +65,8 @@ class OtherIndices:
 
 
 def tables_with(graph: ExecutionGraph, indices: Indices) -> tuple[Noted, list[str]]:
-    """Tables of each operation that looks rows up, by these indices, and sentences for what could not be found; the
-    graph stays as it is."""
+    """Return the tables of each operation that looks up rows by these indices, and sentences on what was not found.
+    ``graph`` does not change."""
     copy = replace(graph, strings=list(graph.strings), ops=graph.ops.take(np.arange(len(graph.ops))))
     notes = note_indices(copy, indices)
     found = {row: noted_tables(copy.arguments(row)[position].value)

@@ -23,13 +23,13 @@ FEW_STATES = 1.5
 
 @dataclass(frozen=True)
 class FusedOptimizer:
-    """The optimizer's step as fused kernels that read and write every value once.
+    """Fuse the optimizer's step: its kernels read and write every value once.
 
-    Assumes: parameters in fp32; the operations marked as the optimizer's, by its annotation, are all of it; one kernel
-    a step is left (on a CPU a loop a parameter) that reads parameters, gradients and states and writes parameters and
-    states back, and takes the time of them all × model(fused) / model(them all). Of the host's time what comes before
-    the optimizer's first operation (collecting parameters, in Python) and the first operation itself stay. Gradient
-    clipping outside the optimizer stays.
+    Assumes fp32 parameters, and that the optimizer's annotation marks all of its operations. One kernel a step remains
+    (on a CPU one loop a parameter): it reads parameters, gradients and states and writes parameters and states. It
+    takes the replaced kernels' time × model(fused) / model(replaced). Of the optimizer's host time, the part before its
+    first operation (Python collects the parameters) and that operation remain. Gradient clipping outside the optimizer
+    stays.
     """
 
     def describe(self) -> str:
@@ -54,7 +54,7 @@ class FusedOptimizer:
 
 
 def fuse(scenario: Scenario, units: WorkUnits) -> Rewriting:
-    """One fused operation a rank and step for the optimizer's operations."""
+    """Replace the optimizer's operations by one fused operation for each rank and step."""
     mine = np.flatnonzero(_of_optimizer(units))
     kind = _kind(scenario)
     states = STATES[kind]
@@ -87,8 +87,8 @@ def _fused_already(scenario: Scenario, units: WorkUnits, mine: Bool) -> bool:
 
 
 def _parameters(scenario: Scenario, units: WorkUnits, own: np.ndarray) -> list[int]:
-    """Elements of each parameter of a rank: every operation of an optimizer goes over all of them, most of them once a
-    step. Of operations on lists the elements of each list."""
+    """Return the elements of each parameter of a rank: every operation of an optimizer goes over all of them, most of
+    them once a step. Of operations on lists the elements of each list."""
     sizes: dict[int, list[int]] = defaultdict(list)
     graph = scenario.built.graphs[int(units.rank[own[0]])]
     for u in own.tolist():
@@ -113,7 +113,7 @@ def _kind(scenario: Scenario) -> str:
 
 
 def _host_weight(scenario: Scenario, heads: list[tuple[int, int]]) -> Float64:
-    """The optimizer's host time vanishes, but that before its first operations (of ``heads``), and in these."""
+    """Return a factor on each slice of host time: 0 for the optimizer's, except before and in ``heads``."""
     chosen = []
     for rank, graph in enumerate(scenario.built.graphs):
         kept = np.zeros(len(graph.ops), np.bool_)

@@ -1,4 +1,4 @@
-"""Work moved beside the step: loading, collectives, waits."""
+"""Edits that overlap work with the step: loading, collectives, waits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from graph_predictor.prediction.scenario import EditError, Loading, Scenario
 
 @dataclass(frozen=True)
 class OverlapLoading:
-    """Batches loaded in the background while the step before runs.
+    """Load batches in the background while the step before runs.
 
-    Assumes one worker that takes as long for a batch as the training thread did (more workers: more batches at once,
-    so that loading weighs less), a queue that never empties otherwise, and copies to the device from pinned memory on a
-    stream of their own. Loading and copies then take no time of the step, which cannot be shorter than either. The
-    worker is taken to have a core of its own.
+    Assumes one worker with a core of its own that loads a batch in the time that the training thread took. More workers
+    load several batches at once, so loading limits the step less. Batches are copied to the device from pinned memory
+    on a stream of their own. Loading and copies then take no time of the step, but the step is at least as long as
+    each.
     """
 
     def describe(self) -> str:
@@ -40,10 +40,10 @@ class OverlapLoading:
 
 @dataclass(frozen=True)
 class HideCollectives:
-    """Perfect overlap of communication: collectives run beside all other work, and nothing waits for them.
+    """Overlap communication perfectly: collectives overlap all other work, and nothing waits for them.
 
-    A bound, not a plan: no step is shorter than its collectives take one after another, nor waits for any. Ranks of one
-    collective still wait for one another.
+    This is a bound, not a plan. The step is at least as long as all its collectives in a row. Ranks of one collective
+    still wait for one another.
     """
 
     def describe(self) -> str:
@@ -59,9 +59,9 @@ class HideCollectives:
 
 @dataclass(frozen=True)
 class NoWaits:
-    """The host never waits for the device within the step: no ``.item()``, no synchronisation.
+    """Remove the host's waits for the device within the step: no ``.item()``, no synchronisation.
 
-    Assumes that nothing it read back is needed; the calls themselves stay, and so does the bound of the launch queue.
+    Assumes that the host needs none of the values it read back. The calls themselves and the launch queue's limit stay.
     """
 
     def describe(self) -> str:

@@ -18,19 +18,19 @@ from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
 UNDISTURBED = 1.5
-"""Recorded times up to so many times a transfer's shortest are transfers (what computes beside one slows it); longer
-ones have waiting in them."""
+"""A recorded time of up to 1.5 times the shortest is all transfer, slowed by overlapping computation; a longer time
+includes waiting."""
 
 
 @dataclass(frozen=True)
 class RanksAlike:
-    """Ranks that nobody recorded do what the recorded ones do at the same time.
+    """Assume that unrecorded ranks do the same work as the recorded ones at the same time.
 
-    A collective that not all its ranks recorded holds what the recorded ones waited for the others. It takes its
-    transfer alone: the shortest that collectives of its kind and size took in any recorded step, though no longer than
-    the 80% interval of the model of the device's usual nodes says. A recorded time up to 1.5 times that stays as it is.
-    The slowest of all ranks is slower than the recorded ones by what their kernels vary by from step to step, times how
-    much further out it lies. Assumes that other ranks have as much to do.
+    Where some ranks of a collective were not recorded, its recorded time includes waiting for them. It keeps its
+    transfer alone: the median of the times that are at most 1.5 times the shortest of its kind and size. The upper end
+    of the 80% interval of the model of the device's usual nodes limits the transfer. Recorded times up to 1.5 times the
+    shortest stay as they are. The slowest of all ranks is slower than the recorded ones: their kernels' variation from
+    step to step, times how much further out the slowest of all lies.
     """
 
     def describe(self) -> str:

@@ -22,12 +22,13 @@ FOLLOWING = frozenset({Family.ELEMENTWISE, Family.POOLING, Family.NORM, Family.C
 
 @dataclass(frozen=True)
 class Precision:
-    """Matrix work in another format.
+    """Run matrix products in another format.
 
-    ``bf16`` and ``fp16`` stand for autocast: products run in 16 bits and the activations they leave are read and
-    written in 16 bits by what follows; softmax, losses and optimizer stay in fp32. ``tf32`` and ``fp32`` switch the
-    products of fp32 data, and switch autocast off where the recording computed in 16 bits. Assumes that parameters are
-    fp32, and that casts of weights are hidden in their neighbours (autocast caches them once a step).
+    ``bf16`` and ``fp16`` mean autocast: products run in 16 bits, and the operations that follow read and write their
+        activations in 16 bits. Softmax, losses and optimizer stay in fp32. ``tf32`` and ``fp32`` switch the products of
+        fp32
+    data, and switch autocast off where the recording computed in 16 bits. Assumes that parameters are fp32, and that
+    casts of weights cost no time of their own (autocast caches them once a step).
     """
 
     dtype: str

@@ -25,7 +25,7 @@ LEAST_BLOCK = 3
 
 @dataclass(frozen=True)
 class Recompute:
-    """Activation checkpointing of every repeated block, switched on or off.
+    """Switch activation checkpointing of every repeated block on or off.
 
     On: the kernels and host time of the blocks' forward come twice. The repetition is priced where the forward is,
     rather than within backward: of a step's length that is the same, unless forward and backward are decided by
@@ -75,7 +75,7 @@ def _on(scenario: Scenario, chosen: list[Bool], blocks: int) -> Scenario:
 
 
 def _times(scenario: Scenario, chosen: list[Bool], factor: float) -> Scenario:
-    """Kernels and host time of the chosen operations of each rank times a factor."""
+    """Scale kernels and host time of the chosen operations of each rank by a factor."""
     program = scenario.built.program
     kernel = np.ones(len(program.kernel_item))
     around = [found | _around(graph, found) if not factor else found for graph, found in zip(
@@ -98,10 +98,10 @@ def _around(graph: ExecutionGraph, recomputed: Bool) -> Bool:
 
 
 def recomputed_operations(graph: ExecutionGraph) -> Bool:
-    """Forward operations that run within backward, and what is inside them.
+    """Return the forward operations that run within backward, and the operations inside them, as a mask over rows.
 
-    In recordings they are operations with a number of autograd's own (those of backward functions have none); in a step
-    traced by shapes, whose backward carries forward's numbers, these are larger than all before them.
+    In recordings they have an autograd sequence number of their own, which operations of backward functions lack. In a
+    step traced by shapes, backward carries forward's numbers; there, recomputed numbers are larger than all before.
     """
     ops = graph.ops
     backward = (ops.phase == Phase.BACKWARD) & (ops.sequence >= 0)
@@ -118,7 +118,7 @@ def recomputed_operations(graph: ExecutionGraph) -> Bool:
 
 
 def forward_blocks(graph: ExecutionGraph) -> tuple[Bool, int]:
-    """Operations of the forward's repeated blocks, and how many blocks a step has."""
+    """Return the operations of the forward's repeated blocks, and how many blocks a step has."""
     forward = graph.ops.phase == Phase.FORWARD
     found, count = _by_module(graph, forward)
     if not count:
@@ -127,8 +127,8 @@ def forward_blocks(graph: ExecutionGraph) -> tuple[Bool, int]:
 
 
 def _by_module(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
-    """Blocks by modules' paths, such as Gpt2/blocks/2/attention: the outermost part that is a number, and has others
-    beside it."""
+    """Find blocks by modules' paths, such as Gpt2/blocks/2/attention: the outermost numbered part that has numbered
+    siblings."""
     module = graph.ops.module
     block: dict[int, str] = {}
     beside: dict[str, set[str]] = defaultdict(set)
@@ -155,8 +155,8 @@ def _by_module(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
 
 
 def _needed(graph: ExecutionGraph, rows: Int64) -> int:
-    """Return how many of a block's operations are run again: no sum or view after the last one that keeps something for
-    backward, nor that one if it is a product, which keeps its inputs alone (PyTorch's early stop)."""
+    """Return how many of a block's operations run again. Recomputation stops early (as PyTorch's does): at the last
+    operation that keeps something for backward, or before it if that is a product, which keeps only its inputs."""
     for count in range(len(rows), 0, -1):
         family = family_of(graph.string(int(graph.ops.name[rows[count - 1]])))
         if family in PRODUCTS:
@@ -184,7 +184,8 @@ def _by_sequence(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
 
 
 def repeated_run(token: Int64) -> tuple[int, int, int]:
-    """(first, length, repeats) of the longest run of a period that repeats itself; the shortest such period."""
+    """Return (first, length, repeats) of the longest run that repeats one period; of equal runs, the shortest
+    period."""
     best = (0, 0, 0)
     for period in range(LEAST_BLOCK, len(token) // 2 + 1):
         same = token[period:] == token[:-period]

@@ -1,8 +1,9 @@
-"""The edits that an option names: each is a row of ``OPTIONS``, and from there an option of ``predict``,
-``export`` and ``serve``, an axis of ``sweep`` and, with something to try, a change that ``opportunities`` tries.
+"""The edits that an option names: one row of ``OPTIONS`` each.
 
-To add one: a file here with a class that says what it is called (see ``prediction.scenario.Edit``), and a row below.
-The file is imported when its edit is made, so that a command line answers ``--help`` at once.
+A row makes an option of ``predict``, ``export`` and ``serve``, an axis of ``sweep`` and, if it has values to try, a
+change that ``opportunities`` tries. To add an edit, add a file here with a class that follows
+``prediction.scenario.Edit``, and a row below. A file is imported only when its edit is made, so that ``--help`` answers
+at once.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ class EditOption:
     """An edit and its option.
 
     Attributes:
-        module: its file's name here, without ``.py``.
-        edit: its class there.
+        module: name of the edit's file in this folder, without ``.py``.
+        edit: name of its class in the file.
         name: of the option, without its dashes.
         help: what the option does.
-        takes: "nothing", "on|off" or "FACTOR"; anything else names a text, which the class or its ``parse`` is given.
-        tries: values that are worth trying on any step, by what to call them.
-        bounds: values that bound what any real change could save, and that nobody can make.
+        takes: "nothing", "on|off" or "FACTOR"; any other name is that of a text, which the class or its ``parse``
+            takes.
+        tries: values that are worth trying on any step, by their labels.
+        bounds: values that no real change reaches: they bound what a change could save.
     """
 
     module: str
@@ -51,7 +53,7 @@ class EditOption:
 
     @property
     def switches(self) -> dict[str, bool]:
-        """Return the words that stand for the edit with a value, in lists of edits; none where it takes another."""
+        """Return the words that name this edit in lists of edits, with their values; empty for factors and texts."""
         if self.takes == ON_OFF:
             return {self.name: True, f"no-{self.name}": False}
         return {self.name: True} if self.takes == NOTHING else {}

@@ -19,8 +19,8 @@ MOST_NAMES = 3  # chosen: names that a sentence holds
 
 @dataclass(frozen=True)
 class Remove:
-    """Operations of a name, or of a pattern with ``*`` and ``?``, left out with everything inside them: host time,
-    launches, kernels, and what they waited for. Alternatives are separated by ``|``.
+    """Remove operations by name, or by a pattern with ``*`` and ``?``, with everything inside them: host time,
+    launches, kernels and waits. Alternatives are separated by ``|``.
 
     A bound on what a step without the operation takes. Assumes that all other operations stay as they are: those of
     backward are operations of their own, with their own names, and Python between the operations still runs.

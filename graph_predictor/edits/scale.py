@@ -17,7 +17,8 @@ def _checked(factor: float, what: str) -> float:
 
 @dataclass(frozen=True)
 class ScaleClock:
-    """The GPU's clock times a factor. Assumes peak rates follow the clock; memory bandwidth and launch costs do not."""
+    """Scale the GPU's clock by a factor. Assumes peak rates follow the clock; memory bandwidth and launch costs do
+    not."""
 
     factor: float
 
@@ -34,7 +35,7 @@ class ScaleClock:
 
 @dataclass(frozen=True)
 class ScaleBandwidth:
-    """The GPU's memory bandwidth times a factor. Assumes that caches, and all else, stay as they are."""
+    """Scale the GPU's memory bandwidth by a factor. Assumes that caches, and all else, stay as they are."""
 
     factor: float
 
@@ -51,7 +52,7 @@ class ScaleBandwidth:
 
 @dataclass(frozen=True)
 class ScaleKernels:
-    """Every kernel's duration times a factor, collectives too if asked. Assumes nothing: a what-if on durations."""
+    """Scale every kernel's duration by a factor, collectives too if asked. A pure what-if: it assumes nothing."""
 
     factor: float
     collectives: bool = False
@@ -71,8 +72,8 @@ class ScaleKernels:
 
 @dataclass(frozen=True)
 class ScaleHost:
-    """All host time (Python, operators, calls, hand-overs) times a factor, such as the ratio of two CPUs' single-thread
-    times. Assumes that every part scales alike; waiting comes back from what is waited for."""
+    """Scale all host time (Python, operators, calls, hand-overs) by a factor, such as the ratio of two CPUs'
+    single-thread times. Assumes that every part scales alike; waiting is simulated again."""
 
     factor: float
 

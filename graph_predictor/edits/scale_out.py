@@ -20,13 +20,13 @@ MOST_RANKS = 1 << 20  # chosen: more than any machine has
 
 @dataclass(frozen=True)
 class ScaleOut:
-    """The job on another number of ranks of the device's usual nodes, filled, on their usual network or another one
-    (``64@roce-100``): weak scaling.
+    """Scale the job weakly to N ranks on filled nodes of the device's usual kind, on their usual network or another
+    one (``64@roce-100``).
 
-    Collectives of the whole world take their recorded time × model(these ranks) / model(the recorded ones), each with
-    the payload it had; those of smaller groups stay. The slowest of more ranks is slower: what a rank's own kernels
-    vary by from step to step, times how much further out the slowest of N lies than that of the recorded ones, is on
-    all kernels. Assumes that each rank's own work stays (an optimizer's shards would shrink), and normal jitter.
+    Collectives of the whole world take their recorded time × model(N ranks) / model(recorded ranks) at unchanged
+    payloads; those of smaller groups stay. All kernels slow down, because the slowest of more ranks is slower: by their
+    variation from step to step, times how much further out the slowest of N ranks lies. Assumes normal jitter, and that
+    each rank's own work stays (in truth an optimizer's shards would shrink).
     """
 
     ranks: int

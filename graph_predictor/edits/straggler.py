@@ -12,8 +12,8 @@ from graph_predictor.simulation.program import MOST_FACTOR
 
 @dataclass(frozen=True)
 class Straggler:
-    """One rank slower by a share: all its kernels but the collectives, and its host. Assumes that it is slow all the
-    time and that transfers are not.
+    """Slow one rank down by a share: its host and all its kernels except collectives. Assumes that it is slow all the
+    time, and that transfers are not slower.
 
     Attributes:
         rank: its number.

@@ -18,16 +18,16 @@ END_US = 1e-3  # chosen: a nanosecond, against a ratio of nothing to nothing
 
 @dataclass(frozen=True)
 class OnTopology:
-    """Collectives take their recorded time × model(there) / model(where they were recorded).
+    """Move collectives to another cluster: their recorded time × model(there) / model(where they were recorded).
 
-    Assumes the same algorithms' choice as NCCL's own rules, ranks that fill nodes in order, and that what a rank waited
-    for others is none of the transfer (it is, where one rank of several was recorded).
+    Assumes NCCL's own choice of algorithms, ranks that fill nodes in order, and recorded times without waiting for
+    other ranks. Where only one rank of several was recorded, its times include waiting.
 
     Attributes:
         model: the cluster, with measurements of it if there are any.
-        recorded: where the job ran; by default its device's usual nodes, filled.
-        reference: what prices the recorded collectives where the job ran on the model's own topology; by default its
-            data sheet.
+        recorded: the topology the job ran on; by default filled nodes of its device's usual kind.
+        reference: the model that prices the recorded collectives where the job ran on ``model``'s own topology; by
+            default its data sheet.
     """
 
     model: CollectiveModel

@@ -1,4 +1,4 @@
-"""A recorded step without the profiler, where nobody timed it without."""
+"""Estimate a recorded step without the profiler, where the capture did not time one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tracer.graph import KernelKind
 
 @dataclass(frozen=True)
 class TakeOutProfiler:
-    """The step as it runs with nothing watching, told from its recording under the profiler alone.
+    """Estimate the step without the profiler from its recording under the profiler alone.
 
-    Each recorded event cost the host what the recording itself says (``kernel_models.host.overheads``), which
-    is taken out where it lies. Hosts that were ahead of their devices when the recording began are known to take no
-    longer than those compute. A capture of foretrace's own knows what its step takes without the profiler, and needs
-    no such guess. Assumes that the profiler does not slow the device.
+    Each recorded event cost the host a time that is estimated from the recording (``kernel_models.host.overheads``).
+    The edit removes this time where the event lies. Where the host was ahead of its device when the recording began,
+    the host takes at most the device's time. Captures of foretrace need no estimate: they time the step without the
+    profiler. Assumes that the profiler does not slow the device.
     """
 
     def describe(self) -> str:

@@ -44,7 +44,7 @@ class DataLoading:
     recorded_ns: float
 
     def on(self, slices: HostSlices, factor: Float64) -> Float64:
-        """Factor on each slice of host time."""
+        """Return the factor on each slice of host time."""
         return np.where(slices.fetched, factor[np.minimum(slices.rank, len(factor) - 1)], 1.0)
 
     def note(self) -> str:
@@ -55,14 +55,14 @@ class DataLoading:
 
 
 def data_loading_ns(cycle: Cycle, slices: HostSlices) -> Float64:
-    """Time a step that each rank's own process takes to load its batches."""
+    """Return the time that each rank's own process takes to load its batches, ns a step."""
     mine = slices.fetched & cycle.working[slices.item]
     return np.bincount(slices.rank[mine], weights=slices.ns[mine], minlength=len(cycle.row)) / cycle.steps
 
 
 def data_loading_of(built: Built, cycle: Cycle, slices: HostSlices, ranks: Sequence[int], factor: float,
                 batch: int | None = None, grown: float | None = None) -> DataLoading | None:
-    """Fetches of batches of ``factor`` times as many samples, from one capture; ``None`` where no rank fetches.
+    """Predict the loading time of batches of ``factor`` times the samples, from one capture; ``None`` if no rank loads.
 
     Args:
         built, cycle, slices: the recorded job, its steps and its host time.
@@ -91,8 +91,8 @@ def _rows(built: Built, cycle: Cycle, rank: int) -> Int64:
 
 
 def _of_samples(built: Built, cycle: Cycle, rank: int, batch: int | None) -> float:
-    """Share of a rank's fetching that samples surely take: up to where their list is collated, or as long as the same
-    operation comes again and again, once or more a sample."""
+    """Return the least share (0 to 1) of a rank's fetching that samples take. It is the time until a list of samples is
+    collated, or the span of an operation that repeats once or more a sample, the longer of the two."""
     graph = built.graphs[rank]
     ops = graph.ops
     surely = whole = 0.0
@@ -107,7 +107,7 @@ def _of_samples(built: Built, cycle: Cycle, rank: int, batch: int | None) -> flo
 
 
 def _repeated_ns(graph: ExecutionGraph, rows: Int64, batch: int | None) -> float:
-    """Time in which an operation comes once or more for each sample, with one of its turns more."""
+    """Return the time in which an operation comes once or more for each sample, with one of its turns more."""
     longest = 0.0
     for name in np.unique(graph.ops.name[rows]).tolist():
         start = np.sort(graph.ops.start_ns[rows[graph.ops.name[rows] == name]])
@@ -117,7 +117,7 @@ def _repeated_ns(graph: ExecutionGraph, rows: Int64, batch: int | None) -> float
 
 
 def _listed_ns(graph: ExecutionGraph, rows: Int64, batch: int | None, begin: int) -> float:
-    """Time until an operation takes a list of samples: they were made one by one."""
+    """Return the time until an operation takes a list of samples: they were made one by one."""
     until = begin
     for row in rows.tolist():
         lists = [one.shape for one in graph.arguments(row) if one.dtype.startswith("TensorList") or _nested(one.shape)]
@@ -131,35 +131,35 @@ def _nested(shape: object) -> bool:
 
 
 def _counts_samples(count: int, batch: int | None) -> bool:
-    """Return whether so many of one kind are one or more for each sample."""
+    """Return whether ``count`` equal things may be one or more for each sample."""
     return count > 1 and (batch is None or (batch > 1 and count % batch == 0))
 
 
 MOSTLY = 0.5
-"""Share of steps waiting for their batch from which on the loader is the reason rather than a stall."""
+"""Least share of steps that wait for their batch at which the loader counts as the cause, not single stalls."""
 LEAST_WAIT = 0.2
-"""Share of a step: less waiting for a batch than that may as well be taking a ready one from its queue (shared memory
-is mapped, tensors are rebuilt, the worker wants the trainer's core), and says nothing of how long batches take to make.
-A worker that made one in 2.5 ms was waited for 1.9 ms in steps of 20.6 ms."""
+"""Least share of a step spent waiting for a batch that tells how long batches take to make. A shorter wait may be the
+cost of taking a ready batch from the queue: mapping shared memory, rebuilding tensors, sharing a core with the worker.
+A worker that made a batch in 2.5 ms was waited for 1.9 ms in steps of 20.6 ms."""
 DECIDES = 0.98
-"""Share of a step from which on the time between two batches is said to decide it."""
+"""Least time between two batches, as a share of the step, at which reports state that the loader decides the step."""
 UPPER = 0.9
 """Quantile of an 80% interval's upper end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A job's worker processes, by rank, ns.
+    """The data-loader worker processes of a job, by rank, ns.
 
     ::
 
         workers    |== batch 1 ==|== batch 2 ==|== batch 3 ==|        one batch every interval
         trainer    |= step =|wait|= step =|wait|= step =|wait|        the step is the longer of the two
 
-    A recording shows when batches came, not what they cost: waiting for one is never a duration, and its arrival is no
-    event of an edited step. Workers are producers with an interval of their own, and no step can be shorter than that.
-    Where the trainer waited for much of the step, the interval is what a step took. Where it waited little or not at
-    all, the interval was shorter by an unknown amount: anything up to the step is then taken to be equally likely.
+    A recording shows when batches came, not what they cost. So a wait for a batch is never a duration, and a batch's
+    arrival is no event of an edited step. Workers make one batch an interval, and a step is at least that long. Where
+    the trainer waited for much of the step, the interval equals the recorded step. Where it waited little or not at
+    all, the interval is unknown: every value up to the recorded step counts as equally likely.
 
     Attributes:
         interval_ns: expected time between two batches; 0 where batches were ready.
@@ -172,17 +172,17 @@ class Loader:
     spread: float
 
     def scaled(self, factor: float) -> Loader:
-        """Return a loader whose batches have ``factor`` times as many samples, each of which takes as long to make."""
+        """Return a loader whose batches have ``factor`` times the samples, at the same time for each sample."""
         return replace(self, interval_ns=self.interval_ns * factor, at_most_ns=self.at_most_ns * factor)
 
     def of_ranks(self, ranks: int) -> Loader:
-        """For another number of ranks: the last one stands for those beyond."""
+        """Return the loader for another number of ranks: further ranks take the last rank's times."""
         row = np.minimum(np.arange(ranks), len(self.interval_ns) - 1)
         return replace(self, interval_ns=self.interval_ns[row], at_most_ns=self.at_most_ns[row])
 
     def step_at_least(self) -> tuple[float, float]:
-        """80% interval of the shortest step that the slowest rank's workers allow, ns; the lower end is 0 where nothing
-        shows one."""
+        """Return the 80% interval of the shortest step that the slowest rank's workers allow, ns. The lower end is 0
+        where the recording does not show a limit."""
         slowest = float(self.interval_ns.max(initial=0.0))
         ready = float(self.at_most_ns[self.interval_ns == 0].max(initial=0.0))
         return slowest * float(np.exp(-self.spread)), max(slowest * float(np.exp(self.spread)), UPPER * ready)
@@ -200,7 +200,7 @@ class Loader:
 
 
 def loader_of(built: Built, cycle: Cycle) -> Loader | None:
-    """The worker processes of a recorded job; ``None`` where no rank takes batches from any."""
+    """Return the worker processes of a recorded job; ``None`` where no rank takes batches from workers."""
     ranks = range(len(built.graphs))
     uses = [any(WORKERS in text for text in graph.strings) for graph in built.graphs]
     if not any(uses):
@@ -222,7 +222,7 @@ def waits_for_workers(built: Built, cycle: Cycle, rank: int) -> bool:
 
 
 def _step_ns(built: Built, cycle: Cycle, rank: int) -> float:
-    """A rank's step on the job's clock."""
+    """Return a rank's step on the job's clock."""
     timed = built.graphs[rank].meta.unprofiled_step_ns
     if timed and not built.profiled:
         return float(np.median(timed))

@@ -53,13 +53,13 @@ class EditedHost:
     """Host side of the recorded program after the edits.
 
     Attributes:
-        ns: by slice of ``Scenario.slices``. What is in no slice is the launch of a CUDA graph.
+        ns: host time of each slice of ``Scenario.slices``; launches of CUDA graphs lie in no slice.
         work, cost: by item, ns.
-        after_lag, external, latency, queue_depth: as of ``Program``.
-        floor: what loading a cycle's batches takes each rank beside it, ns.
-        workers: what worker processes take for a cycle's batches, ns a rank.
-        gone: what is no longer there; ``None`` where all is.
-        labels: what reports call new work in the place of other work, by its kernel or, on a CPU, by its slice.
+        after_lag, external, latency, queue_depth: see ``Program``.
+        floor: time to load a cycle's batches in the background, ns a rank.
+        workers: time that worker processes take for a cycle's batches, ns a rank.
+        gone: removed work; ``None`` where nothing is removed.
+        labels: names in reports of work that replaces other work, by its kernel or, on a CPU, by its slice.
     """
 
     ns: Float64
@@ -76,7 +76,7 @@ class EditedHost:
 
 
 def edit_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
-    """Resolve a scenario's changes of the host, in one order whatever the order of the edits."""
+    """Apply a scenario's changes of the host, always in the same order: the order of the edits has no effect."""
     program, slices = scenario.built.program, scenario.slices
     host, batches, launches = scenario.host, scenario.batches, scenario.launches
     ns = scenario.host_times()
@@ -122,7 +122,7 @@ def edit_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
 
 
 def _first_launches(scenario: Scenario) -> Int64:
-    """The first item of each rank that launches work in the cycle."""
+    """Return the first item of each rank that launches work in the cycle."""
     program, slices = scenario.built.program, scenario.slices
     rows = np.flatnonzero(slices.is_cost & np.isin(slices.launch_kind, LAUNCHING) & scenario.cycle.item[slices.item])
     rank = slices.rank[rows]
@@ -132,7 +132,7 @@ def _first_launches(scenario: Scenario) -> Int64:
 
 
 def _latency(scenario: Scenario, constants: list[LaunchConstants]) -> Int64:
-    """Launch latencies of other constants, by kind; of copies within calls and staged ones as recorded."""
+    """Return the launch latencies of other constants, by kind; of copies within calls and staged ones as recorded."""
     program = scenario.built.program
     latency = program.kernel_latency.copy()
     for rank, graph in enumerate(scenario.built.graphs):
@@ -144,7 +144,7 @@ def _latency(scenario: Scenario, constants: list[LaunchConstants]) -> Int64:
 
 
 def kinds_of(repeated: Repeated, graphs: list[ExecutionGraph]) -> list[np.ndarray]:
-    """``KernelKind`` of the repeated program's kernels, an array a rank."""
+    """Return ``KernelKind`` of the repeated program's kernels, an array a rank."""
     of = kernel_kinds(graphs)[repeated.kernel]
     pointer = repeated.program.kernel_ptr
     return [of[pointer[rank]:pointer[rank + 1]] for rank in range(len(pointer) - 1)]
@@ -152,7 +152,7 @@ def kinds_of(repeated: Repeated, graphs: list[ExecutionGraph]) -> list[np.ndarra
 
 @dataclass(frozen=True, slots=True)
 class CycleRows:
-    """What copies of a cycle are copies of.
+    """The recorded rows that copies of a cycle take their times from.
 
     Attributes:
         items: rows of the recorded items.
@@ -214,7 +214,7 @@ class CycleRows:
 
 @dataclass(frozen=True, slots=True)
 class FedCopies:
-    """Copies from pageable memory that calls feed: it is the link that both wait for.
+    """Copies from pageable memory that a host call feeds: call and copy both wait for the link.
 
     Attributes:
         kernel, item: the copies, and their calls.
@@ -248,7 +248,7 @@ class FedCopies:
         return self.feeding[:, None] * (kernel_ns[self.kernel] / self.recorded[:, None] - 1.0)
 
     def changed(self, cost: Int64, change: Float64) -> Int64:
-        """Costs of items, ns [variants, items], with such a change."""
+        """Return the costs of items plus ``change``, ns, [variants, items]; none becomes negative."""
         found = cost.copy()
         more = np.broadcast_to(np.rint(change).astype(np.int64).T, (len(found), len(self.item)))
         for own, each in zip(found, more, strict=True):
@@ -257,7 +257,7 @@ class FedCopies:
 
 
 HOSTS_KEPT = 64
-"""Edited hosts that predictions from one recording share: an axis of factors has so many."""
+"""Number of edited hosts that predictions from one recording keep: enough for every value of an axis of factors."""
 NUMBERS_KEPT = 16_000_000
 """Numbers in the rows of host time that are kept of them, where that allows for fewer: 128 MB each of work and cost."""
 
@@ -307,12 +307,12 @@ class EditedRepeats:
 
     @cached_property
     def rows(self) -> CycleRows:
-        """Where the copies take their times from."""
+        """Return the rows that the copies take their times from."""
         return self._shared.once("rows", (), lambda: CycleRows.make(self.scenario.cycle, self.repeated))
 
     @cached_property
     def launches(self) -> Program:
-        """The copies with what edits change of launches and waits, and the recorded times."""
+        """Return the copies with what edits change of launches and waits, and the recorded times."""
         repeated, host, scenario = self.repeated, self.host, self.scenario
         p, source = repeated.program, scenario.built.program
         changes: dict[str, np.ndarray] = {"kernel_latency": host.latency[repeated.kernel],
@@ -330,15 +330,16 @@ class EditedRepeats:
 
     @cached_property
     def structure(self) -> Structure:
-        """The order within the copies, whatever anything takes."""
+        """Return the order within the copies that does not depend on any time."""
         p, own = self.launches, self.repeated
         return own.structure if p.kernel_group is own.program.kernel_group else structure_of(p)
 
     @cached_property
     def _order(self) -> WorkingOrder:
-        """The order of all copies that differ in times alone: that of the recorded times, whatever was asked first."""
+        """Return the order of all copies that differ in times alone: that of the recorded times, so that it is
+        reproducible."""
         p, own = self.launches, self.repeated.program
-        # What is gone may change what waits for what; then the order is these copies' own.
+        # Removed work may change what waits for what; then these copies need an order of their own.
         gone = None if self.host.gone is None or same_order(p, own) else self.host.gone
         of = (gone, self.scenario.launches.waits, p.item_external is own.item_external, tuple(p.queue_depth.tolist()))
 
@@ -358,14 +359,14 @@ class EditedRepeats:
 
     @cached_property
     def training(self) -> EditedRepeats:
-        """The same without the worker processes that make batches meanwhile."""
+        """Return the copies without the loader's worker processes: the training processes alone."""
         if not self.host.workers.any():
             return self
         host = replace(self.host, workers=np.zeros_like(self.host.workers))
         return EditedRepeats(self.repeated, self.scenario, host)
 
     def kernels(self, variants: KernelVariants) -> KernelRows:
-        """Rows of kernels that take such times in the cycle."""
+        """Return the rows of kernels for these times of the cycle's kernels."""
         rows, ranks = self.rows, self.repeated.program.ranks
         duration = rows.durations(variants.ns)
         fed = variants.over(rows.fed.change(variants.ns), rows.fed.kernel)
@@ -381,17 +382,17 @@ class EditedRepeats:
         return KernelRows(variants.over(duration, rows.kernel, LANES), fed, longest)
 
     def kernels_once(self, kind: str, of: object, make: Callable[[], KernelVariants]) -> KernelRows:
-        """Rows of kernels as of ``kernels``, made once for all copies whose kernels' times rest on the same ``of``."""
+        """Return ``kernels(make())``, made once for all copies whose kernels' times depend on the same ``of``."""
         key = (of, self.scenario.launches.hidden_collectives, _loads_in_background(self.scenario))
         return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
 
     def simulated(self, kernels: KernelRows) -> Simulated:
-        """All times of the copies, with the only variant of kernels."""
+        """Return all times of the copies, with the only variant of kernels."""
         return self._order.simulate(self._lags, self._own_rows(kernels), kernels.duration[:, 0].copy(),
                                     self._floor((1.0,), kernels)[0][:, 0].copy())
 
     def periods_ns(self, kernels: KernelRows, host_factors: Sequence[float]) -> Int64:
-        """Periods of the slowest rank of variants, with a factor on the host's time each, ns."""
+        """Return the periods of the slowest rank of variants, with a factor on the host's time each, ns."""
         factors = tuple(host_factors)
         ends = self._order.ends(self._lags, self._host_variants(factors, kernels), kernels.lanes,
                                 self._floor(factors, kernels))
@@ -399,7 +400,7 @@ class EditedRepeats:
         return found[:len(factors)]  # type: ignore[no-any-return]
 
     def program(self, kernels: KernelRows) -> Program:
-        """The program that ``simulated`` is of."""
+        """Return the program that ``simulated`` simulates."""
         host, of = self._own_rows(kernels), self.rows.of
         external = self.launches.item_external
         floor = self._floor((1.0,), kernels)[0][:, 0]
@@ -410,7 +411,7 @@ class EditedRepeats:
                        item_cost=host.cost[0, of.item], item_external=external)
 
     def _own_rows(self, kernels: KernelRows) -> HostRows:
-        """Host time as it is, of the only variant of kernels."""
+        """Return the host time as it is, of the only variant of kernels."""
         found = self._unscaled
         return found if not kernels.fed.any() else HostRows(found.work, self.rows.fed.changed(found.cost, kernels.fed))
 
@@ -419,7 +420,7 @@ class EditedRepeats:
         return self._host_rows((1.0,))[0]
 
     def _host_rows(self, factors: tuple[float, ...]) -> tuple[HostRows, Int64]:
-        """Host time with factors on it, and which of its programs is each variant."""
+        """Return the host time with factors on it, and which of its programs is each variant."""
         rows, host = self.rows, self.host
         known, program = np.unique(factors, return_inverse=True)
         work, cost = (np.stack([ns if factor == 1.0 else whole_ns(ns * factor) for factor in known.tolist()])
@@ -438,8 +439,8 @@ class EditedRepeats:
         return self._variants[1]
 
     def _floor(self, factors: tuple[float, ...], kernels: KernelRows) -> Lanes:
-        """When the first items of the copies end at the earliest, where a cycle takes each rank no less than what is
-        beside it, ns, [first items, variants]."""
+        """Return the earliest ends of the copies' first items, ns, [first items, variants]. A rank's cycle is at least
+        as long as the work that overlaps it (loading, hidden collectives)."""
         host, repeated, starts = self.host, self.repeated, self.rows.starts
         if not (self._held or kernels.overlapping.any()):
             return [self._free] * -(-len(factors) // LANES)
@@ -457,12 +458,12 @@ class EditedRepeats:
 
     @cached_property
     def _free(self) -> Int64:
-        """Floors of first items that nothing holds back, [first items, LANES]."""
+        """Return the floors of first items that nothing holds back, [first items, LANES]."""
         return np.full((len(self.rows.starts), LANES), NEVER)
 
 
 def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
-    """Lags of the copies' host-to-host edges, which keep the order they have at each recorded item."""
+    """Return the lags of the copies' host-to-host edges, which keep the order they have at each recorded item."""
     p = repeated.program
     if np.array_equal(lag, source.after_lag):
         return p.after_lag
@@ -472,7 +473,7 @@ def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
 
 
 def overlapping_masks(scenario: Scenario) -> list[Bool]:
-    """Kernels that overlap the step, of each kind of such work: they take no time of its own."""
+    """Return masks of kernels that overlap the step and take no time of it: background copies, hidden collectives."""
     return [*([input_copies(scenario)] if _loads_in_background(scenario) else []),
             *([collective_rows(scenario)] if scenario.launches.hidden_collectives else [])]
 

@@ -31,17 +31,17 @@ _WORDS = {bound.label: _MERGED.get(bound, bound.label) for bound in Bound}
 
 
 def bottleneck(bounds: dict[str, float]) -> str:
-    """The largest of the bounds (by their labels) along the path of what decides, the host's parts taken together.
+    """Return the word for the largest bound (by label) along the critical path, with the host's parts added up.
 
-    In a steady state everything happens one step time later from step to step. Whatever falls behind fastest decides:
-    the host where the host decides, a stream of the device where the device does, even while the host still runs ahead
-    and fills the launch queue, so that the recorded step itself waited for nothing::
+    In a steady state everything happens one step time later from step to step. The resource with the longest period
+    decides, a host thread or a stream of the device. A stream may decide even while the host still runs ahead and fills
+    the launch queue, so that the recorded step waited for nothing::
 
         host      |== step 1 ==|== step 2 ==|== step 3 ==|                  5 ms from end to end
         stream    #### of step 1 ####|#### of step 2 ####|#### of step 3 ####    8 ms: the device decides
 
-    The word is the largest part of the critical path of that steady state. What a host, a GPU or a network that takes
-    no time would save is its evidence (``Prediction.savings_us``).
+    The word is the largest part of the critical path of that steady state. ``Prediction.savings_us`` gives the
+    evidence: the time that a host, a GPU or a network that takes no time would save.
     """
     merged: dict[str, float] = defaultdict(float)
     for label, word in _WORDS.items():
@@ -69,7 +69,7 @@ class PathTimes:
 
 
 class OperationNames:
-    """What the operations of a step's kernels and host time are called, by rows of the recorded program.
+    """Names of the operations behind a step's kernels and host time, by rows of the recorded program.
 
     Of a path, host work is split by what its slices take after the edits.
 
@@ -188,14 +188,14 @@ def step_names(scenario: Scenario, host: EditedHost) -> OperationNames:
 
 
 ROUNDING = 1e-6
-"""A factor on host time that is this near to one is one, but for rounding."""
+"""A factor on host time counts as 1 if it differs from 1 by less than this (rounding)."""
 
 
 def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the shares of all host and device time of a step by the label of their source, the surest first, and those
-    of device time alone; of all ranks together, whatever of it the step waits for.
+    """Return shares of a step's host and device time by the label of their source, the surest first; then those of
+    device time alone. Both count all ranks, and also time that the step does not wait for.
 
-    Time that an edit takes away counts for none. Host time that an edit has changed is anchored at best.
+    Removed time does not count. The best source of host time that an edit has changed is *anchored*.
 
     Args:
         scenario: the step with its edits.
@@ -211,7 +211,7 @@ def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> tu
 
 
 def _of_host(scenario: Scenario, host: EditedHost) -> Float64:
-    """Host time by source, ns."""
+    """Return the host time by source, ns."""
     slices, source = scenario.slices, scenario.host.source
     mine = scenario.cycle.working[slices.item]
     ns, was = host.ns[mine], slices.ns[mine]
@@ -237,7 +237,8 @@ def _shares(ns: Float64) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One rank's period: ns by bound, what decides in one word, GPU active time of a cycle, and where its path is."""
+    """One rank's period: ns by bound, the deciding bound in one word, GPU active time of a cycle (ns), and the place
+    where its critical path starts."""
 
     bounds: dict[str, float]
     bound: str
@@ -251,7 +252,7 @@ class Explained:
 
 
 def explain(scenario: Scenario, steady: Steady) -> list[Explained]:
-    """The critical paths of all ranks' last periods."""
+    """Return the critical paths of all ranks' last periods."""
     repeated = steady.repeated
     layout = repeated.shared.once("layout", (scenario.built,), lambda: _Layout.of(repeated, scenario.built.graphs))
     causes = Causes(steady.copies.launches, steady.simulated, layout.bounds)
@@ -267,9 +268,9 @@ def explain(scenario: Scenario, steady: Steady) -> list[Explained]:
 
 
 def bottleneck_rank(period_ns: Int64, ranks: list[Explained]) -> int:
-    """Return the rank whose path is the job's: of the slowest ranks the one that waits least for others.
+    """Return the rank whose critical path is the job's: among the slowest ranks, the rank that waits least for others.
 
-    Ranks that meet in collectives all take as long as the one they wait for.
+    Ranks that meet in collectives all take the time of the rank they wait for.
     """
     slowest = np.flatnonzero(period_ns >= (1.0 - SAME) * period_ns.max())
     return int(min(slowest.tolist(), key=lambda rank: ranks[rank].bounds[Bound.WAITING_FOR_RANK.label]))
@@ -277,8 +278,8 @@ def bottleneck_rank(period_ns: Int64, ranks: list[Explained]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What copies have in common whatever they take: the bound of each kernel's own time, and of each rank the kernels
-    of the last copy that are no collectives, with their devices."""
+    """Properties of copies that do not depend on times: the bound of each kernel's own time, and for each rank the
+    computing kernels of the last copy with their devices."""
 
     bounds: Int8
     computing: list[Int64]
@@ -296,7 +297,7 @@ class _Layout:
 
 
 def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathItem]:
-    """What a path consists of by operation and bound, the longest first."""
+    """Return the parts of a path by operation and bound, the longest first."""
     names = step_names(scenario, steady.copies.host)
     found = names.along(path, steady.simulated, steady.repeated.item, steady.repeated.kernel)
     total = float((path.end_ns - path.start_ns).sum()) or 1.0

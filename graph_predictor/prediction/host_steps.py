@@ -1,4 +1,5 @@
-"""Host time of steps at the level at which they are traced: of recorded ones as measured, of traced ones to be told."""
+"""Host time of steps by operation, at the level of a trace by shapes: measured times of recorded steps teach a model,
+which predicts those of traced steps."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def traced_host_step(graph: ExecutionGraph, compute_ns: Float64 | None = None) -
 
 
 def named_host_step(graph: ExecutionGraph, rows: Int64, compute_ns: Float64 | None = None) -> HostStep:
-    """Return the operations of some rows of a graph, without times; ``compute_ns`` as of ``traced_host_step``."""
+    """Return the operations of some rows of a graph, without times; for ``compute_ns`` see ``traced_host_step``."""
     computed = np.zeros(len(rows)) if compute_ns is None else compute_ns
     return _step(graph, rows, np.zeros(len(rows) + 1), np.zeros(len(rows)), computed, 0.0)
 
@@ -123,8 +124,8 @@ def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.nda
 
 
 def _python_calls(graph: ExecutionGraph, rows: Int64) -> Float64 | None:
-    """Calls of Python functions before each of some operations of one step, and after the last one; ``None`` where they
-    were not counted."""
+    """Return the calls of Python functions before each of some operations of one step, and after the last one; ``None``
+    where they were not counted."""
     ops = graph.ops
     step = int(ops.step[rows[0]]) if len(rows) else NONE
     if step == NONE or graph.steps.python_calls[step] == NONE or (ops.python_calls[rows] == NONE).any():
@@ -204,7 +205,7 @@ def calibrated(steps: Mapping[str, HostStep], name: str) -> HostCalibration:
 
 
 def _for_others(model: HostModel) -> HostModel:
-    """Small programs are more alike than those that a model will be asked for."""
+    """Widen a model's spread: small programs are more alike than the programs it will predict."""
     return replace(model, spread=float(np.hypot(model.spread, SMALL_PROGRAMS)))
 
 
@@ -240,7 +241,7 @@ def host_by_name(text: str, read: Callable[[str], Job]) -> HostModel:
 
 
 def _step_of(path: str, read: Callable[[str], Job]) -> HostStep:
-    """The step of a capture's first rank, which teaches; errors say of which capture."""
+    """Return the step of a capture's first rank, to teach a host model. Errors name the capture."""
     try:
         graphs = read(path).graphs[:1]
         step = recorded_host_steps(graphs)[0]

@@ -1,8 +1,8 @@
-"""The interval of a step time: kernels and host drawn from their intervals, simulated, and the quantiles read off.
+"""The interval of a step time: quantiles of simulations with times drawn from the intervals of kernels and host.
 
-Errors of one family share their cause and are drawn together; those of different families, and the host's, apart. Small
-programs are simulated for every draw. Of large ones the effect of each factor alone, at both ends of its interval, is
-simulated, and effects add up in quadrature on either side: exact where the step time is linear in the factors."""
+Errors of one family share their cause and are drawn together; errors of different families and of the host are drawn
+independently. A small program is simulated for every draw. For a large one, each factor alone is simulated at both ends
+of its interval. The effects add up in quadrature on each side: exact where the step time is linear in the factors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class FamilyRows:
 
     @classmethod
     def of(cls, family: Int64) -> FamilyRows:
-        """Find them of the family of each kernel."""
+        """Find the rows, given the family of each kernel."""
         return cls(family, {each: np.flatnonzero(family == each) for each in np.unique(family).tolist()})
 
     def with_weight(self, weight: Float64) -> list[int]:
-        """Return the families of which any kernel has a weight above zero."""
+        """Return the families with any kernel whose weight is above zero."""
         found = np.zeros(int(self.family.max(initial=-1)) + 1, np.bool_)
         found[self.family[weight > 0]] = True
         return np.flatnonzero(found).tolist()
@@ -56,7 +56,7 @@ class FamilyRows:
 
 @dataclass(frozen=True)
 class GroupEnds:
-    """Variants in which each group of kernels alone is at both ends, and two more as expected.
+    """Variants in which one group of kernels alone is at an end of its interval, and two more with expected times.
 
     Attributes:
         group: of each kernel; -1 where it is as expected in all.
@@ -85,20 +85,18 @@ class GroupEnds:
 
 @dataclass(frozen=True)
 class KernelVariants:
-    """Times of the kernels of a cycle in variants.
-
-    ::
+    """Times of a cycle's kernels in variants::
 
         columns      expected  low  high           variants   group 0 low | group 0 high | group 1 low | … | as expected
-        kernel of 0     5       4    7                             4             7              5              5
-        kernel of 1     3       2    4                             3             3              2              3
+        kernel of 0:    5       4    7                             4             7              5              5
+        kernel of 1:    3       2    4                             3             3              2              3
 
-    Where groups are taken alone, whatever follows from a kernel's time is worked out of three columns, not of all
-    variants.
+    Where each group varies alone, results that follow from one kernel's time are computed for three columns, not for
+    all variants.
 
     Attributes:
-        ns: of each kernel, [kernels, columns].
-        ends: the variants that the columns are of; by default each column is one.
+        ns: time of each kernel, [kernels, columns].
+        ends: how variants are made of the columns; by default each column is a variant.
     """
 
     ns: Float64
@@ -172,7 +170,7 @@ class TimeErrors:
         return tuple(float(np.exp(z * spread / END)) if z else 1.0 for z in self.draws[:, -1].tolist())
 
     def interval(self, step_ns: Float64, expected_ns: float) -> tuple[float, float]:
-        """80% interval of the step time, ns, of the step times of the variants and the one without errors."""
+        """Return the 80% interval of the step time, ns, from the variants' step times and the expected one."""
         if self.ends is None:
             low, high = np.quantile(step_ns, (0.1, 0.9))
             return min(float(low), expected_ns), max(float(high), expected_ns)
@@ -187,7 +185,7 @@ class TimeErrors:
 
 @dataclass(frozen=True, slots=True)
 class ActiveErrors:
-    """Errors of the time in which a device works: as long as its kernels take, one after another.
+    """Errors of a device's active time: the sum of its kernels' times.
 
     Attributes:
         total: of the kernels, ns.
@@ -216,7 +214,7 @@ class ActiveErrors:
         return cls(float(weight.sum()), float(np.sqrt(below)), float(np.sqrt(above)))
 
     def interval(self, active_ns: float, least: float) -> tuple[float, float]:
-        """80% interval of the time, ns.
+        """Return the 80% interval of the time, ns.
 
         Args:
             active_ns: the time without errors; kernels that overlap are taken to go on overlapping as they do.
@@ -228,7 +226,7 @@ class ActiveErrors:
 
 
 def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tuple[float, float]:
-    """An interval with another cause of errors in it, of a log half width; an end at 0 remains there."""
+    """Return an interval widened by another cause of errors with a log half width; an end at 0 stays there."""
     if expected_ns <= 0:
         return low, high
     below = np.hypot(np.log(expected_ns / low), spread) if low > 0 else np.inf
@@ -237,8 +235,8 @@ def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tup
 
 
 def _drawn(low: Float64, high: Float64, group: Int64, draws: Float64) -> Float64:
-    """Factor on each kernel's time, [kernels, draws], for standard normal draws of the groups, [draws, groups]; ``low``
-    and ``high`` are standard deviations of the logs of the kernels' times."""
+    """Return the factor on each kernel's time, [kernels, draws], for standard normal draws of the groups, [draws,
+    groups]; ``low`` and ``high`` are standard deviations of the logs of the kernels' times."""
     factor = np.ones((len(group), len(draws)))
     for number, of_group in enumerate(draws.T):
         rows = np.flatnonzero(group == number)

@@ -1,5 +1,4 @@
-"""Costs of the operations of a recorded step: the one table that other sizes, steps traced by shapes and another host
-take their times from.
+"""Costs of a recorded step's operations: the one table of times for other sizes, steps traced by shapes, other hosts.
 
 ::
 
@@ -8,9 +7,9 @@ take their times from.
     rows        t        addmm                           relu           here: the operations a trace by shapes has
     host       [b]t[ b ][    addmm    ][     before     ][  relu   ]    time in each, and before it
 
-Which operations have a row is the caller's: every one (its self time), the outermost ones, or the outermost of some
-names. Host time that is in no row lies before the next one to begin. Waiting is in none, nor is loading a batch in the
-training process, which has a law of its own (``data_loading``).
+The caller chooses the operations that have a row: all (with their self time), the outermost, or the outermost with some
+names. Host time in no row counts as time before the row that begins next. Rows contain no waiting. They also leave out
+loading a batch in the training process, which has a law of its own (``data_loading``).
 """
 
 from __future__ import annotations
@@ -72,7 +71,8 @@ class OperationCosts:
         return len(self.op)
 
     def by_slice(self, slices: HostSlices, inside: Float64, before: Float64, fetch: float, other: float) -> Float64:
-        """Values of the rank's slices of host time, [slices of all ranks]; ``other`` of those that belong to no row.
+        """Return the values of the rank's slices of host time, [slices of all ranks]; ``other`` of those that belong to
+        no row.
 
         Args:
             slices: the table is made of them.
@@ -87,20 +87,20 @@ class OperationCosts:
 
 
 def every_operation(graph: ExecutionGraph) -> Int64:
-    """For every row of ``ops`` the row itself, if it is an operation; -1 else."""
+    """Return for every row of ``ops`` the row itself if it is an operation, else -1."""
     ops = graph.ops
     return np.where(_counted(graph), np.arange(len(ops)), NONE)
 
 
 def outermost_operations(graph: ExecutionGraph) -> Int64:
-    """For every row of ``ops`` the outermost operation it lies in; -1 for none."""
+    """Return for every row of ``ops`` the outermost operation it lies in; -1 for none."""
     top = np.zeros(len(graph.ops), np.bool_)
     top[top_operations(graph)] = True
     return nearest(graph.ops.parent, top & _counted(graph), np.arange(len(graph.ops)))
 
 
 def operations_named(graph: ExecutionGraph, names: Iterable[str]) -> Int64:
-    """For every row of ``ops`` the outermost operation of these names that it lies in; -1 for none."""
+    """Return for every row of ``ops`` the outermost operation with one of these names that it lies in; -1 for none."""
     ops = graph.ops
     wanted = frozenset(names)
     known = np.array([*(text in wanted for text in graph.strings), False], np.bool_)[ops.name] & _counted(graph)
@@ -183,7 +183,7 @@ def step_spans(cycle: Cycle, rank: int) -> list[tuple[int, int]]:
 
 
 def rows_within(graph: ExecutionGraph, owner: Int64, begin: int, end: int) -> Int64:
-    """The operations with a row of their own that begin in a step, in the order they began."""
+    """Return the operations with a row of their own that begin in a step, in the order they began."""
     ops = graph.ops
     rows = np.flatnonzero((ops.start_ns >= begin) & (ops.start_ns < end) & (owner == np.arange(len(ops))))
     found: Int64 = rows[np.lexsort((rows, ops.start_ns[rows]))]
@@ -191,7 +191,7 @@ def rows_within(graph: ExecutionGraph, owner: Int64, begin: int, end: int) -> In
 
 
 def partners(mine: OperationCosts, theirs: OperationCosts) -> Int64:
-    """The other table's row of each of mine, -1 where it has none: both in program order, thread after thread."""
+    """Return the partner in ``theirs`` of each row of ``mine``, -1 for none: aligned in program order by thread."""
     return _partners((mine.graph, mine.op), (theirs.graph, theirs.op))
 
 
@@ -219,7 +219,7 @@ def _partners(mine: tuple[ExecutionGraph, Int64], theirs: tuple[ExecutionGraph, 
 
 
 def _by_thread(graph: ExecutionGraph, op: Int64) -> Int64:
-    """Operations thread after thread, threads in order of their first one."""
+    """Return the operations thread after thread, threads in order of their first one."""
     _, first, thread = np.unique(graph.ops.thread[op], return_index=True, return_inverse=True)
     return np.lexsort((np.arange(len(op)), first[thread.reshape(-1)]))
 

@@ -1,8 +1,8 @@
 """Host overheads of recorded jobs: the segments of every rank without waiting, pooled, and what each kind costs a step.
 
-Waiting is what the simulator's program says it is: blocked calls, waits for the autograd thread and for data. On a
-CPU the computation itself is taken out too, since there the operations are the "kernels": what is left is what a host
-would still pay were they to run elsewhere.
+The simulator's program defines waiting: blocked calls, waits for the autograd thread and for data. On a CPU the
+operations are the "kernels", so their computation is not counted either. The rest is the cost that a host would still
+pay if the operations ran on a device.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class JobOverheads:
     notes: list[str] = field(default_factory=list)
 
     def largest(self, kind: Overhead, top: int) -> list[tuple[str, int, float, float]]:
-        """(name, samples, mean ns, total ns) of the operations, or calls, that cost most of a kind."""
+        """Return (name, samples, mean ns, total ns) of the operations, or calls, that cost most of a kind."""
         rows = []
         for (code, op, detail), found in self.overheads.table.items():
             pooled = op == ANY and detail != ANY if kind == Overhead.CALL else op != ANY and detail == ANY
@@ -152,7 +152,7 @@ def recorded_overheads(graph: ExecutionGraph, *, profiled: bool = False) -> tupl
 
 
 def measure_overheads(job: Job) -> JobOverheads:
-    """Overheads of all steps of a job's ranks.
+    """Return the overheads of all steps of a job's ranks.
 
     Raises:
         ForetraceError: no rank has host time inside steps; or what a device did is not known.

@@ -79,9 +79,9 @@ def attribute_paths(replay: Replay, paths: Paths, rank: int, host: HostTime, ope
 
 
 def _fitted(pieces: HostSplit, length: Int64, share: Float64, first: Int64) -> Int64:
-    """Lengths of recorded pieces of intervals that now have other lengths, ns: each in proportion to what is left of
-    it. Those of one query add up to its length exactly; each path, whose queries begin at ``first``, is rounded along
-    its way."""
+    """Return the lengths of recorded pieces of intervals that now have other lengths, ns: each in proportion to what is
+    left of it. Those of one query add up to its length exactly; each path, whose queries begin at ``first``, is rounded
+    along its way."""
     left = pieces.ns * share[pieces.op]
     total = np.bincount(pieces.query, weights=left, minlength=len(length))
     fitted = left * np.where(total > 0, length / np.where(total > 0, total, 1.0), 0.0)[pieces.query]
@@ -91,7 +91,7 @@ def _fitted(pieces: HostSplit, length: Int64, share: Float64, first: Int64) -> I
 
 
 def _recorded(replay: Replay, path: Path, rows: Int64, rank: int) -> tuple[Int64, Int64, Int64]:
-    """Thread (of the graph) and recorded interval of each host segment, ns of the rank's window."""
+    """Return the thread (of the graph) and recorded interval of each host segment, ns of the rank's window."""
     program, clock = replay.program, replay.built.clock_ns[rank]
     item = path.item[rows]
     if not len(rows):
@@ -118,7 +118,7 @@ def _recorded(replay: Replay, path: Path, rows: Int64, rank: int) -> tuple[Int64
 
 
 def bound_sums(paths: Paths) -> list[dict[Bound, int]]:
-    """Nanoseconds of each of some paths by bound; every bound is there."""
+    """Return the nanoseconds of each of some paths by bound; every bound is there."""
     joined, count, many = paths.joined, len(paths.first) - 1, len(Bound)
     path = np.repeat(np.arange(count), np.diff(paths.first))
     sums = np.bincount(path * many + joined.bound, weights=joined.end_ns - joined.start_ns, minlength=count * many)

@@ -1,9 +1,9 @@
 """``predict``: the step time of a configuration that was never run.
 
-A recorded job is taken apart (``build``), its last steps are repeated back to back until their period no longer
-changes, edits change its device work, its host time or its launches, every kernel is priced, and the period is
-simulated again: the step time, an interval, and the critical path that says why. Without edits, a prediction is the
-replay of those steps.
+A recorded job is built as a program (``build``), and its last steps repeat back to back until their period no longer
+changes. Edits change its device work, host time or launches. Then every kernel is priced and the period is simulated
+again. The result is the step time, an interval, and the critical path that explains them. Without edits, a prediction
+is the replay of those steps.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ class Baseline:
     Args:
         scenario: the job without edits.
         spreads: how sure its host time is.
-        notes: what reports say beside every prediction.
-        ran: whether it was recorded.
-        recorded_facts: what is true of the recording; ``None`` of a step that never ran.
-        origin: of a step traced by shapes, the recorded one whose times stand for its own.
-        changes: what of it is other than in the origin, a phrase each.
+        notes: sentences that reports add to every prediction.
+        ran: whether the job was recorded.
+        recorded_facts: facts about the recording; ``None`` for a step that never ran.
+        origin: for a step traced by shapes, the recorded baseline whose times it takes.
+        changes: how the job differs from the origin, a phrase each.
     """
 
     def __init__(self, scenario: Scenario, spreads: Spreads, notes: Sequence[str] = (), *, ran: bool = True,
@@ -140,17 +140,17 @@ class Baseline:
     def recorded(cls, graphs: Sequence[ExecutionGraph], steps: str | int | range | None = None, *,
                  device: DeviceSpec | None = None, models: Models | None = None, profiled: bool = False,
                  notes: Sequence[str] = (), built: Built | None = None) -> Baseline:
-        """Take a recorded job apart.
+        """Return the baseline of a recorded job.
 
         Args:
             graphs: one a rank.
             steps: which recorded steps to repeat, see ``choose_steps``; by default the last ones that launch the same
                 work.
-            device: where it was recorded, if the trace does not say or is not to be believed.
+            device: the device of the recording, if the trace does not state it or states a wrong one.
             models: fitted models of that device.
-            profiled: keep the time that the profiler took. By default it is taken out wherever the capture knows what
-                steps take without it; ``scenario.profiled`` says which it is.
-            notes: what reports say of the job.
+            profiled: keep the time that the profiler took. By default it is removed if the capture also timed steps
+                without the profiler; ``scenario.profiled`` states whether it is still included.
+            notes: sentences about the job for reports.
             built: an already built program of the same graphs.
 
         Raises:
@@ -174,28 +174,28 @@ class Baseline:
 
     @property
     def built(self) -> Built:
-        """The job's program and graphs."""
+        """Return the job's program and graphs."""
         return self.scenario.built
 
     @property
     def cycle(self) -> Cycle:
-        """The steps that are repeated."""
+        """Return the steps that the baseline repeats."""
         return self.scenario.cycle
 
     @property
     def slices(self) -> HostSlices:
-        """The job's host time in slices."""
+        """Return the job's host time in slices."""
         return self.scenario.slices
 
     def with_models(self, profiles: Mapping[str, Models]) -> Baseline:
-        """The same with fitted models of the device it was recorded on, if there are any under its name."""
+        """Return the baseline with fitted models of the device it was recorded on, if there are any under its name."""
         devices = self.scenario.devices
         models = profiles.get(devices.source.name) if devices.source is not None else None
         self.scenario = replace(self.scenario, devices=replace(devices, source_models=models))
         return self
 
     def with_items(self, items: float | None) -> Baseline:
-        """The same with a known number of samples a step and rank."""
+        """Return the baseline with a known number of samples a step and rank."""
         self.scenario = replace(self.scenario, items_per_rank=items)
         return self
 
@@ -231,7 +231,7 @@ class Baseline:
 
     @cached_property
     def facts(self) -> SourceFacts:
-        """Return what is told of the job beside every prediction."""
+        """Return the facts about the job that every report of a prediction states."""
         return SourceFacts.of(self.built)
 
     @cached_property
@@ -267,10 +267,10 @@ class Baseline:
 
     @cached_property
     def scatter(self) -> float:
-        """Return what steps differ by beyond what their host time makes of the unedited step, log half width in
-        quadrature.
+        """Return the variation between steps that the variation of their host time does not explain, as a log half
+        width (subtracted in quadrature).
 
-        No edit knows where it comes from, so that it is in every edited step beside the errors that are the edit's.
+        Its cause is unknown, so every edited step has it in addition to the edit's own errors.
         """
         if self.origin is not None:
             return self.origin.scatter
@@ -300,9 +300,8 @@ class Baseline:
 
     @cached_property
     def unlike_measured(self) -> str | None:
-        """Return in a sentence why the unedited step is not the measured one; ``None`` if it is, or was not measured.
-
-        A recording that is no steady state remains one whatever is edited.
+        """Return a sentence on why the unedited step differs from the measured one; ``None`` if it agrees or none was
+        measured. It holds for every edit: no edit makes a recording steady.
         """
         measured = self.measured_ns
         if not measured or abs((step_ns := self._unedited.step_ns) / measured - 1.0) <= UNLIKE_MEASURED:
@@ -317,7 +316,7 @@ class Baseline:
                 "draining, or ranks had not met), or single pauses fell into them. The interval reaches that time.")
 
     def simulated(self, edits: Sequence[Edit] = ()) -> SimulatedStep:
-        """The simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
+        """Return the simulated job behind ``predict``, for reports that look at all of it. Raises as ``predict``."""
         run = self._run(edits)
         return SimulatedStep(run.scenario, run.steady, tuple(run.edits), tuple(run.said()),
                              (self.origin or self).ran)
@@ -396,7 +395,7 @@ class _Run:
 
     @property
     def step_ns(self) -> float:
-        """Expected time of a step, of the slowest rank."""
+        """Return the expected time of a step, of the slowest rank."""
         return float(self.steady.period_ns.max()) / self.scenario.cycle.steps
 
     def steady_step(self, ranks: list[Explained], bottleneck: int, *, path: bool = True) -> SteadyStep:
@@ -464,7 +463,7 @@ class _Run:
             {name: ns / steps / 1e3 for name, ns in explained.bounds.items()})
 
     def _device_time(self, rank: int) -> dict[str, float]:
-        """Device time a step by family, µs."""
+        """Return the device time a step by family, µs."""
         rows = self.scenario.cycle.kernel_rows(rank)
         ns, family = self.times.ns[rows], self.times.family[rows]
         sums = np.bincount(family, weights=ns, minlength=COLLECTIVE + 1) / self.scenario.cycle.steps / 1e3
@@ -472,7 +471,7 @@ class _Run:
         return {names[i]: float(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i] > 0}
 
     def _active_interval(self, ranks: list[RankPrediction]) -> tuple[float, float]:
-        """80% interval of the most active rank's GPU time a step, µs."""
+        """Return the 80% interval of the most active rank's GPU time a step, µs."""
         most = max(range(len(ranks)), key=lambda rank: ranks[rank].gpu_active_us)
         errors = self._of_times("active errors", most, lambda: self._active_errors(most))
         return errors.interval(ranks[most].gpu_active_us, self.baseline.spreads.least)
@@ -491,8 +490,8 @@ class _Run:
         return self.scenario.shared.once(kind, (self.times, self.scenario.cycle, rank), make)
 
     def _flops(self, rank: int) -> float:
-        """Floating-point operations a step; 0 where sizes are not known for most of the device time. Counted once for
-        all scenarios of the same sizes."""
+        """Return the floating-point operations a step; 0 where sizes are not known for most of the device time. Counted
+        once for all scenarios of the same sizes."""
         scenario = self.scenario
         removed = None if self.rewritten is None or not len(self.rewritten.removed()) else self.rewritten
         return scenario.shared.once("flops", (rank, scenario.built, scenario.cycle, scenario.work,
@@ -512,7 +511,7 @@ class _Run:
         return float(by_group[work.call_row[groups]].sum()) / self.scenario.cycle.steps
 
     def _peak(self, target: DeviceSpec) -> float:
-        """Peak rate of the type most floating-point operations are of, 10¹² operations/s."""
+        """Return the peak rate of the type most floating-point operations are of, 10¹² operations/s."""
         work = self.scenario.work
         return target.peak_tflops(self.scenario.shared.once("most used type", (work,), lambda: _most_used_type(work)),
                                   matrix=True)
@@ -525,7 +524,8 @@ class _Run:
         return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends.tolist())
 
     def _errors(self) -> tuple[TimeErrors, KernelRows]:
-        """The errors of the kernels' times, and the kernels of the variants they make; once for all with these times.
+        """Return the errors of the kernels' times, and the kernels of the variants they make; once for all with these
+        times.
         """
         copies, cycle, family = self.steady.copies, self.scenario.cycle, self.times.family
         events = len(copies.repeated.item) + len(copies.repeated.kernel)
@@ -551,7 +551,7 @@ class _Run:
         if scenario.batches.data_loading is not None:
             low, high = self._with_data_loading(scenario.batches.data_loading, low, high, step_ns)
         # A step that an edit has changed is no surer than the recorded one it starts from: what steps differ by goes
-        # with the host time that an edit takes away, and comes back with whatever decides instead.
+        # with the host time that an edit takes away, and comes back with the new bottleneck.
         least = self.baseline.spreads.least
         if self.edits and (self.baseline.origin or self.baseline).ran:
             least = max(least, self.baseline.spreads.host)
@@ -562,7 +562,7 @@ class _Run:
         return low, high
 
     def _with_data_loading(self, fetching: DataLoading, low: float, high: float, step_ns: float) -> tuple[float, float]:
-        """An interval widened by what is not known of batches that the training process loads."""
+        """Return an interval widened by what is not known of batches that the training process loads."""
         at = []
         for factor in (fetching.low, fetching.high):
             batches = replace(self.scenario.batches, data_loading=replace(fetching, expected=factor))
@@ -573,7 +573,7 @@ class _Run:
                 step_ns + math.hypot(high - step_ns, max(at[1] - step_ns, 0.0)))
 
     def said(self) -> list[str]:
-        """Warnings and notes."""
+        """Return the prediction's warnings and notes."""
         return [*(f"Warning: {text}" for text in self._warnings()), *self._notes()]
 
     def _warnings(self) -> list[str]:
@@ -632,7 +632,7 @@ def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
 
 
 def _most_used_type(work: Work) -> str:
-    """The element type that most floating-point operations are of."""
+    """Return the element type that most floating-point operations are of."""
     counts: dict[str, float] = {}
     for calls in work.calls:
         for call in calls:
@@ -641,7 +641,7 @@ def _most_used_type(work: Work) -> str:
 
 
 def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
-    """The host after edits; where they rewrite nothing, made once for all that change it alike."""
+    """Return the host after edits; where they rewrite nothing, made once for all that change it alike."""
     if rewritten is not None:
         return edit_host(scenario, rewritten)
     changes = [getattr(group, field.name) for group in (scenario.host, scenario.launches, scenario.batches)
@@ -674,10 +674,10 @@ def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | No
 
 
 def _mixed(built: Built) -> float:
-    """Return how unsure (log half width) an edited step is, as waits for a processor are left among operations.
+    """Return the uncertainty (log half width) of an edited step from waits for a processor in its recorded host time.
 
-    The capture counted what its profiled steps waited; calls that were stopped were found and left out. What was not
-    found lies in operations and between them, wherever the machine happened to stop them.
+    The capture counted how long its profiled steps waited. Stalled calls were found and removed. The remaining waits
+    lie at unknown places, in operations and between them.
     """
     if built.without_profiler is None or not built.computes_on_host:
         return 0.0
@@ -687,7 +687,7 @@ def _mixed(built: Built) -> float:
 
 
 def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
-    """The device that a rank ran on; of a GPU that no file describes what its driver reports, as a placeholder.
+    """Return the device that a rank ran on; for a GPU without a device file, a placeholder with its driver's figures.
 
     ``None`` where that is not enough.
     """

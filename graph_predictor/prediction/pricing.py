@@ -1,15 +1,15 @@
 """Times of the kernels of a scenario: measured, anchored or modelled, each with its source and interval.
 
-Anchoring tells what recorded work takes after a change, by what was measured and what models say of before and after::
+Anchoring predicts the time of recorded work after a change from its measured time and a ratio of modelled times::
 
     time after = recorded time × model(after) / model(before)            the model says how time follows the work
 
-Every way to another size, another device or another program takes its times from here. What a model gets wrong about an
-operation in the same way before and after cancels. The interval of a ratio is that of both models' times as far as the
-work changes: an e-fold of change, the whole of it.
+Predictions for another size, device or program all take their times from here. A model's relative error that is the
+same before and after cancels. So the ratio has an interval in proportion to the change of the work: at an e-fold
+change, the whole interval of both modelled times.
 
-*Measured* times stay where nothing changed. The interval of an anchored one is that of the models, less what cancels:
-between two devices a fifth of the variance, on one device all of it but what the change itself is unsure of.
+*Measured* times stay where nothing changed. The interval of an anchored time is that of the models, less what cancels.
+Between two devices a fifth of the variance cancels; on one device, all but the uncertainty of the change itself.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def prices_of(calls: Calls, spec: DeviceSpec, models: Models | None) -> Prices:
 
 
 def change_ratios(before: Prices, after: Prices, elsewhere: bool = False) -> Ratios:
-    """Ratios of recorded work: 0 where none is left, 1 where the models know no time of what was recorded.
+    """Return ratios of times: 0 where no work remains, 1 where the models have no time for the recorded work.
 
     Args:
-        before: of the recorded calls, where they were recorded.
-        after: of those they become.
-        elsewhere: they run on another device: the ratio keeps the models' intervals but for what they share. Else it
-            keeps as much of them as the work changes.
+        before: prices of the recorded calls on the device of the recording.
+        after: prices of the calls that replace them.
+        elsewhere: they run on another device: the ratio keeps the models' intervals less the variance they share. On
+            the same device it keeps a share of the intervals that grows with the change of the work.
     """
     ratio = np.clip(after.time_us / np.maximum(before.time_us, 1e-9), LEAST_RATIO, MOST_RATIO)
     ratio = np.where(before.time_us > 0, np.where(after.time_us > 0, ratio, 0.0), 1.0)
@@ -110,27 +110,27 @@ def size_of_change(ratio: Float64) -> Float64:
 
 
 def resized_on_cpu(ns: Float64, ratio: Float64, total_ns: float) -> float:
-    """Log half width of the 80% interval of a host's time of which some is anchored computation.
+    """Return the log half width of the 80% interval of a host's time that includes anchored computation.
 
     Args:
-        ns: of the computation after the change.
-        ratio: of each.
-        total_ns: of the host.
+        ns: times of the computation after the change.
+        ratio: of each of these times to the recorded one.
+        total_ns: all host time.
     """
     return RESIZED_ON_CPU * float((ns * size_of_change(ratio)).sum()) / max(total_ns, 1.0)
 
 
 def shrinking(stays_ns: float, total_ns: float, growth: float) -> float:
-    """Log half width that smaller sizes add: host time that stays may shrink with them too, and weighs more in a step
-    that got shorter (allocating, copying, what a larger batch drives out of caches). The interval holds both.
+    """Return the log half width that smaller sizes add: host time that is taken to stay may shrink with the sizes.
 
-    Of five programs of benchmarks/foreign_tuning taken from batch 16 to 4 on a quiet core none came out more than 1%
-    too short, and two 18 and 35% too long.
+    Examples are allocating, copying, and what a larger batch drives out of caches. Such time weighs more in a shorter
+    step. Five programs of benchmarks/foreign_tuning were predicted from batch 16 to 4 on a quiet core: none came out
+    more than 1% too short, and two 18 and 35% too long.
 
     Args:
-        stays_ns: host time that stays although nobody knows that it does.
-        total_ns: of the step.
-        growth: of the sizes.
+        stays_ns: host time that is assumed to stay.
+        total_ns: time of the step.
+        growth: factor on the sizes; from 1 on, nothing is added.
     """
     return -math.log1p(-stays_ns / total_ns * (1.0 - growth)) if growth < 1.0 and total_ns > 0.0 else 0.0
 
@@ -141,7 +141,7 @@ RUNGS = 24
 
 @lru_cache
 def ladders(family: Family) -> tuple[tuple[OpCall, ...], ...]:
-    """Typical work of a family, as ladders of growing calls; the ratios of several ladders are averaged (log)."""
+    """Return typical work of a family, as ladders of growing calls; ratios of ladders are averaged (log)."""
     sizes = np.unique(np.rint(np.geomspace(1, 4096, RUNGS)).astype(int)).tolist()
     if family is Family.CONV:
         # Layers of ResNet-50 (He et al. 2016, table 1): the 3×3 and the 1×1 of a middle stage.
@@ -162,7 +162,7 @@ def _one(name: str, shapes: Sequence[object], values: Sequence[object] | None) -
 
 
 def typical_calls(family: Family, source: DeviceSpec) -> list[list[OpCall]]:
-    """The ladders of a family, as calls that a device would run."""
+    """Return the ladders of a family, as calls that a device would run."""
     calls = [list(rung) for rung in ladders(family)]
     if family is Family.CONV and "tf32" in source.matrix_tflops:
         # cuDNN's default: fp32 data, TF32 products.
@@ -172,16 +172,16 @@ def typical_calls(family: Family, source: DeviceSpec) -> list[list[OpCall]]:
 
 @dataclass(frozen=True)
 class Ladders:
-    """The ladders of some families, as calls to be priced together.
+    """Ladders of typical calls by family, to scale kernels of unknown sizes to another device.
 
-    A trace without shapes still says how long each kernel took and, by the operation's name, of which family it is. A
-    ladder of typical calls of that family, from small to large, is priced on both devices; a kernel's ratio is read off
-    where the first device's price equals its measured time. Short kernels so stay at the floor of a launch, long ones
-    go by rates.
+    A trace without shapes still gives each kernel's time and, by its operation's name, its family. A ladder of typical
+    calls of the family, from small to large, is priced on both devices. A kernel takes the ratio of the rung whose
+    price on the first device equals its measured time. So short kernels stay at the floor of a launch, and long kernels
+    scale with the devices' rates.
 
     Attributes:
         families: of the kernels.
-        source: where they were measured.
+        source: the device on which they were measured.
     """
 
     families: tuple[Family, ...]
@@ -193,7 +193,7 @@ class Ladders:
 
     @property
     def calls(self) -> list[OpCall]:
-        """The calls of all, one behind the other."""
+        """Return the calls of all ladders in a row."""
         return [call for calls in self._rungs.values() for each in calls for call in each]
 
     def times(self, times_us: Float64) -> dict[Family, list[Float64]]:
@@ -205,16 +205,16 @@ class Ladders:
 
 
 def _ladder(family: Family) -> Family:
-    """The family whose ladders stand for one's."""
+    """Return the family whose ladders a family uses."""
     return family if family in (Family.CONV, Family.GEMM, Family.ATTENTION) else Family.OTHER
 
 
 def typical_ratios(log_us: Float64, before_us: Sequence[Float64], after_us: Sequence[Float64]) -> Float64:
-    """Time on the target over the time on the source, for kernels of a family and the time they took, [n].
+    """Return the ratio of the target's to the source's time, [n], for kernels of a family by their recorded times.
 
     Args:
-        log_us: logs of their times on the source, µs.
-        before_us, after_us: times of the family's ladders there and on the target.
+        log_us: logs of the kernels' times on the source, µs, [n].
+        before_us, after_us: times of the family's ladders on the source and on the target, µs.
     """
     logs = np.zeros(len(log_us))
     for before, after in zip(before_us, after_us, strict=True):
@@ -268,7 +268,7 @@ def price_kernels(scenario: Scenario) -> KernelTimes:
 
 
 def measured_times(program: Program) -> KernelTimes:
-    """Return the kernels' recorded times, whatever they are of."""
+    """Return the recorded times of all kernels, collectives and copies included."""
     kernels = len(program.kernel_duration)
     return KernelTimes(program.kernel_duration.astype(np.float64), np.full(kernels, Source.MEASURED, np.int64),
                        np.zeros(kernels, np.int64), np.full(kernels, -MEASURED_KERNELS),
@@ -314,20 +314,20 @@ def _priced(scenario: Scenario) -> KernelTimes:
 
 
 def _factors(scenario: Scenario) -> str:
-    """The factors on the device's speed, in words; empty where there are none."""
+    """Return the factors on the device's speed, in words; empty where there are none."""
     return " and ".join(f"{what} × {factor:g}" for what, factor in (
         ("GPU clock", scenario.devices.clock), ("memory bandwidth", scenario.devices.bandwidth)) if factor != 1.0)
 
 
 @dataclass(frozen=True)
 class _EditedCalls:
-    """The calls of a scenario, whatever the device: made once for all that edit them alike.
+    """A scenario's calls after its edits, before any device prices them: made once for scenarios with equal edits.
 
     Attributes:
-        new: what each group becomes, to be priced with the ladders of work without sizes.
-        unlike: groups that become others.
-        unsized: kernel groups without sizes, and the logs of what they took, µs, by the code of their family.
-        ladders: typical work of these families.
+        new: calls of each kernel group after the edits, to be priced together with the ladders.
+        unlike: whether the edits change a group.
+        unsized: kernel groups without sizes and the logs of their recorded times, µs, by the code of their family.
+        ladders: typical calls of these families.
     """
 
     new: CallGroups

@@ -1,17 +1,17 @@
-"""``Shared``: results that several predictions need, made once: of one recording, one source, one cycle of steps.
+"""``Shared``, a cache of results that several predictions need, and recorded steps repeated back to back.
 
-Functions of plain values keep theirs with ``functools``; here results depend on objects too large to compare.
+Functions of plain values use ``functools``' cache; results in ``Shared`` depend on objects too large to compare.
 
-Recorded steps repeated back to back, as a ``Program`` of its own.
+Repeated steps (``Repeated``) are a ``Program`` of their own.
 
 ::
 
     recorded    | step 0 | step 1 | step 2 |           (queues fill, the first steps run ahead of the GPU)
     repeated                      | step 2 | step 2 | step 2 | step 2 | …
 
-A dependency within the steps stays within each copy; one on the step before becomes one on the copy before. Time
-between two steps is not repeated: replay does not count it either, and with the profiler's step markers it is the
-profiler's own. A batch that a data loader delivered late comes a recorded period later in every copy.
+A dependency within the steps stays within each copy; a dependency on the step before becomes one on the copy before.
+Time between two steps is not repeated: replay does not count it either, and with the profiler's step markers it is the
+profiler's own. A batch that a data loader delivered late arrives one recorded period later in every further copy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Shared:
-    """The last few results of each kind, with what they were made of; refusals among them.
+    """A cache of the last few results of each kind, by their inputs; errors are kept too.
 
     Args:
         most: how many of each kind are kept.
@@ -62,15 +62,15 @@ class Shared:
 
     def once(self, kind: str, of: tuple[object, ...], make: Callable[[], T], *,
              keep: Callable[[T], bool] = lambda result: True, most: int | None = None) -> T:
-        """Return ``make()``, or its result for the same ``of`` before; nobody may change it.
+        """Return ``make()``, or the kept result for an equal ``of``. Callers must not change the result.
 
         Args:
-            kind: names the result.
-            of: everything it depends on: numbers, texts, devices, tuples and dictionaries by their values, else by
-                identity.
-            make: makes it. A ``ForetraceError`` that it raises is raised again without trying.
-            keep: whether a result is to be kept.
-            most: results to keep of this kind; by default as many as of every kind.
+            kind: name of the kind of result.
+            of: everything the result depends on: numbers, texts, devices, tuples and dictionaries compare by value,
+                other objects by identity.
+            make: makes the result. A ``ForetraceError`` that it raises is kept too and raised again.
+            keep: returns whether to keep a result.
+            most: number of results of this kind to keep; by default ``self.most``.
         """
         most = self.most if most is None else most
         kept = self._found.setdefault(kind, OrderedDict())
@@ -93,8 +93,8 @@ class Shared:
         return made
 
     def as_many(self, numbers: int, room: int, most: int) -> int:
-        """Return how many results of so many numbers each to keep: as many as there is ``room`` for, at most ``most``;
-        of a large job the last one."""
+        """Return how many results of ``numbers`` numbers each to keep: as many as fit into ``room`` numbers, at most
+        ``most``; for a large job only the last one."""
         return 1 if self.most < KEPT else min(max(room // max(numbers, 1), KEPT), most)
 
     def _key(self, value: object) -> Hashable:
@@ -127,8 +127,8 @@ def results_kept(program: Program) -> int:
 
 
 def collect(program: Program) -> None:
-    """Free what has been let go of a large job, where it takes hundreds of MB. Copies and what they share refer to each
-    other, so that only a collection finds them."""
+    """Free the unused memory of a large job, which may be hundreds of MB. Copies and the results they share refer to
+    each other, so only a garbage collection frees them."""
     if results_kept(program) < KEPT:
         gc.collect()
 
@@ -165,7 +165,7 @@ class Cycle:
 
     @property
     def working(self) -> Bool:
-        """Items whose host time counts: all but the begins of steps, the time before which is between steps."""
+        """Return the items whose host time counts: all except begins of steps, whose time lies between steps."""
         return self.item & (self.built.program.item_kind != ItemKind.STEP_BEGIN)
 
     def kernel_rows(self, rank: int) -> Int64:
@@ -175,27 +175,27 @@ class Cycle:
             low + np.flatnonzero(self.kernel[low:high]) for low, high in pairwise(pointer)])[rank]
 
     def recorded_ns(self, rank: int) -> Int64:
-        """Recorded length of a rank's steps, [steps]."""
+        """Return the recorded length of a rank's steps, [steps]."""
         graphs = self.built.graphs
         lengths = self.shared.once("lengths", (), lambda: [step_lengths(graph).length_ns for graph in graphs])
         return lengths[rank][self.row[rank]]
 
     @property
     def period_ns(self) -> int:
-        """Recorded length of the cycle, of the slowest rank."""
+        """Return the recorded length of the cycle, of the slowest rank."""
         program = self.built.program
         return int((program.recorded_item_end[self.last] - program.recorded_item_start[self.first]).max())
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A cycle repeated.
+    """Copies of a cycle of steps, back to back.
 
     Attributes:
         program: the copies.
-        copies: how many.
+        copies: their number.
         item, kernel: row of the recorded program that each row of ``program`` is a copy of.
-        copy_of_item, copy_of_kernel: which copy.
+        copy_of_item, copy_of_kernel: number of the copy, from 0.
         end: end item of the last step of each rank and copy, [ranks, copies].
         tail: last kernel of each stream and copy, [streams, copies]; tail_rank the rank of each stream.
         structure: of ``program``, and of every other with the same copies.
@@ -216,7 +216,7 @@ class Repeated:
 
 
 def steps_of(built: Built, steps: str | int | Sequence[int] | None = None) -> Cycle:
-    """The same as ``choose_steps`` of a job that must have steps.
+    """Return the steps to repeat, as ``choose_steps`` does, of a job that must have steps.
 
     Raises:
         ForetraceError: it has none, or not these.
@@ -230,12 +230,12 @@ def steps_of(built: Built, steps: str | int | Sequence[int] | None = None) -> Cy
 
 
 def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -> Cycle | None:
-    """The steps to repeat; ``None`` where a rank has none.
+    """Return the steps to repeat; ``None`` where a rank has no steps.
 
     Args:
         built: a recorded job.
-        steps: a step's name, or its number within each rank (negative from the end), or the numbers of several
-            (consecutive ones, if they are to be repeated); by default the last one.
+        steps: a step's name, its number within each rank (negative counts from the end), or several numbers, which must
+            be consecutive if the steps are to be repeated. By default the last step.
 
     Raises:
         ForetraceError: there is no such step.
@@ -368,7 +368,8 @@ class _Copies:
 
 
 def _copied(rows: Int64, counts: Int64, length: int, copies: int) -> tuple[Int64, _Copies]:
-    """Copy some of ``length`` rows, ``counts`` of each group in turn; groups stay contiguous, their copies in order.
+    """Copy some of ``length`` rows, ``counts`` of each group in turn; groups stay contiguous, their copies
+    in order.
 
     Returns:
         The groups' first new rows [groups + 1], and the copies.
@@ -407,7 +408,7 @@ def _streams(cycle: Cycle, copied: _Copies, copies: int) -> tuple[Int64, Int64, 
 
 
 def _queue(cycle: Cycle, items: _Copies, kernels: _Copies, copies: int) -> tuple[tuple[Int64, Int64], Int64]:
-    """Launch-queue entries (pointer by channel, kernels), and how many come before each item."""
+    """Return the launch-queue entries (pointer by channel, kernels), and how many come before each item."""
     p = cycle.built.program
     before = np.where(p.item_queue[items.of] >= 0, 0, -1)
     entries, counts = [], []
@@ -426,7 +427,7 @@ def _queue(cycle: Cycle, items: _Copies, kernels: _Copies, copies: int) -> tuple
 
 def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owners: _Copies, sources: _Copies,
            twin: Int64 | None) -> tuple[Int64, tuple[np.ndarray, ...]]:
-    """Copy CSR edges. A source outside the cycle is its twin's copy before, or left out."""
+    """Copy CSR edges. A source outside the cycle becomes its twin in the copy before, or is left out."""
     owner = owners.of
     count = (pointer[1:] - pointer[:-1])[owner]
     at = np.repeat(np.arange(len(owner)), count)

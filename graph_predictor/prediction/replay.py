@@ -1,11 +1,11 @@
 """Replay: simulate a recorded job with its own durations and compare with what was measured.
 
-In *constants* mode (the default) waiting is never a stored duration, and launch latencies and kernel gaps are a few
-constants per trace: only kernel durations and unblocked host time are as recorded. Closing in this mode is the ground
-every prediction stands on.
+In *constants* mode (the default) only kernel durations and unblocked host time are as recorded. Waiting is simulated,
+and a few constants per trace give launch latencies and kernel gaps. Predictions rely on replays in this mode agreeing
+with the recording.
 
-Where only some ranks of a job were recorded, its collectives keep their recorded durations: the other ranks' late
-arrival is an external part of them, and is not scaled."""
+Where only some ranks of a job were recorded, its collectives keep their recorded durations. These include waiting for
+the other ranks, which is not scaled."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class CountedSpan:
 
 
 REPRODUCIBLE_SHARE = 0.005
-"""Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
+"""Above this share of unexplained delay, reports state that the GPU timeline is not reproducible."""
 INEXACT = 0.01
 """A replayed step this far from the measured one is reported, and what rests on it widened."""
 WINDOW = "whole window"
@@ -138,7 +138,7 @@ class ReplayedStep:
 
     @property
     def error(self) -> float:
-        """Replayed over measured, less one, both under the profiler."""
+        """Return the replayed over measured, less one, both under the profiler."""
         return self.profiled_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
 
 
@@ -156,7 +156,7 @@ class Replay(Shown):
 
     @property
     def step_ns(self) -> float:
-        """The step: the mean of the replayed steps that count, of the slowest rank, ns; 0.0 without steps."""
+        """Return the step: the mean of the replayed steps that count, of the slowest rank, ns; 0.0 without steps."""
         return slowest_mean_ns((s.rank, s.replayed_ns) for s in self.steps if s.counts and s.name != WINDOW)
 
     def headline(self) -> str:
@@ -167,7 +167,7 @@ class Replay(Shown):
         return f"{len(self.steps):,} steps replayed, {signed_percent(worst, 2)} of the measured time at most"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``steps``: rank, name, measured and replayed time in ns, and the error (under the profiler)."""
+        """Return ``steps``: rank, name, measured and replayed time in ns, and the error (under the profiler)."""
         return {"steps": lambda: pd.DataFrame([{
             "rank": step.rank, "step": step.name, "measured_ns": step.measured_ns, "replayed_ns": step.replayed_ns,
             "error": step.error} for step in self.steps])}
@@ -180,12 +180,12 @@ class Replay(Shown):
 
     @property
     def inexact(self) -> list[ReplayedStep]:
-        """Steps whose replay is more than 1% off; of a what-if none."""
+        """Return the steps whose replay is more than 1% off; none for a what-if."""
         return [s for s in self.steps if abs(s.error) > INEXACT] if self.scale_kernels == 1.0 else []
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
-        """The replayed graphs, one a rank of ``program``."""
+        """Return the replayed graphs, one a rank of ``program``."""
         return self.built.graphs
 
     @property
@@ -195,17 +195,18 @@ class Replay(Shown):
 
     @property
     def median_abs_error(self) -> float:
-        """Median of the steps' absolute errors (a fraction)."""
+        """Return the median of the steps' absolute errors (a fraction)."""
         return float(np.median([abs(s.error) for s in self.steps])) if self.steps else 0.0
 
     @property
     def max_abs_error(self) -> float:
-        """Largest absolute error of a step (a fraction)."""
+        """Return the largest absolute error of a step (a fraction)."""
         return max((abs(s.error) for s in self.steps), default=0.0)
 
     @property
     def unexplained_share(self) -> float:
-        """The worst rank's delay that no rule explains, as a share of its window; the error of inexact steps is one."""
+        """Return the worst rank's delay that no rule explains, and the error of inexact steps, as a share of its
+        window."""
         missed: dict[int, int] = {}
         for step in self.inexact:
             missed[step.rank] = missed.get(step.rank, 0) + abs(step.profiled_ns - step.measured_ns)
@@ -219,13 +220,13 @@ class Replay(Shown):
         return self.unexplained_share <= REPRODUCIBLE_SHARE
 
     def kernel_end_errors_ns(self) -> Int64:
-        """Simulated less recorded end of every kernel (ns)."""
+        """Return the simulated less recorded end of every kernel (ns)."""
         return self.simulated.kernel_end - self.program.recorded_kernel_end
 
 
 def check_recorded(graphs: Sequence[ExecutionGraph]) -> None:
-    """Raise ``ForetraceError`` if a graph has no times, because its step was traced by shapes alone, or lacks its
-    device's work: what cannot be read, or ran nothing, is not predicted from."""
+    """Raise ``ForetraceError`` if a graph cannot be replayed: its step was traced by shapes alone and has no times, or
+    its device's work was not recorded."""
     if any(graph.meta.era == SHAPE_ONLY for graph in graphs):
         raise ForetraceError("The step was traced by shapes alone and never ran: it has operations but no times, so "
                              "there is nothing to replay or break down; use a recording (foretrace capture).")
@@ -242,8 +243,8 @@ def replay(
 ) -> Replay:
     """Simulate a job with its recorded durations.
 
-    The recorded step, under the profiler, is the one that a replay must give back. Reports of where time goes are made
-    of a replay without the profiler (``profiled=False``): of the same durations less the profiler's cost.
+    By default the replay is compared with the step as recorded, under the profiler. Reports on where time goes use a
+    replay without the profiler (``profiled=False``): the same durations less the profiler's cost.
 
     Args:
         graphs: A job, its graphs, or one rank's graph.
@@ -315,10 +316,10 @@ def replayed_steps(built: Built, program: Program, simulated: Simulated, under: 
     """Return the steps of all ranks, in order.
 
     Args:
-        built: what they are of.
-        program: of the same rows.
-        simulated: its times.
-        under: times under the profiler.
+        built: the recorded job.
+        program: the simulated program, with the rows of ``built``'s.
+        simulated: its simulated times.
+        under: its simulated times under the profiler.
     """
     counted, recorded, found = CountedSteps.of(built.graphs), program.recorded, []
     for rank, row, begin, end in step_items(program):
@@ -378,13 +379,13 @@ MOST_UNEXPLAINED = 0.95
 
 @dataclass(frozen=True, slots=True)
 class ReplayErrors:
-    """Error with which the rules give back the recorded steps that a prediction repeats.
+    """Errors of a replay against the recorded steps that a prediction repeats.
 
     Attributes:
         error: largest absolute error of the replayed steps, a fraction.
         unexplained: share of the worst rank's window that no rule explains.
-        apart: log of the measured step over the unedited predicted one. A steady state inferred from steps that were
-            none is a claim about steps that nobody measured: the truth may be either, whatever is edited.
+        apart: log of the measured step over the unedited predicted one. Where recorded steps were not in a steady
+            state, either may be right for an edited step, so the interval covers both.
     """
 
     error: float = 0.0
@@ -392,7 +393,7 @@ class ReplayErrors:
     apart: float = 0.0
 
     def widened(self, low: float, high: float) -> tuple[float, float]:
-        """An interval, made wider by what the replay misses, and on one side by as much as the measured step is off."""
+        """Return an interval's ends, widened by the replay's errors, and by ``apart`` on the measured step's side."""
         factor = 1.0
         if self.error > INEXACT:
             factor *= 1.0 + self.error
@@ -403,7 +404,7 @@ class ReplayErrors:
         return low / max(factor, exp(-self.apart)), high * max(factor, exp(self.apart))
 
     def warnings(self) -> list[str]:
-        """Sentences for a prediction."""
+        """Return the sentences for a prediction."""
         found = []
         if self.error > INEXACT:
             found.append(f"The recorded step itself is replayed {self.error:.1%} off (see foretrace replay): the "
@@ -416,7 +417,7 @@ class ReplayErrors:
 
 
 def replay_error(built: Built, cycle: Cycle) -> ReplayErrors:
-    """Replay the recorded steps of a cycle."""
+    """Replay the recorded steps of a cycle, and return the errors."""
     program = built.recorded_program
     simulated = simulate(program)
     steps = replayed_steps(built, program, simulated, simulated)

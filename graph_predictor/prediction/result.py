@@ -1,12 +1,12 @@
-"""``Prediction``: what a step nobody ran would take, how sure that is, and why; and whether its memory fits.
+"""``Prediction``: the predicted time of a step, its interval, its explanation, and whether its memory fits.
 
 Peak memory is known where the step was traced by shapes::
 
     peak = most over the moments of: what stays (parameters, gradients, states, …) + activations × edits' factors
                                      + temporaries × the sizes' factor + the optimizer's temporaries, unless it is fused
 
-A trace keeps the moments that may become the peak (``tracer.shape_only.tensors``): a larger batch moves it from the
-optimizer's step into backward, a smaller one back.
+A trace keeps all moments that may become the peak (``tracer.shape_only.tensors``). A larger batch may move the peak
+from the optimizer's step into backward.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIMIZER = "1 optimizer"
 
 
 def memory_account(scenario: Scenario) -> MemoryAccount | None:
-    """Memory of the rank that needs most, with the edits' factors; ``None`` where nobody knows."""
+    """Return the memory of the rank that needs most, with the edits' factors; ``None`` where it is unknown."""
     factors = scenario.activation_factors
     sizes, fused = factors.get(SIZES, 1.0), OPTIMIZER in scenario.rewrites
     weights = np.array([1.0, math.prod(factors.values()), sizes, 0.0 if fused else 1.0])
@@ -46,23 +46,24 @@ def memory_account(scenario: Scenario) -> MemoryAccount | None:
 
 
 def peak_memory(scenario: Scenario) -> int | None:
-    """Bytes of the rank that needs most, with the edits' factors; ``None`` where nobody knows."""
+    """Return the bytes of the rank that needs most, with the edits' factors; ``None`` where they are unknown."""
     account = memory_account(scenario)
     return None if account is None else round(account.total)
 
 
 def with_sizes(scenario: Scenario, factor: float) -> Scenario:
-    """Activations and temporaries that grow with the sizes."""
+    """Return factors with which activations and temporaries grow with the sizes."""
     return replace(scenario, activation_factors={**scenario.activation_factors, SIZES: factor})
 
 
 def most_activations(graph: ExecutionGraph) -> int:
-    """The most bytes of activations that are alive at once, as far as the trace says; at the peak there may be none."""
+    """Return the most bytes of activations that are alive at once in the trace; at the memory peak there may be
+    none."""
     return int(memory_moments(graph)[:, 1].max()) if PEAK in graph.meta.memory else 0
 
 
 def lacking_memory(scenario: Scenario) -> str | None:
-    """Return why a scenario does not fit its device's memory, as a sentence; ``None`` if it does, or nobody knows."""
+    """Return a sentence on why a scenario does not fit its device's memory; ``None`` if it fits or is not known."""
     account = memory_account(scenario)
     spec = None if account is None else scenario.scaled_device()
     if account is None or spec is None or (lacking := account.lacking(spec.memory_gb * 1e9, spec.name)) is None:
@@ -71,8 +72,8 @@ def lacking_memory(scenario: Scenario) -> str | None:
 
 
 def kept_when_recomputed(graph: ExecutionGraph, chosen: Bool, blocks: int) -> float:
-    """Share of the activations that stays when blocks are recomputed: what lies outside them is not known, so that
-    it is taken to be in proportion to operations; of the blocks, one's activations and the input of each."""
+    """Return the share (0 to 1) of activations that stay in memory when ``blocks`` blocks are recomputed: those of one
+    block, and the input of each. All activations count as the blocks': those outside are not known."""
     activations = most_activations(graph)
     if not activations or not blocks:
         return 1.0
@@ -152,7 +153,7 @@ class PathItem:
 
 @dataclass(slots=True, repr=False)
 class SteadyStep:
-    """The steady state of a step, µs a step: what a prediction says of it but its interval and prices.
+    """The steady state of a step, µs a step: a prediction without its interval and prices.
 
     Attributes:
         step_time_us: expected time of a step.
@@ -248,7 +249,7 @@ class Prediction(SteadyStep, Shown):
                 f"{high / 1e3:,.3f} ms, decided by {self.bound}")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``critical_path``, ``bounds``, ``families``, ``sources`` and ``ranks``; times in µs a step."""
+        """Return ``critical_path``, ``bounds``, ``families``, ``sources`` and ``ranks``; times in µs a step."""
         def by_name(key: str, value: str, values: dict[str, float]) -> pd.DataFrame:
             return pd.DataFrame({key: list(values), value: list(values.values())})
 

@@ -1,12 +1,12 @@
-"""Work replaced by other work: edits name what is replaced (``Rewrite``), and it is carried out here, once everything
-else about the scenario is known. So the order of the edits does not matter.
+"""Replace work by other work. Edits name the replacements (``Rewrite``); this module applies them once everything else
+about the scenario is known. So the order of the edits does not matter.
 
     units    mul  add  relu        time  t₁ t₂ t₃
     becomes  fused                 (t₁ + t₂ + t₃) × model(fused) / model(mul, add, relu)
 
-Kernels that vanish take no time, nor do the gaps before them; an operation all of whose kernels vanish takes no host
-time, launches among it, and waits for nothing. Python between the operations stays. Work whose place nothing takes is
-removed: the operations that an edit removes, and nothing around them."""
+Removed kernels take no time, and neither do the gaps before them. An operation without any kernel left takes no host
+time, launches included, and waits for nothing. Python between the operations stays. Work without a replacement is
+removed: the operations that an edit names, and nothing around them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tracer.graph import NONE, ExecutionGraph
 
 
 def units_of(scenario: Scenario) -> WorkUnits:
-    """The units of a scenario's cycle, with its edits of sizes and precision."""
+    """Return the units of a scenario's cycle, with its edits of sizes and precision."""
     return _host_units(scenario) if scenario.built.computes_on_host else _device_units(scenario)
 
 
@@ -48,7 +48,7 @@ def _device_units(scenario: Scenario) -> WorkUnits:
     groups, first, count = groups[by_time], order[first_at[by_time]], count[by_time]
     last = np.full(len(work.call_row), NONE, np.int64)
     last[work.kernel_group[order]] = order  # the last one written stays
-    # What starts a kernel beside its launch and its stream's previous one, and what waits for it.
+    # Other inputs of a kernel than its launch and its stream's previous kernel, and what waits for it.
     previous = program.kernel_previous[first]
     owner = owners(program.edge_ptr)
     other = program.edge_kernel != program.kernel_previous[owner]
@@ -100,14 +100,14 @@ def _host_units(scenario: Scenario) -> WorkUnits:
 
 
 def _around(parent: npt.NDArray[np.integer], op: Int64) -> Int64:
-    """The nearest of the operations that each of them lies in; -1 for none."""
+    """Return the nearest of the operations that each of them lies in; -1 for none."""
     among = np.zeros(len(parent), np.bool_)
     among[op] = True
     return nearest(parent, among, parent[op].astype(np.int64))
 
 
 def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
-    """A column of ``ops`` for operations of several ranks; -1 for none."""
+    """Return a column of ``ops`` for operations of several ranks; -1 for none."""
     found = np.full(len(op), NONE, np.int64)
     for number, graph in enumerate(scenario.built.graphs):
         mine = (rank == number) & (op >= 0)
@@ -116,7 +116,7 @@ def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
 
 
 def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: list[Bool] | None = None) -> Float64:
-    """Factor on each slice of host time, where chosen operations take another time.
+    """Return the factor on each slice of host time, where chosen operations take another time.
 
     Args:
         scenario: of the host time.
@@ -286,10 +286,10 @@ def _priced(scenario: Scenario, units: WorkUnits, found: list[Replacement], befo
 
 def ratios_of(before: Sequence[tuple[OpCall, ...]], after: Sequence[tuple[OpCall, ...]], spec: DeviceSpec,
               models: Models | None = None) -> tuple[Float64, Float64, Float64]:
-    """Time of each replacement over that of what it replaces, and the logs of the 80% interval's ends."""
+    """Return the time of each replacement over that of what it replaces, and the logs of the 80% interval's ends."""
     was, now = prices_of(before, spec, models), prices_of(after, spec, models)
     ratio = now.time_us / np.maximum(was.time_us, LEAST_US)
-    # On one device errors of one family cancel but for the change: e-fold of it, the whole of the model's interval.
+    # On one device a family's errors cancel except for the change: an e-fold change has the model's whole interval.
     # What another family replaces shares no error with it.
     alike = np.array([{call.family for call in old} == {call.family for call in new}
                       for old, new in zip(before, after, strict=True)], np.bool_)
@@ -298,7 +298,7 @@ def ratios_of(before: Sequence[tuple[OpCall, ...]], after: Sequence[tuple[OpCall
 
 
 def _kernels(scenario: Scenario, units: WorkUnits, found: list[Replacement]) -> list[Int64]:
-    """The cycle's kernels of each replacement, the new work's first."""
+    """Return the cycle's kernels of each replacement, the new work's first."""
     kernel_group = scenario.work.kernel_group
     rows = np.flatnonzero(scenario.cycle.kernel & (kernel_group >= 0))
     rows = rows[np.lexsort((rows, scenario.built.program.recorded_kernel_start[rows], kernel_group[rows]))]
@@ -333,7 +333,8 @@ def _wait_for(scenario: Scenario, kernels: Bool) -> Bool:
 
 
 def _dead(graph: ExecutionGraph, gone: Bool, removed: Bool) -> Bool:
-    """Operations of a rank all of whose kernels vanish, and those in them. What is removed leaves alone what it was in.
+    """Return the operations of a rank all of whose kernels vanish, and those in them. What is removed leaves alone what
+    it was in.
 
     Args:
         graph: the rank's.
@@ -346,14 +347,14 @@ def _dead(graph: ExecutionGraph, gone: Bool, removed: Bool) -> Bool:
 
 
 def _dead_on_cpu(graph: ExecutionGraph, units: WorkUnits, rank: int, removed: Bool) -> Bool:
-    """The same on a CPU: operations all of whose computing operations vanish."""
+    """Return the same on a CPU: operations all of whose computing operations vanish."""
     mine = np.flatnonzero(units.rank == rank)
     mine = mine[~removed[units.op[mine]]]
     return _within_dead(graph, units.op[mine[~units.alive[mine]]], units.op[mine])
 
 
 def _within_dead(graph: ExecutionGraph, vanished: Int64, every: Int64) -> Bool:
-    """Operations such that whatever of ``every`` lies at or below them has vanished, and those in them."""
+    """Return operations whose rows of ``every``, at or below them, have all vanished; operations in them included."""
     if not len(vanished):
         return np.zeros(len(graph.ops), np.bool_)
     total = _counts_up(graph.ops.parent, every)

@@ -1,12 +1,12 @@
 """``Scenario``: a recorded job, the work of its kernels, and what edits change of it.
 
-The device work of kernels is calls that models can price. Each kernel belongs to a *kernel group*: an operation's
-kernels, or one copy, memset or lone kernel. It has calls, before and after the edits; the ratio of their prices scales
-the measured times of its kernels (see ``pricing``).
+Each kernel belongs to a *kernel group*: an operation's kernels, or one copy, memset or lone kernel. A group's device
+work is described by calls that models can price. The ratio of their prices after and before the edits scales the
+measured times of its kernels (see ``pricing``).
 
-Edits fill in the fields of a scenario; nothing is computed until it is priced. Each field of its groups (the classes
-above it) is one independent change, resolved in one order whatever the order of the edits: edits of different fields
-therefore commute. Two edits that set the same field differently are refused.
+Edits fill in the fields of a scenario; nothing is computed until it is priced. Each field of the classes above
+``Scenario`` is an independent change. Changes are applied in a fixed order, so edits of different fields commute. Two
+edits that set the same field differently are refused.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Work:
 
 
 def describe_work(built: Built) -> Work:
-    """The calls of every kernel of a recorded job."""
+    """Return the calls of every kernel of a recorded job."""
     kernels = len(built.program.kernel_item)
     kernel_group, family = np.full(kernels, NONE, np.int64), np.full(kernels, COLLECTIVE, np.int64)
     numbers: dict[tuple[OpCall, ...], int] = {}
@@ -147,8 +147,8 @@ class WorkUnits:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Units (in time order) whose place other work takes: it runs where the first of them did, the others vanish.
-    Without calls nothing takes their place, and all of them vanish."""
+    """Units (in time order) that other work replaces: it runs in the place of the first unit, and the others vanish.
+    Without calls all units vanish."""
 
     units: Int64
     calls: tuple[OpCall, ...]
@@ -169,12 +169,12 @@ class Replacement:
 
 @dataclass(slots=True)
 class Rewriting:
-    """Replacements by one edit, and what it changes beside them.
+    """Replacements by one edit, and its other changes.
 
     Attributes:
         replacements: of units by other work, or by none.
         host_weight: factor on each slice of host time (row of ``Scenario.slices``).
-        removed: of each rank, operations that are gone with everything in them: host time, launches, kernels and waits,
+        removed: for each rank, operations to remove with everything in them: host time, launches, kernels and waits,
             in units or not.
     """
 
@@ -185,11 +185,11 @@ class Rewriting:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What a step no longer has.
+    """Masks of the work that edits remove from a step.
 
     Attributes:
-        operations: of each rank, rows of ``ops``.
-        kernels, items: rows of the recorded program.
+        operations: over each rank's ``ops``.
+        kernels, items: over the rows of the recorded program.
     """
 
     operations: list[Bool]
@@ -207,10 +207,10 @@ CallEdit = Callable[[OpCall], "tuple[OpCall, ...]"]
 
 @dataclass(frozen=True)
 class DeviceChange:
-    """The device of the recording and the one predicted for; ``None`` where nobody knows, or where it is the same.
+    """The device of the recording and the device to predict for.
 
     Attributes:
-        source, target: their figures.
+        source, target: their figures; ``None`` for an unknown source, or a target that is the same device.
         source_models, target_models: fitted models of them, if there are any.
         clock, bandwidth: factors on the device's clock and memory bandwidth.
     """
@@ -321,13 +321,13 @@ class HostChange:
 
 @dataclass(frozen=True)
 class LaunchChange:
-    """Launches, and what is waited for.
+    """Changes of launches and waits.
 
     Attributes:
         graphed: launches are replayed from a CUDA graph.
-        cost: launch calls cost the host something, and their kernels start later than they return.
-        waits: the host waits for the device where it did.
-        hidden_collectives: collectives run beside everything else, and are never waited for.
+        cost: launch calls take host time, and their kernels start later than they return.
+        waits: the host waits for the device where it did in the recording.
+        hidden_collectives: collectives overlap all other work, and nothing waits for them.
     """
 
     graphed: bool = False
@@ -346,12 +346,12 @@ class Loading(Enum):
 
 @dataclass(frozen=True)
 class BatchChange:
-    """Batches, and where they are loaded.
+    """Changes of batches and of where they are loaded.
 
     Attributes:
         loader: worker processes that make batches, where there are any.
-        data_loading: what another number of samples makes of loading batches in the training process.
-        loading: where batches are loaded: by the training thread, as recorded; beside it; or nowhere.
+        data_loading: effect of another number of samples on loading batches in the training process.
+        loading: where batches are loaded: as recorded, by the training thread; in the background; or not at all.
     """
 
     loader: Loader | None = None
@@ -396,7 +396,7 @@ class FollowingDimension:
 
 @dataclass(frozen=True, slots=True)
 class OtherSizes:
-    """The sizes that were asked for, and what of the step follows them.
+    """The requested sizes, and the parts of the step that change with them.
 
     Attributes:
         route: the way to them.
@@ -446,19 +446,19 @@ class Scenario:
     """A recorded job and its changes, from which a step is predicted.
 
     Attributes:
-        built, cycle, slices: the recorded job, the steps repeated and its host time.
-        devices, kernels, host, launches, batches: what edits change of each.
+        built, cycle, slices: the recorded job, the steps to repeat, and its host time in slices.
+        devices, kernels, host, launches, batches: the edits' changes of each.
         rewrites: work replaced by other work, by name (see ``rewriting``).
         activation_factors: on the memory that activations take, by edit.
-        regrouped: the job's device work, where an edit groups it anew.
-        origin: of a step traced by shapes, the recorded job whose times it has taken.
+        regrouped: the job's device work, where an edit groups it in another way.
+        origin: for a step traced by shapes, the recorded job whose times it takes.
         items_per_rank: samples a step and rank, where known.
         sizes: the step's other sizes, where any were asked for.
-        profiled: host times are those under the profiler; what edits take from other captures must be alike.
-        set_by: which edit set what only one may set.
+        profiled: whether host times include the profiler; times that edits take from other captures must match.
+        set_by: the edit that set each property that only one edit may set.
         shared: results that scenarios made from this one share with it.
-        warnings: what makes the prediction less reliable.
-        notes: what was assumed.
+        warnings: reasons why the prediction is less reliable.
+        notes: assumptions of the edits.
     """
 
     built: Built
@@ -493,8 +493,8 @@ class Scenario:
         return replace(self, set_by={**self.set_by, what: edit})
 
     def with_samples(self, factor: float, batch: int | None = None, grown: float | None = None) -> Scenario:
-        """Return the same with ``factor`` times as many samples a batch, as far as a loader's workers make them, or the
-        training process itself; ``batch`` and ``grown`` as of ``data_loading_of``."""
+        """Return the scenario whose loader workers, or training process, load ``factor`` times the samples a batch;
+        for ``batch`` and ``grown`` see ``data_loading_of``."""
         recorded = self if self.origin is None else self.origin.scenario
         ranks = range(len(recorded.built.graphs)) if self.origin is None else self.origin.ranks
         data_loading = data_loading_of(recorded.built, recorded.cycle, recorded.slices, ranks, factor, batch, grown)
@@ -508,7 +508,7 @@ class Scenario:
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, note))), **changes)
 
     def known_source(self) -> DeviceSpec:
-        """Return the device of the recording. Raises ``EditError`` where nobody knows it."""
+        """Return the device of the recording. Raises ``EditError`` where it is unknown."""
         if self.devices.source is None:
             name = self.built.graphs[0].meta.device
             raise EditError((f"The trace was recorded on {name!r}, which is no known device" if name else
@@ -537,7 +537,7 @@ Rewrite = Callable[[Scenario, WorkUnits], Rewriting]
 
 
 class Edit(Protocol):
-    """A change of a recorded step. Its class's text says what it assumes."""
+    """A change of a recorded step. The docstring of each edit's class states its assumptions."""
 
     def describe(self) -> str:
         """Return one phrase for reports."""

@@ -81,7 +81,7 @@ class SimulatedJob:
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
-        """The graphs, one a rank of the program."""
+        """Return the graphs, one a rank of the program."""
         return self.built.graphs
 
     def rank_of(self, position: int) -> int:
@@ -89,19 +89,19 @@ class SimulatedJob:
         return rank_number(self.graphs[position], position)
 
     def kernel_rows(self, position: int) -> tuple[Int64, Int64]:
-        """A rank's kernels in the program, and their rows of ``graph.kernels``."""
+        """Return a rank's kernels in the program, and their rows of ``graph.kernels``."""
         low, high = (int(at) for at in self.program.kernel_ptr[position:position + 2])
         return np.arange(low, high), self.kernel[low:high] - int(self.built.program.kernel_ptr[position])
 
     def thread_numbers(self) -> Int64:
-        """Row of ``graph.threads`` of every item."""
+        """Return the row of ``graph.threads`` of every item."""
         of_thread = np.array(self.built.thread_number, np.int64)
         if not len(self.item):
             return np.zeros(0, np.int64)
         return of_thread[self.built.program.item_thread()[self.item]]
 
     def steps(self) -> list[StepSpan]:
-        """The simulated steps of every rank, in order; those of copies are numbered."""
+        """Return the simulated steps of every rank, in order; those of copies are numbered."""
         program, found = self.program, []
         rank = program.thread_rank[program.item_thread()]
         several = self.predicted and bool(len(self.copy)) and int(self.copy.max(initial=0)) > 0

@@ -1,8 +1,8 @@
 """The steady state of a repeated step: how much later everything happens from one copy to the next.
 
-In a periodic program whatever decides runs at the job's period: host threads where the host decides, a stream's last
-kernel where the GPU does, even while the host still runs ahead and fills the launch queue. The period is therefore the
-largest difference between two copies over all threads and streams, and it is found without waiting for queues to fill.
+In a periodic program the limiting resource runs at the job's period: host threads, or a stream of the GPU. This is so
+even while the host still runs ahead and fills the launch queue. So the period is the largest difference between two
+copies over all threads and streams. It is found before the queues are full.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _ends_of_ranks(repeated: Repeated) -> list[Int64]:
 
 @dataclass(frozen=True)
 class Steady:
-    """Copies of a cycle in their steady state, or as near to it as was tried.
+    """Copies of a cycle in their steady state, or in the nearest state that was reached.
 
     Attributes:
         copies: the copies, edited.
@@ -104,7 +104,7 @@ class Steady:
 
     @cached_property
     def program(self) -> Program:
-        """The copies as simulated, with edited durations."""
+        """Return the copies as simulated, with edited durations."""
         return self.copies.program(self.kernels)
 
     @property

@@ -20,25 +20,25 @@ from tracer.step_work import DIFFERENT, WorkOfSteps, worked_steps
 STRETCHES = 5
 """Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""
 RESOLVED = 1e-3
-"""Log half width below which no step is known: recorded times are whole microseconds, of steps of milliseconds, and
-replayed ones are off by 0.1% in the median trace (docs/accuracy.md)."""
+"""Least log half width of any step. Recorded times are whole microseconds, of steps of milliseconds; replays are off by
+0.1% in the median trace (docs/accuracy.md)."""
 DRIFT = 0.1
-"""Reported is a larger change (log) of host time from the first to the last of the repeated steps: over twice the
-standard deviation of what two steps usually differ by."""
+"""Reports mention a larger change (log) of host time from the first to the last repeated step. The value is over twice
+the standard deviation of the usual difference between two steps."""
 
 
 def unprofiled_stretches(built: Built) -> Float64:
-    """Medians of consecutive stretches of the steps that a capture timed without the profiler, ns."""
+    """Return medians of consecutive stretches of the steps that a capture timed without the profiler, ns."""
     times = np.array(built.graphs[0].meta.unprofiled_step_ns, np.float64)
     return np.array([np.median(part) for part in np.array_split(times, STRETCHES) if len(part)])
 
 
 def mean_spread(times: Float64) -> float:
-    """Log half width of the 80% interval of steps to come, from steps that took these times.
+    """Return the log half width of the 80% interval of future steps, given the times of some steps.
 
-    Few steps say little of their own spread, so that it is drawn to a usual one. Steps near each other are alike
-    (clocks, other work on the machine): the mean of several is hardly surer of the steps to come than one of them is,
-    and the spread between steps is taken for that of their mean.
+    A few steps do not determine their spread, so it is shrunk towards a usual one. Neighbouring steps are correlated
+    (clocks, other work on the machine), so the mean of several predicts future steps hardly better than one step does.
+    Therefore the spread between steps also serves as that of their mean.
     """
     log = np.log(times[times > 0])
     squares = float(((log - log.mean()) ** 2).sum()) if len(log) else 0.0
@@ -46,11 +46,11 @@ def mean_spread(times: Float64) -> float:
 
 
 def least_spread(times: Int64, around_ns: float) -> float:
-    """Log half width of the narrowest 80% interval that a step can have: what steps of these lengths differ by
-    themselves, and never less than what a timer and a simulation resolve.
+    """Return the log half width of the narrowest 80% interval around ``around_ns``, given steps' times in ns: their own
+    variation, and at least ``RESOLVED``.
 
-    Typical steps scatter like normal errors, of which few are enough to know the width. Outliers do not, and count by
-    their number: 80% of all steps lie in the interval around the given time.
+    Typical steps scatter normally, so a few of them determine the width. Outliers do not, and count by their number:
+    the interval around the given time contains 80% of all steps.
     """
     times = times[times > 0]
     if len(times) < 2 or around_ns <= 0:
@@ -70,10 +70,10 @@ def drift(times: Float64) -> float | None:
 
 
 def step_totals(built: Built, cycle: Cycle, slices: HostSlices, *, unblocked: bool = False) -> Float64:
-    """Host time of each step of the cycle, ns, of the first rank.
+    """Return the first rank's host time of each step of the cycle, ns.
 
-    ``unblocked`` leaves out the calls that wait for the device: what they take beyond the wait for known device work is
-    the driver's and the device's, and goes from one step to another; how fast the host works it does not say.
+    ``unblocked`` leaves out calls that wait for the device. Their time beyond the wait for known device work depends on
+    driver and device and moves between steps, so it does not show how fast the host works.
     """
     program, graph = built.program, built.graphs[0]
     start = graph.steps.start_ns[cycle.row[0]]
@@ -97,19 +97,20 @@ QUANTILES = (0.1, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class StepKinds:
-    """Difference of a job's recorded steps in what they do.
+    """Differences in work between a job's recorded steps.
 
     ::
 
         recorded    | train | train + evaluate | train | train |         one median tells of neither kind
         recorded    | [7, 33] | [7, 81] | [7, 24] |                      batches padded to their own longest
 
-    A prediction is of the steps it rests on. Where others do other work, that is said, and its interval covers them.
+    A prediction is about the steps it is made from. Where other steps do other work, reports state it, and the interval
+    covers these steps.
 
     Attributes:
-        text: what differs, a sentence.
-        shortest, longest: lengths of the other steps, and of 80% of those timed without the profiler, over that of the
-            steps a prediction rests on; 1 where none is shorter or longer.
+        text: a sentence on the difference.
+        shortest, longest: least and greatest length of the other steps (and of 80% of the steps timed without the
+            profiler), relative to the steps a prediction is made from; 1 where none is shorter or longer.
     """
 
     text: str
@@ -118,11 +119,11 @@ class StepKinds:
 
 
 def step_kinds(graphs: Sequence[ExecutionGraph], rests_on: Sequence[str] = ()) -> StepKinds | None:
-    """Return how steps differ in their work, of the first rank whose do; ``None`` where all do the same.
+    """Return how steps differ in their work, for the first rank with different steps; ``None`` where all are the same.
 
     Args:
-        graphs: recorded, a rank each.
-        rests_on: names of the steps that stand for the step; by default the last one.
+        graphs: recorded, one a rank.
+        rests_on: names of the steps that a prediction is made from; by default the last step.
     """
     for graph in graphs:
         found = _of_rank(graph, rests_on)
@@ -178,7 +179,7 @@ def _difference(graph: ExecutionGraph, work: WorkOfSteps, pair: Sequence[int], s
 
 
 def _where_they_differ(one: str, other: str) -> tuple[str, str]:
-    """Two long texts, cut to where they begin to differ."""
+    """Return two long texts, cut to where they begin to differ."""
     at = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
     begin = 0 if at < SHOWN // 2 else at - SHOWN // 4
     cut = ["…" * (begin > 0) + text[begin:begin + SHOWN] + "…" * (begin + SHOWN < len(text)) for text in (one, other)]

@@ -19,11 +19,11 @@ from tracer.arrays import Bool
 
 @dataclass(slots=True)
 class TunedWorkload:
-    """Mean step (ns) by backend, and with the best for each collective.
+    """Mean step (ns) with each backend, and with the best backend for each collective.
 
-    A backend's step does with the default what it was not measured for (``missing``, by backend); what the default
-    lacks too is done by the fastest that has it, and what none has keeps its recorded time (``unmeasured``).
-    ``winner`` is the backend of each collective, empty where none has it. ``notes`` are sentences.
+    Collectives that a backend was not measured for (``missing``, by backend) run with the default backend; if the
+    default lacks them too, with the fastest that was measured. Those measured with no backend (``unmeasured``) keep
+    their recorded times. ``winner`` is each collective's backend, empty if unmeasured. ``notes`` are sentences.
     """
 
     collectives: list[RecordedCollective]
@@ -37,7 +37,7 @@ class TunedWorkload:
 
     @property
     def gain(self) -> float:
-        """The default's step over the best's, less one."""
+        """Return the default's step over the best's, less one."""
         return self.step_ns[self.default] / self.best_ns - 1.0 if self.best_ns else 0.0
 
 
@@ -85,7 +85,7 @@ def _lacking(collectives: list[RecordedCollective], has: Bool) -> list[str]:
 
 
 def _other_devices(built: Built, on: Topology) -> list[str]:
-    """A note where the workload was recorded on another GPU than the profiles are of."""
+    """Return a note where the workload was recorded on another GPU than the profiles are of."""
     found = sorted({g.meta.device for g in built.graphs if g.meta.device and not same_gpu(g.meta.device, on)})
     if not found:
         return []

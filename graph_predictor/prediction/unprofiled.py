@@ -30,12 +30,12 @@ LEAST_LEFT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ProfilerCost:
-    """Cost of one recorded event, ns, and the factor on the host time that is left.
+    """Cost of one recorded event under the profiler, ns, and a factor on the remaining host time.
 
-    A capture times steps with nothing watching before it profiles others, so that the difference is known. It has two
-    causes: each recorded operation and call costs something, and the machine may have been slower or faster in one of
-    the two phases. How much of it is whose follows from what events are known to cost, and from how far two phases
-    differ by chance. The profiler reads the clock last when an operation begins and first when it ends:
+    A capture first times steps without the profiler and then profiles others, so their difference is known. It has two
+    causes: each recorded operation and call costs time, and the machine may be slower or faster in one of the phases.
+    The known costs of events and the usual difference between two phases give each cause's part. The profiler reads the
+    clock last when an operation begins and first when it ends:
 
     ::
 
@@ -68,13 +68,14 @@ def profiler_cost(scenario: Scenario, stalled_ns: float = 0.0) -> ProfilerCost |
 
 
 def without_profiler(scenario: Scenario, ns: Float64, cost: ProfilerCost) -> Float64:
-    """Times of the host's slices without the profiler's cost, ns."""
+    """Return the times of the host's slices without the profiler's cost, ns."""
     return _less(ns, events_of(scenario), cost.event_ns) * cost.factor
 
 
 def _event_ns(scenario: Scenario, events: float, difference_ns: float, unprofiled_ns: float) -> float:
-    """Cost of one event, from what events are known to cost and what a capture's two phases differ by, each as far as
-    it is sure. Where a device computes, the difference alone: only the part that the device does not hide is felt."""
+    """Return the cost of one event, from what events are known to cost and what a capture's two phases differ by, each
+    as far as it is sure. Where a device computes, the difference alone: only the part that the device does not hide is
+    felt."""
     if events < 1.0:
         return 0.0
     if not scenario.built.computes_on_host:
@@ -143,8 +144,8 @@ def profiler_share(scenario: Scenario) -> ProfilerShare:
 
 
 def events_of(scenario: Scenario) -> Float64:
-    """Recorded events whose cost each slice of host time holds: its call, and of the operations inside its operation
-    (in a gap: of those inside none) the share that goes with its length."""
+    """Return the number of recorded events whose cost lies in each slice of host time. A slice has its own call, and by
+    its length a share of the operations directly inside its operation. Gaps share the outermost operations."""
     slices = scenario.slices
     count = slices.is_cost.astype(np.float64)
     for rank, graph in enumerate(scenario.built.graphs):
@@ -165,7 +166,7 @@ def events_of(scenario: Scenario) -> Float64:
 
 
 def _around(graph: ExecutionGraph) -> Int64:
-    """For every row of ``ops`` the operation that it is inside of; -1 for none."""
+    """Return for every row of ``ops`` the operation around it; -1 for none."""
     above = graph.ops.parent
     return np.where(above >= 0, np.append(operation_of(graph), NONE)[above], NONE)
 
@@ -175,24 +176,23 @@ def _less(ns: Float64, events: Float64, event_ns: float | Float64) -> Float64:
 
 
 def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
-    """A recorded job with host times without the profiler; the job itself where no step was timed without it.
+    """Return a recorded job with host times without the profiler; the job itself where no step was timed without it.
 
-    A profiler makes every recorded operation and call longer, so that a recording is not the step its user runs. Where
-    a capture timed that step too, the profiler's cost is taken out of the recorded host times first, before anything
-    else looks at them: whatever is edited then is the step without the profiler, and nothing later goes back to the
-    recorded one.
+    A profiler makes every recorded operation and call longer, so a recording is slower than the step its user runs.
+    Where a capture also timed steps without the profiler, the profiler's cost is first subtracted from the recorded
+    host times. All later analyses and edits then see the step without the profiler.
 
     ::
 
         recorded        |= op =|prof|= op =|prof|── gap ──|
         without         |= op =|= op =|── gap ──|
 
-    The profiler's cost is one for the whole job: that with which the chosen steps take, in the mean, what the steps
-    timed without it took. Outliers are not among them, as the median of the timed ones knows none.
+    The whole job has one cost an event: with it, the chosen steps take on average the median time of the steps timed
+    without the profiler. The median excludes outliers, so the chosen steps must not contain any.
 
     Args:
-        built: as recorded.
-        steps: numbers of the steps that stand for the step; by default those that a prediction repeats.
+        built: the job as recorded.
+        steps: numbers of the chosen steps; by default those that a prediction repeats.
     """
     if built.without_profiler is not None or not built.graphs[0].meta.unprofiled_step_ns:
         return built
@@ -226,24 +226,24 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
 
 
 STALLED = 3.0
-"""Times that a call takes of what equal ones take, from which on something stopped it (chosen: equal calls on a quiet
-machine differ by less, and a scheduler stops a thread for milliseconds)."""
+"""A call counts as stalled if it takes over this many times the usual time of equal calls. The value is chosen: equal
+calls on a quiet machine differ by less, and a scheduler stops a thread for milliseconds."""
 LEAST_STALL_NS = 100_000
 """Shorter stops are among what equal calls differ by."""
 
 
 def stalled_ns(built: Built, slices: HostSlices) -> Int64:
-    """Return how long each slice of the host's time was stalled: what the machine did, and no work, ns.
+    """Return how long each slice of host time was stalled by the machine, doing no work, ns.
 
     ::
 
-        step 0    | mm 0.4 | transpose 0.02 | mm 0.4 |         equal calls at one place of the steps: the second
-        step 1    | mm 0.4 | transpose 3.9  | mm 0.4 |         transpose was stopped for 3.88 ms
+        step 0    | mm 0.4 | transpose 0.02 | mm 0.4 |         equal calls at one place of the steps:
+        step 1    | mm 0.4 | transpose 3.9  | mm 0.4 |         transpose stalled for 3.88 ms
 
-    Calls are equal that have one name and sizes. One is stalled that takes ``STALLED`` times what those at its place
-    of the other steps do, and what all equal ones do: an operation that is slow in every step, as its memory lies
-    otherwise, is not. Time before an operation is compared likewise. Where a device computes nothing is: the host
-    waits for it, and not always equally long.
+    Calls with the same name and sizes are equal. A stalled call takes over ``STALLED`` times both the usual time at its
+    place in the other steps and the usual time of all equal calls. So an operation that is slow in every step (its
+    memory lies differently) is not stalled. Time before an operation is compared in the same way. Jobs that compute on
+    a device have no stalls: their host waits for the device, for varying times.
     """
     found: Int64 = np.zeros(len(slices), np.int64)
     if not built.computes_on_host:
@@ -313,7 +313,7 @@ def _stalled(built: Built, slices: HostSlices, stalls: Int64) -> tuple[float, st
 
 
 def on_unprofiled_clock(program: Program, built: Built) -> Program:
-    """A program of the recorded times, such as one with residuals, with the profiler's cost taken out of it."""
+    """Return a program of the recorded times, such as one with residuals, with the profiler's cost taken out of it."""
     if built.without_profiler is None:
         return program
     recorded, left = built.without_profiler.recorded, built.program
@@ -325,11 +325,11 @@ def on_unprofiled_clock(program: Program, built: Built) -> Program:
 
 
 def _arrivals(built: Built, cycle: Cycle, waited: Sequence[bool], share: float) -> Int64:
-    """Return when batches of worker processes arrive where steps follow one another as they do without the profiler.
+    """Return when batches of worker processes arrive without the profiler, by item.
 
-    A rank's steps that mostly did not wait for theirs (``waited``) have none: all that they took without the profiler
-    is the host's work already, and a wait beside it would count twice. In others a batch comes as long before the end
-    of its step as work then takes: ``share`` of what it took under the profiler.
+    Ranks whose steps mostly did not wait for batches (``waited`` is false) have no arrivals. Their time without the
+    profiler is all host work already, so a wait would count twice. On other ranks the work between a batch's arrival
+    and the end of its step takes ``share`` of its time under the profiler.
     """
     program = built.program
     external, known = program.item_external.copy(), program.item_external > NEVER

@@ -1,1 +1,1 @@
-"""Recorded steps before any simulation: which stand for the step, whose host time is whose, what was lost."""
+"""Analyse recorded steps before any simulation: which steps to use, whose host time is whose, what was lost."""

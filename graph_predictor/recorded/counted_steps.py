@@ -17,8 +17,8 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, StepSourc
 from tracer.step_work import captured_of_steps, lost_launches
 
 BEHIND = 0.02
-"""A device that takes longer for the steps than the host by more than this share falls behind it: less is what queues
-that fill and drain make of any recording."""
+"""A device falls behind its host if it takes longer for the steps by more than this share. Smaller differences come
+from queues that fill and drain in any recording."""
 LEAST_STEPS = 3
 """Of two lengths neither is the outlier."""
 LIKE_THE_MEDIAN = 0.1
@@ -132,7 +132,7 @@ LIKE_WORK = 0.01
 
 @dataclass(frozen=True)
 class CountedSteps:
-    """The recorded steps of a job, and which of them count: all commands take these.
+    """The recorded steps of a job, and which of them count. All commands use the same steps.
 
     Attributes:
         ranks: the lengths of each rank's steps.
@@ -241,10 +241,10 @@ def similar_steps(graphs: Sequence[ExecutionGraph], counted: CountedSteps | None
 
 
 def compared_steps(counted: CountedSteps, similar: range) -> list[int]:
-    """Return the steps, at most ``MOST_STEPS``, that say what host time differs by: the repeated ones and those after
-    them, outliers among them but for damaged ones.
+    """Return the steps, at most ``MOST_STEPS``, whose host times give its variation: the repeated steps and those after
+    them, outliers included, damaged steps excluded.
 
-    What comes before is how a recording begins: queues that fill, caches that grow.
+    Steps before them belong to the start of a recording, when queues fill and caches grow.
     """
     whole = counted.undamaged()
     return [step for step in range(similar.start, min(similar.start + MOST_STEPS, len(whole))) if whole[step]]
@@ -263,10 +263,10 @@ def alike_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
 
 
 def _runs(ordinary: Bool, work: Int64, turns: int, most: int) -> list[range]:
-    """All runs of at most so many typical steps each of which launches what the one ``turns`` before it does, in whole
-    rounds.
+    """Return all runs of at most ``most`` typical steps, in whole rounds of ``turns`` steps, where each step launches
+    the same work as the step ``turns`` before it.
 
-    That steps take turns is known of two rounds; of one alone, the round before or after it, typical or not, says so.
+    A run of one round counts only if the round before or after it, typical or not, launches the same work.
     """
     steps, same = len(ordinary), _same_as_before(work, turns)
     found = []
@@ -282,7 +282,7 @@ def _runs(ordinary: Bool, work: Int64, turns: int, most: int) -> list[range]:
 
 
 def _same_as_before(work: Int64, steps: int) -> Bool:
-    """Return which steps launch the same as the one that many steps earlier, [steps]."""
+    """Return which steps launch the same work as the step ``steps`` steps earlier, one row a step."""
     same = np.zeros(len(work), np.bool_)
     later, earlier = work[steps:], work[:-steps]
     same[steps:] = (np.abs(later - earlier) <= LIKE_WORK * np.maximum(later, earlier)).all(axis=1)
@@ -299,7 +299,7 @@ def _launched(graph: ExecutionGraph, steps: int) -> Int64:
     """Work of a rank's last steps, [steps, kinds]: device work, and the calls that start it or wait for it; the
     operations where the host computes.
 
-    How often a host asks whether something is done is no work, nor are the operations it asks with.
+    Calls that only ask whether work is done do not count: their number varies.
     """
     calls = graph.launches.step[graph.launches.kind != LaunchKind.OTHER]
     columns = (graph.kernels.step, graph.ops.step if graph.computes_on_host else calls)

@@ -1,12 +1,12 @@
-"""What is true of a recording's step before anything is simulated: made once, and printed by every command.
+"""Facts about a recording's step before any simulation: computed once, and printed by every command.
 
 ::
 
     graphs ──▶ steps that count ──▶ RecordedFacts: recorded step, step without the profiler, GPU active, why not others
 
-The steady state of the same step, what decides it and its critical path are the ``Prediction`` without edits, which
-carries these facts. Every command and page prints them in the same lines. Damage of the traces is one of them; from a
-recording that lacks the work of its device nothing can be predicted.
+The steady state of the same step, its bound and its critical path are in the ``Prediction`` without edits, which also
+carries these facts. Every command and page prints them in the same lines. One of them is damage of the traces; a
+recording that lacks the work of its device cannot be predicted from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rank_number(graph: ExecutionGraph, position: int) -> int:
 
 
 def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
-    """Notes of several ranks, each given once, with the ranks it is about unless it is about all of them."""
+    """Return each note once, with the numbers of its ranks unless it holds for all ``ranks`` ranks."""
     told: dict[str, list[int]] = {}
     for rank, note in notes:
         told.setdefault(note, []).append(rank)
@@ -42,8 +42,8 @@ def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
 
 
 def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
-    """The loss reports' sentences of the ranks whose files were damaged or that were traced by shapes alone, which say
-    what was left out or assumed; empty if there are none."""
+    """Return the sentences of loss reports on data that was left out or assumed. Only ranks with damaged files, or
+    traced by shapes alone, have such sentences."""
     notes = [
         (rank_number(graph, position), note)
         for position, graph in enumerate(graphs)
@@ -56,7 +56,7 @@ def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
 
 
 def folded_notes(job: Job) -> list[str]:
-    """Return what to say where one graph stands for many ranks and only the graphs are simulated."""
+    """Return a note for folded jobs, in which one graph represents many ranks and only the graphs are simulated."""
     if not job.classes:
         return []
     ranks = ", ".join(str(graph.meta.rank) for graph in job.graphs[:8]) + (", …" if len(job.graphs) > 8 else "")
@@ -76,7 +76,7 @@ def check_device_work(graphs: Sequence[ExecutionGraph]) -> None:
 
 
 def unknown_device_work(graphs: Sequence[ExecutionGraph]) -> str:
-    """Say of which file what a device did is not known, why, and what to do; empty where it is, or none was used."""
+    """Return a sentence on the file whose device work is unknown, why, and what to do; empty if there is none."""
     for graph in graphs:
         if why := _unknown_of_rank(graph):
             return f"{graph.meta.source}: {why}"
@@ -86,7 +86,7 @@ def unknown_device_work(graphs: Sequence[ExecutionGraph]) -> str:
 
 def _unknown_of_rank(graph: ExecutionGraph) -> str:
     loss, launching = graph.meta.loss, np.isin(graph.launches.kind, LAUNCHING)
-    # A few unknown events beside many kernels are a tool's own (counters, marks); more than the kernels are the work.
+    # A few unknown events among many kernels are a tool's own (counters, marks); if they outnumber kernels, work.
     if (unread := loss.unreadable_device_events) > len(graph.kernels):
         return f"its device's work cannot be read: {unread:,} events are of a kind that this version does not know. " \
             + _NOT_KNOWN
@@ -125,12 +125,12 @@ def _a_capture(launches: int) -> str:
 def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:
     """Return how long the most active device works, ns.
 
-    Device work other than collectives counts, as a collective's kernel mostly waits for other ranks. Work of several
-    streams at one time counts once. Of several devices the one that is active longest counts.
+    Collectives do not count, because their kernels mostly wait for other ranks. Overlapping work of several streams
+    counts once. Of several devices, the most active device counts.
 
     Args:
         start, end: of device work other than collectives, ns.
-        device: of each piece of it.
+        device: of each piece of work.
     """
     devices = np.unique(device)
     if len(devices) <= 1:
@@ -165,8 +165,8 @@ def mean_active_ns(graph: ExecutionGraph, steps: Bool) -> float:
 
 
 AHEAD = 0.05
-"""Share of a step that a host must be ahead. Hosts that decide are 0.01 to 0.06 ms ahead, 0.1% of their steps or less;
-those of two jobs whose devices decide, without the profiler, 15% to 100% of theirs (benchmarks/jobs.py)."""
+"""Least share of a step by which a host runs ahead. In host-bound jobs the host is 0.01 to 0.06 ms ahead, 0.1% of the
+step or less. In two GPU-bound jobs without the profiler it is 15% to 100% of the step ahead (benchmarks/jobs.py)."""
 
 
 def head_start_ns(graph: ExecutionGraph) -> int:
@@ -203,8 +203,8 @@ def runs_ahead(graph: ExecutionGraph) -> bool:
 
 
 def further_out(graphs: Sequence[ExecutionGraph], ranks: int, of: int) -> tuple[float, str]:
-    """Return how much longer (log) kernels of the slowest of ``of`` ranks take than of the slowest of ``ranks``, where
-    ranks' kernels vary as these graphs' do from step to step; and a sentence that says so."""
+    """Return how much longer (log) kernels of the slowest of ``of`` ranks take than those of the slowest of ``ranks``,
+    and a sentence on it. Ranks are taken to vary as the kernels of these graphs vary from step to step."""
     sigma = kernel_jitter(graphs)
     if sigma is None:
         return 0.0, "No rank has two steps alike, so that nobody knows how kernels vary: none is taken to be slower."
@@ -214,7 +214,7 @@ def further_out(graphs: Sequence[ExecutionGraph], ranks: int, of: int) -> tuple[
 
 
 def slowest_of(ranks: int) -> float:
-    """Return how far the largest of so many normal values lies from their mean, in standard deviations (Blom 1958)."""
+    """Return the expected largest of ``ranks`` normal values, in standard deviations from their mean (Blom 1958)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
@@ -240,7 +240,7 @@ def kernel_jitter(graphs: Sequence[ExecutionGraph]) -> float | None:
 
 
 SHOWN = 4
-"""Steps that do not count of which a sentence names the reason."""
+"""Number of excluded steps whose reasons a sentence states."""
 
 
 @dataclass(frozen=True, slots=True)

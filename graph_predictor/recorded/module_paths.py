@@ -21,7 +21,7 @@ def is_collective(name: str) -> bool:
 
 
 def plain_name(name: str) -> str:
-    """An operation's name without autograd's own words."""
+    """Return an operation's name without autograd's own words."""
     return name.removeprefix("autograd::engine::evaluate_function: ")
 
 
@@ -76,7 +76,7 @@ def _forward_of(ops: OpTable, rows: Int64, sources: Int64) -> Int64:
 
 
 def _known_before(ops: OpTable, rows: Int64, known: np.ndarray) -> Int64:
-    """The last known row of the same thread before each of some rows (-1: none)."""
+    """Return the last known row of the same thread before each of some rows (-1: none)."""
     order = np.lexsort((np.arange(len(ops)), ops.start_ns, ops.thread))
     at = np.maximum.accumulate(np.where(known[order], np.arange(len(order)), -1))
     place = np.empty(len(ops), np.int64)
@@ -86,7 +86,7 @@ def _known_before(ops: OpTable, rows: Int64, known: np.ndarray) -> Int64:
 
 
 def _inherited(ops: OpTable, module: Int64, known: np.ndarray, backward: np.ndarray) -> tuple[Int64, np.ndarray]:
-    """Modules, and which are known, with those of the nearest backward ancestor that is known."""
+    """Return the modules, and which are known, with those of the nearest backward ancestor that is known."""
     above = np.where(backward & (ops.parent >= 0) & backward[ops.parent], ops.parent, NONE).astype(np.int64)
     module, known = module.copy(), known.copy()
     while True:
@@ -101,7 +101,7 @@ def _inherited(ops: OpTable, module: Int64, known: np.ndarray, backward: np.ndar
 
 
 def _accumulating(graph: ExecutionGraph, rows: Int64) -> Int64:
-    """The outermost of these operations that add up gradients."""
+    """Return the outermost of these operations that add up gradients."""
     names = np.array([text.endswith(_ACCUMULATE) for text in graph.strings], np.bool_)
     found = rows[names[graph.ops.name[rows]]] if len(rows) else rows
     above = graph.ops.parent[found]
@@ -109,7 +109,7 @@ def _accumulating(graph: ExecutionGraph, rows: Int64) -> Int64:
 
 
 def _whole_paths(graph: ExecutionGraph, backward: np.ndarray) -> Int64:
-    """Modules with the paths of what was run again in the backward pass as they were in the forward one."""
+    """Return the modules with the paths of what was run again in the backward pass as they were in the forward one."""
     module = graph.ops.module.astype(np.int64)
     named = np.unique(module[~backward & (module >= 0)]).tolist()
     whole: dict[str, int] = {}

@@ -1,14 +1,14 @@
-"""Measured kernels and steps, read to learn from.
+"""Read measured kernels and steps to fit models to them.
 
-A table of measured steps has the trace of each beside the time it took:
+A table of measured steps has one row a step with its trace and its time:
 
-    trace      a trace, a capture or a step traced by shapes, relative to the table
-    step_ms    what a step took without the profiler, milliseconds
-    device     where: a name, or a TOML file of one's own (default: as asked, else where the trace was recorded)
-    software   library and version (default: none)
+    trace:      a trace, a capture or a step traced by shapes; its path is relative to the table
+    step_ms:    time of a step without the profiler, milliseconds
+    device:     a name, or a TOML file of one's own (default: the requested device, else that of the trace)
+    software:   library and version (default: none)
 
-A fit is of the device's time. Steps that the host decides are left out, those in which a recorded device idles a little
-count as long as its kernels took.
+Models are fitted to device time. Host-bound steps are left out. Where a recorded device idles a little, the sum of its
+kernels' times counts.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class StepWork:
 
 def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", notes: list[str] | None = None,
                progress: Callable[[str], None] = lambda text: None) -> tuple[DeviceSpec, list[NamedStep]]:
-    """The steps of a table on one device.
+    """Read the steps of a table that ran on one device.
 
     Args:
         path: CSV or Parquet.
         spec: the device; rows of others are left out. Without it all rows must be of one device.
         software: only rows whose software contains this.
-        notes: gets sentences on rows that were left out.
-        progress: is told what is being read.
+        notes: a list that sentences on left-out rows are appended to.
+        progress: called with a phrase on what is being read.
 
     Raises:
         DataError: no row can be used.
@@ -108,7 +108,7 @@ def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", no
 
 
 def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
-    """The device work of a trace's step; ``spec`` is where one traced by shapes would run.
+    """Return the device work of a trace's step; ``spec`` is where one traced by shapes would run.
 
     Raises:
         DataError: it is of several ranks, or has no device work whose sizes are known.
@@ -142,7 +142,7 @@ def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
 
 
 def _step(work: StepWork, spec: DeviceSpec, measured_us: float) -> MeasuredStep | str:
-    """A row's step, or why it says nothing of the device."""
+    """Return a row's step, or why it says nothing of the device."""
     if work.recorded_on == spec.name:
         busy = min(work.device_us / measured_us, 1.0)
         if busy < BUSY:
@@ -158,7 +158,7 @@ def _step(work: StepWork, spec: DeviceSpec, measured_us: float) -> MeasuredStep 
 
 
 def _rows(path: str, software: str) -> list[TableRow]:
-    """Rows of a table that are of some software, each with a trace and a time."""
+    """Return the rows of a table that are of some software, each with a trace and a time."""
     rows = read_rows(path, (TRACE, STEP_MS), "steps", "docs/kernel_models.md")
     for row in rows:
         row.positive_ms(STEP_MS)
@@ -170,7 +170,7 @@ def _rows(path: str, software: str) -> list[TableRow]:
 
 
 def _own_file(path: str, device_name: str) -> str:
-    """A device's file beside the table, where there is one."""
+    """Return the path of a device's TOML file in the table's folder, if there is one, else the device's name."""
     beside = Path(path).parent / device_name
     return str(beside) if device_name.lower().endswith(".toml") and beside.exists() else device_name
 

@@ -1,7 +1,7 @@
-"""Whether what a step holds fits a device's memory.
+"""Judge whether a step fits a device's memory.
 
-What the framework's allocator hands out is known to some per cent; what else is taken of the device is assumed, so that
-whether a step fits is a judgement (``Fit``): it is refused only where it cannot fit even with the least of all that.
+The memory that the framework's allocator hands out is predicted to a few per cent. The rest (contexts, communicators,
+waste) is assumed. So the result is a judgement (``Fit``): a step is refused only if even the least total does not fit.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from tracer.device_memory import MemoryAccount
 CONTEXT = 0.6e9
 """Bytes of a CUDA context with its loaded kernels: an assumption."""
 FRAGMENTED = 0.05
-"""Share of what comes and goes that the allocator holds and cannot use: an assumption; up to three times as much, none
-with expandable segments."""
+"""Assumed memory that the allocator holds and cannot use, as a share of activations and temporaries. It may be up to
+three times as much; with expandable segments it is none."""
 ERROR = 0.04
-"""Share by which what is allocated may be more or less than predicted. Of 41 published peaks above 10 GiB none is
-further off than 3.4%; small models, of which logits and workspaces decide, may be by half
-(``benchmarks/llm_memory.py``)."""
+"""Relative error of predicted allocated memory. Of 41 published peaks above 10 GiB none is further off than 3.4%. Small
+models, whose peak is logits and workspaces, may be off by half (``benchmarks/llm_memory.py``)."""
 
 
 class Fit(str, Enum):
@@ -35,13 +34,13 @@ class Fit(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """A rank of a stage at its fullest moment.
+    """Memory of a rank of a pipeline stage at its peak.
 
     Attributes:
-        stage: which, from 0.
-        moment: when, such as "loss".
-        account: its bytes; ``reserved`` is what is taken beside the allocator's.
-        low, high: the same in all, at least and at most.
+        stage: number of the stage, from 0.
+        moment: phase of the peak, such as "loss".
+        account: its bytes; ``reserved`` is memory of the device that the allocator has not handed out.
+        low, high: bounds of the total, bytes.
     """
 
     stage: int
@@ -52,14 +51,14 @@ class StageMemory:
 
     @property
     def allocated(self) -> float:
-        """Bytes that the framework has handed out: PyTorch's ``max_memory_allocated``."""
+        """Return the bytes that the framework has handed out: PyTorch's ``max_memory_allocated``."""
         return self.account.allocated
 
 
 def with_waste(account: MemoryAccount, stage: int = 0, moment: str = "step", communicators: float = 0,
                fragmented: float = FRAGMENTED) -> StageMemory:
-    """Return a step's own memory with what is taken beside it: a context, bytes of communicators, and waste, the share
-    of which is of what comes and goes."""
+    """Return a step's own memory plus a context, ``communicators`` bytes of communicators, and waste: ``fragmented`` ×
+    the bytes of activations and temporaries."""
     moving, outside = account.activations + account.temporaries, CONTEXT + communicators
     return StageMemory(stage, moment, replace(account, reserved=outside + fragmented * moving),
                        low=account.total * (1 - ERROR) + CONTEXT,

@@ -1,13 +1,13 @@
 """A recorded step spread over ranks it never ran on: the program is traced again in a fake world under a parallel plan.
 
-Collectives are then where the framework puts them (DDP's buckets as gradients become ready, FSDP2's gathers ahead and
-reduce-scatters, tensor parallelism's pairs, a pipeline's sends), with the buffers it fills for them; every operation
-that the recording has too keeps its measured time.
+So collectives and their buffers are where the framework puts them: DDP's buckets as gradients become ready, FSDP2's
+gathers and reduce-scatters, tensor parallelism's pairs, a pipeline's sends. Every operation that was also recorded
+keeps its measured time.
 
 A program that cannot be run again gets data parallelism added to the recording itself, which is approximate. The
-recorded step says when each parameter's gradient was ready and how large it is (autograd's ``AccumulateGrad``).
-DistributedDataParallel's rules do the rest: gradients go into buckets in that order, a full bucket is all-reduced
-beside the rest of backward, and the optimizer waits for all of them::
+recorded step shows when each parameter's gradient was ready and how large it is (autograd's ``AccumulateGrad``). Then
+the rules of DistributedDataParallel apply. Gradients go into buckets in that order, the all-reduce of a full bucket
+overlaps the rest of backward, and the optimizer waits for all buckets::
 
     recorded   backward … grad₁ … grad₂ … grad₃ | optimizer
     spread     backward … grad₁ … grad₂ [all-reduce 1, 2 …] grad₃ [all-reduce 3 …] wait, copy back | optimizer
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graph_predictor.comm.traffic import buckets_of
 from graph_predictor.prediction.operation_costs import operations_named, rows_within
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.repeat import Cycle
@@ -64,9 +65,6 @@ if TYPE_CHECKING:
 
 READY = "torch::autograd::AccumulateGrad"
 ALL_REDUCE = "c10d::allreduce_"
-MIB = 1 << 20
-FIRST_BUCKET, BUCKET = 1, 25
-"""MiB of DDP's first bucket and of the others where no size is given (``torch.distributed``'s defaults)."""
 GROUP = "0"
 _DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 NOTE = ("Approximate: the program was not run again. The recording has DDP's buckets and all-reduces added where its "
@@ -86,17 +84,17 @@ class Gradient:
 
     @property
     def elements(self) -> int:
-        """Numbers in it."""
+        """Return its number of elements."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Return its size in bytes."""
         return self.elements * itemsize(short_dtype(self.dtype))
 
 
 def spread_recording(graph: ExecutionGraph, cycle: Cycle, world_size: int, bucket_mb: int | None = None) -> Job:
-    """The last repeated step of a recording of one rank, as each rank of a DDP job would do it.
+    """Return the last repeated step of a recording of one rank, with the work that each rank of a DDP job would do.
 
     Args:
         graph: recorded, of one rank.
@@ -114,12 +112,13 @@ def spread_recording(graph: ExecutionGraph, cycle: Cycle, world_size: int, bucke
     begin = int(graph.steps.start_ns[step])
     end = begin + int(graph.steps.duration_ns[step])
     gradients = gradients_of(graph, begin, end)
-    spread = _with_buckets(graph, _slots(graph, begin, end), gradients, buckets_of(gradients, bucket_mb), world_size)
+    buckets = buckets_of([(each.dtype, each.bytes) for each in gradients], bucket_mb)
+    spread = _with_buckets(graph, _slots(graph, begin, end), gradients, buckets, world_size)
     return folded_job([spread], [((0, world_size, 1),)], world_size)
 
 
 def gradients_of(graph: ExecutionGraph, begin_ns: int, end_ns: int) -> list[Gradient]:
-    """The gradients of a step in the order they became ready; of several micro-batches the last one's.
+    """Return the gradients of a step in the order they became ready; of several micro-batches the last one's.
 
     Raises:
         EditError: as ``spread_recording``.
@@ -149,31 +148,12 @@ def _gradient(graph: ExecutionGraph, row: int) -> Gradient:
 
 
 def _passes(graph: ExecutionGraph, rows: Int64, begin_ns: int, end_ns: int) -> list[list[int]]:
-    """Rows by backward pass: between two of them something ran forward."""
+    """Return the rows by backward pass: between two of them something ran forward."""
     ops = graph.ops
     forward = np.sort(ops.start_ns[(ops.phase == Phase.FORWARD) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns)
                                    & (ops.kind == OpKind.OPERATION) & _computes(graph)])
     number = np.searchsorted(forward, ops.start_ns[rows])
     return [rows[number == each].tolist() for each in np.unique(number)]
-
-
-def buckets_of(gradients: list[Gradient], bucket_mb: int | None = None) -> list[list[int]]:
-    """Numbers of the gradients in each bucket, in the order the buckets are reduced.
-
-    As DDP does it once it knows the order of the gradients (``compute_bucket_assignment_by_size`` of PyTorch's
-    reducer): a bucket has one type, and is closed by the gradient that reaches its size; what is left over is last.
-    """
-    limits = (FIRST_BUCKET, BUCKET) if bucket_mb is None else (bucket_mb, bucket_mb)
-    opened: dict[str, list[int]] = {}
-    closed: list[list[int]] = []
-    seen: set[str] = set()
-    for number, gradient in enumerate(gradients):
-        bucket = opened.setdefault(gradient.dtype, [])
-        bucket.append(number)
-        if sum(gradients[each].bytes for each in bucket) >= limits[gradient.dtype in seen] * MIB:
-            closed.append(opened.pop(gradient.dtype))
-            seen.add(gradient.dtype)
-    return closed + list(opened.values())
 
 
 def _slots(graph: ExecutionGraph, begin_ns: int, end_ns: int) -> Int64:
@@ -195,7 +175,7 @@ def _computes(graph: ExecutionGraph) -> np.ndarray:
 
 def _with_buckets(graph: ExecutionGraph, slots: Int64, gradients: list[Gradient], buckets: list[list[int]],
                   world_size: int) -> ExecutionGraph:
-    """A graph of the slots with each gradient's way into its bucket, the all-reduces, and the way back."""
+    """Return a graph of the slots with each gradient's way into its bucket, the all-reduces, and the way back."""
     strings = list(graph.strings)
     place = NONE if not len(graph.kernels) else int(Place.DEVICE)
     table = OpTable.empty(0)
@@ -233,8 +213,8 @@ def _with_buckets(graph: ExecutionGraph, slots: Int64, gradients: list[Gradient]
 
 
 def _insertions(gradients: list[Gradient], buckets: list[list[int]]) -> list[tuple[int, str, list[Any], list[str]]]:
-    """(time, name, shapes, types) of what DDP adds to backward, in order: each gradient is scaled into its bucket; a
-    bucket is reduced when it is full and those before it are under way; after backward gradients are copied back."""
+    """Return (time, name, shapes, types) of the operations that DDP adds to backward, in order. Each gradient is scaled
+    into its bucket. A full bucket is reduced after the buckets before it. After backward, gradients are copied back."""
     found: list[tuple[int, str, list[Any], list[str]]] = []
     for gradient in gradients:
         shape = list(gradient.shape)
@@ -290,7 +270,7 @@ def settings_under(plan: ParallelPlan, sizes: Mapping[str, int | str]) -> dict[s
 
 def traced(plan: ParallelPlan, workload: dict[str, Any], device: str | TracedDevice, *,
            sizes: Mapping[str, int | str] | None = None, also: Sequence[int] = ()) -> Job:
-    """A workload's step under a plan, traced by shapes: all ranks of a small world, else one of each class.
+    """Return a workload's step under a plan, traced by shapes: all ranks of a small world, else one of each class.
 
     Args:
         workload: name and settings as a capture or trace keeps them.
@@ -309,7 +289,7 @@ def traced(plan: ParallelPlan, workload: dict[str, Any], device: str | TracedDev
 
 
 def unfolded(job: Job, world_size: int, also: Sequence[int] = ()) -> Job:
-    """The ranks of a folded job that are simulated one by one: all of a small world, else one of each class.
+    """Return the ranks of a folded job that are simulated one by one: all of a small world, else one of each class.
 
     Raises:
         EditError: there is no such rank as one of ``also``.
@@ -325,7 +305,7 @@ def unfolded(job: Job, world_size: int, also: Sequence[int] = ()) -> Job:
 
 def on_ranks(baseline: Baseline, plan: ParallelPlan, collectives: CollectiveModel | None = None, *,
              sizes: Mapping[str, int | str] | None = None, also: Sequence[int] = ()) -> Baseline:
-    """A recorded step as it would be on many ranks: traced again under the plan, else by ``with_ddp``.
+    """Return a recorded step as it would be on many ranks: traced again under the plan, else by ``with_ddp``.
 
     Args:
         baseline: a recording of one rank.
@@ -352,7 +332,7 @@ def on_ranks(baseline: Baseline, plan: ParallelPlan, collectives: CollectiveMode
 
 def with_ddp(baseline: Baseline, plan: ParallelPlan, collectives: CollectiveModel | None = None, *,
              also: Sequence[int] = ()) -> Baseline:
-    """A recorded step of a program that cannot be traced again, with DDP added to the recording: approximate.
+    """Return a recorded step of a program that cannot be traced again, with DDP added to the recording: approximate.
 
     Raises:
         EditError: the plan is of more than DDP, or the recording does not show the gradients and their sizes.

@@ -1,4 +1,4 @@
-"""``predict``: the step time of one configuration, asked for as the command ``foretrace predict`` is."""
+"""``predict``: the step time of one configuration, with the options of the command ``foretrace predict``."""
 
 from __future__ import annotations
 

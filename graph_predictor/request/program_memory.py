@@ -1,9 +1,9 @@
 """The memory of a program, traced by shapes: over its operations, and the largest size that fits a device.
 
-For the largest size (``fit_batch``) the program is traced at a few sizes. Its peak grows by the samples, so that the
-next size to try is where the line through the last two reaches the device's memory; the answer is a size that was
-traced and fits, and the next one that was traced and does not. What a trace cannot see (contexts, fragmentation) is
-added as a plan's estimate adds it.
+For the largest size (``fit_batch``) the program is traced at a few sizes. Its peak grows linearly with the samples, so
+the next size to try is where the line through the last two sizes reaches the device's memory. The search ends with a
+traced size that fits, while the next size was traced and does not fit. A trace cannot show contexts and fragmentation;
+they are added as in a plan's estimate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tracer.shown import Chart, ChartSeries, Shown
 
 MOST_TRIES = 40  # chosen: each traces a step
 FARTHEST = 64
-"""No size is tried that is more than so many times the largest one before."""
+"""Greatest ratio of a size to try to the largest size before it."""
 FIRST = 8
 """The size to begin with where nothing says what the program takes."""
 _HALVE = 2  # chosen: every third try, where estimates approach slowly
@@ -38,8 +38,8 @@ class FitBatch(Shown):
         name: of the size, such as "batch".
         device: name of the device; limit_bytes: its memory.
         tried: size → memory, in the order of sizes.
-        fits: the largest that surely fits; ``None`` if none does.
-        may_fit: the largest that is expected to fit, and may not for waste beside the program's own memory.
+        fits: the largest size that surely fits; ``None`` if none does.
+        may_fit: the largest size that is expected to fit; with more waste than expected it does not.
     """
 
     name: str
@@ -59,7 +59,7 @@ class FitBatch(Shown):
         return f"{surely} {on}{more}"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``tried``: every size that was traced, its expected, least and most bytes, and whether it fits."""
+        """Return ``tried``: every size that was traced, its expected, least and most bytes, and whether it fits."""
         return {"tried": lambda: pd.DataFrame([{
             self.name: size, "low_bytes": round(memory.low), "bytes": round(memory.account.total),
             "high_bytes": round(memory.high), "fit": fit_of(memory, self.limit_bytes).value,
@@ -133,7 +133,8 @@ def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: s
 
 
 def _largest(needed: Callable[[int], float], limit: float, begin: int) -> int | None:
-    """The largest size that needs no more than a limit, of a need that grows with the size; ``None`` if 1 is too much.
+    """Return the largest size that needs no more than a limit, of a need that grows with the size; ``None`` if 1 is too
+    much.
 
     Both it and the next one are tried.
     """

@@ -121,7 +121,7 @@ class Configuration:
 
 def read_source(source: Sequence[str], window: int = 0, device: str | None = None, *, selected: float | None = None,
                 read: Callable[[list[str], int], Job] | None = None) -> Job:
-    """The job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION.
+    """Return the job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION.
 
     Args:
         source: paths, or one SCRIPT.py:FUNCTION.
@@ -179,7 +179,7 @@ class Prepared:
 
     def predict(self, *, price_per_hour: float | None = None, path: bool = True,
                 evidence: bool = False) -> Prediction:
-        """The step time. Arguments and errors as of ``Baseline.predict``."""
+        """Predict the step time. For arguments and errors see ``Baseline.predict``."""
         if self.must_fit and not self.edits and (lacking := lacking_memory(self.start.scenario)) is not None:
             raise EditError(lacking)
         return self.start.predict(self.edits, price_per_hour=price_per_hour, path=path, evidence=evidence)
@@ -218,7 +218,7 @@ class Study:
 
     @property
     def job(self) -> Job:
-        """The source; a script is traced the first time, in a process of its own as for each of its sizes."""
+        """Return the source; a script is traced the first time, in a process of its own as for each of its sizes."""
         if self._job is None:
             assert self._code is not None
             self._job = assemble_job([apart.trace_apart(self._code, shape_device(find_device(self._code_device)))])
@@ -226,7 +226,7 @@ class Study:
 
     def predict(self, configuration: Configuration, *, price_per_hour: float | None = None,
                 path: bool = True) -> Prediction:
-        """The step time of a configuration; ``path`` as of ``Baseline.predict``.
+        """Predict the step time of a configuration; for ``path`` see ``Baseline.predict``.
 
         Raises:
             ForetraceError: it cannot be done; the sentence says why.
@@ -295,7 +295,7 @@ class Study:
             raise fitted_profile.unused_error(unused, names)
 
     def _devices(self, wanted: str | None) -> list[str]:
-        """Names of the devices whose models a prediction asks for; none of a device that nobody knows."""
+        """Return the names of the devices whose models a prediction needs; empty if they are unknown."""
         target = None if wanted is None else find_device(wanted)
         if self._recorded is not None:
             known = [self._recorded.scenario.devices.source, target]
@@ -405,7 +405,7 @@ class Study:
         return found if samples is None else found.with_items(samples * plan.dp / plan.world_size)
 
     def _sized(self, wanted: Configuration) -> tuple[Baseline, list[Edit]]:
-        """Other sizes by the best way there is: the program traced again, or the nearest capture scaled."""
+        """Return other sizes by the best way there is: the program traced again, or the nearest capture scaled."""
         recorded = self._known()
         if not wanted.sizes:
             return recorded, []
@@ -430,8 +430,8 @@ class Study:
         return recorded, [scaling.Sizes.parse(list(wanted.sizes), noted, because)]
 
     def _scaled_instead(self, wanted: Configuration, error: ShapeOnlyError) -> tuple[Baseline, list[Edit]]:
-        """A program that cannot be traced: its captures are scaled where the recorded sizes are named and that can be
-        done. Raises ``EditError``: it cannot be done either."""
+        """Predict other sizes of a program that cannot be traced: its captures are scaled where the recorded sizes are
+        named and that can be done. Raises ``EditError``: it cannot be done either."""
         old, new = parse_sets(wanted.sizes)
         lacking = [name for name in new if name not in old]
         if lacking:
@@ -482,7 +482,7 @@ class Study:
     # -- shared -------------------------------------------------------------------------------------------------------
 
     def _cluster(self, wanted: Configuration, alone: str | None = None) -> CollectiveModel | None:
-        """The cluster that is named; under a plan on another device, that device's usual one; of chosen backends
+        """Return the cluster that is named; under a plan on another device, that device's usual one; of chosen backends
         ``alone`` if that is given."""
         if (wanted.topology, wanted.comm_profile, wanted.comm_choices) != (None, None, None):
             found = self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
@@ -527,7 +527,7 @@ class Study:
 
 
 def _straggling(wanted: Configuration) -> list[int]:
-    """Return the ranks that are slower than others, which none stands for."""
+    """Return the straggler ranks: no other rank represents them."""
     return [edit.rank for edit in made(wanted.edits) if isinstance(edit, Straggler)]
 
 

@@ -1,1 +1,1 @@
-"""Simulation: durations and dependencies in, when everything happens out; replay and the critical path with it."""
+"""Simulation: computes all start and end times from durations and dependencies, and the critical path."""

@@ -40,8 +40,8 @@ class RankRows:
     """One rank's rows of a program, counted from 0; times are ns on the rank's own clock.
 
     ``call_*`` have a row a call (``launches`` of its graph), ``kernel_*`` a row a kernel. ``call_channel`` is the
-    channel of the launch queue that a call submits to (-1: none), ``call_queued`` how many entries of it come before
-    the call, and ``queue_kernel`` these entries, channel by channel. Everything else is as in ``Program``.
+    channel of the launch queue that a call submits to (-1: none). ``call_queued`` is the number of its entries before
+    the call, and ``queue_kernel`` holds these entries, channel by channel. Everything else is as in ``Program``.
     """
 
     items: HostItems
@@ -136,7 +136,7 @@ def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> Program:
 
 
 def with_edges(program: Program, target: Int64, source: Int64, fraction: Float64) -> Program:
-    """The program with more kernel-to-kernel edges (rows of the whole program), without lag."""
+    """Return the program with more kernel-to-kernel edges (rows of the whole program), without lag."""
     own = owners(program.edge_ptr)
     owner = np.concatenate([own, target])
     order = np.argsort(owner, kind="stable")
@@ -148,7 +148,7 @@ def with_edges(program: Program, target: Int64, source: Int64, fraction: Float64
 
 
 def with_rendezvous(program: Program, rendezvous: Rendezvous) -> Program:
-    """The program whose kernels of each rendezvous start and end together, after its intrinsic time."""
+    """Return the program whose kernels of each rendezvous start and end together, after its intrinsic time."""
     group, duration = np.full(len(program.kernel_item), -1, np.int64), program.kernel_duration.copy()
     for number, members in enumerate(rendezvous.groups):
         rows = [int(program.kernel_ptr[rank]) + kernel for rank, kernel in members]
@@ -166,7 +166,7 @@ def dissolve(rendezvous: Rendezvous, program: Program) -> None:
 
 @dataclass(slots=True)
 class RankReport:
-    """The builder's findings in one rank; the honest part of a replay."""
+    """The builder's findings in one rank, with the delays that it cannot explain."""
 
     constants: LaunchConstants
     edges: dict[str, int]
@@ -185,7 +185,7 @@ class RankReport:
 
     @property
     def unexplained_share(self) -> float:
-        """Delay no rule explains, as a share of the window."""
+        """Return the delay no rule explains, as a share of the window."""
         return self.unexplained_ns / self.window_ns if self.window_ns else 0.0
 
 
@@ -227,7 +227,7 @@ class Built:
 
     @property
     def recorded_program(self) -> Program:
-        """The program with the recorded host times, whether or not they were changed since."""
+        """Return the program with the recorded host times, whether or not they were changed since."""
         return self.program if self.without_profiler is None else self.without_profiler.recorded
 
     def as_recorded(self) -> Built:
@@ -271,7 +271,7 @@ class _Inferred:
     constants: LaunchConstants
 
     def rows(self) -> RankRows:
-        """The rank's rows of the program."""
+        """Return the rank's rows of the program."""
         view, constants, kernels = self.view, self.constants, self.view.graph.kernels
         kind = kernels.kind
         gap = constants.gap[kind[view.k_previous], kind, view.k_in_graph.astype(np.int64)] if len(kind) else np.zeros(

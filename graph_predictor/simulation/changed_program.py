@@ -38,7 +38,7 @@ class _Dependencies:
             column.append(values)
 
     def done(self) -> _Dependencies:
-        """All that was added, as columns; what each was made of is let go before the next."""
+        """Join the added parts into columns, one column after the other to save memory; return the table."""
         self.source, self.target, self.kind, self.row, self.backward = map(_joined, self._added)
         return self
 
@@ -50,7 +50,7 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def without_cycles(program: Program) -> tuple[Program, dict[str, int]]:
-    """The program without the inferred dependencies that close cycles, and how many there were of each kind.
+    """Return the program without the inferred dependencies that close cycles, and how many there were of each kind.
 
     What a recording does not say is inferred, edge by edge: which kernel another one or a call waited for, which slot
     of the launch queue, which collectives are one. Each looks possible by itself; together they can form a cycle, in a
@@ -133,7 +133,7 @@ def _add_queue(p: Program, found: _Dependencies, kernel_node: Int64, first: int)
 
 
 def _on_cycles(found: _Dependencies) -> Int64:
-    """Rows of the dependencies that lie on a cycle."""
+    """Return the rows of the dependencies that lie on a cycle."""
     if not len(found.source):
         return np.zeros(0, np.int64)
     nodes = int(max(found.source.max(), found.target.max())) + 1
@@ -148,7 +148,7 @@ def _on_cycles(found: _Dependencies) -> Int64:
 
 
 def _without(p: Program, found: _Dependencies, rows: Int64, left_out: dict[str, int]) -> Program:
-    """The program without some inferred dependencies."""
+    """Return the program without some inferred dependencies."""
     changes: dict[str, np.ndarray] = {}
     gone = {kind: np.unique(found.row[rows[found.kind[rows] == kind]]) for kind in NAMES}
     for kind, name in NAMES.items():
@@ -219,7 +219,7 @@ def same_order(program: Program, other: Program) -> bool:
 
 
 def _waits(p: Program, gone: Bool) -> dict[str, np.ndarray]:
-    """Waits of the calls that stay."""
+    """Return the waits of the calls that stay."""
     count = np.diff(p.wait_ptr)
     if not count[gone].any():
         return {}
@@ -229,7 +229,7 @@ def _waits(p: Program, gone: Bool) -> dict[str, np.ndarray]:
 
 
 def _groups(p: Program, gone: Bool) -> dict[str, np.ndarray]:
-    """Rendezvous of the kernels that stay."""
+    """Return the rendezvous of the kernels that stay."""
     leaves = gone & (p.kernel_group >= 0)
     if not leaves.any():
         return {}
@@ -238,8 +238,8 @@ def _groups(p: Program, gone: Bool) -> dict[str, np.ndarray]:
 
 
 def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
-    """Launch queues without the entries of kernels that are gone, and without calls that are; as they are where no
-    launch waits for room."""
+    """Return the launch queues without the entries of kernels that are gone, and without calls that are; as they are
+    where no launch waits for room."""
     kept = ~gone[p.queue_kernel]
     if kept.all() or not (entries_waited_for(p) >= 0).any():
         return {}
@@ -253,13 +253,13 @@ def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
 
 
 def with_residuals(program: Program) -> Program:
-    """The same program with each kernel's and each call's residual against its recorded time added (ns).
+    """Return the same program with each kernel's and each call's residual against its recorded time added (ns).
 
-    A replay with residuals is a playback: it shows that bookkeeping is right, and nothing about the model. It is the
-    starting point for edits that should keep every recorded irregularity in place.
+    A replay with residuals is a playback: it checks the bookkeeping, not the model. It is the starting point for edits
+    that should keep every recorded irregularity in place.
 
-    A residual is the recorded time less what the program says from *recorded* inputs; it is added to every term the
-    time is a maximum of, so the recorded times solve the program again.
+    A residual is the recorded time less the time that the program gives for *recorded* inputs. The program takes each
+    time as a maximum of terms; the residual is added to each term, so the recorded times solve the program again.
     """
     p, changed = program, {}
     kernels = len(p.kernel_item)

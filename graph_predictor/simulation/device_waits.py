@@ -1,16 +1,16 @@
-"""Waits of each kernel besides those for its launch and its own stream.
+"""Find what each kernel waited for in addition to its launch and its own stream.
 
 Four sources, in this order:
 
 * *recorded*: a ``cuda_sync`` "stream wait event" row that says which record it waited for;
 * *structural*: a StreamWaitEvent call just before the kernel's launch makes the last work of every other stream a
-  candidate; those the timeline contradicts (they end after the kernel starts) are dropped;
-* *timeline*: a kernel that starts later than its launch and its stream explain, just when an earlier-launched kernel
-  of another stream ends, waited for that one;
-* *contention*: such a kernel that instead starts while another stream's computing kernel runs was held back by it
-  for lack of room; it starts at that fraction of the blocker, whatever the blocker's duration becomes.
+  candidate. Candidates that end after the kernel starts are dropped;
+* *timeline*: a kernel starts later than its launch and its stream explain, just when an earlier-launched kernel of
+  another stream ends: it waited for that kernel;
+* *contention*: such a kernel starts while another stream's computing kernel runs: that blocker left it no room. After
+  an edit it starts at the same fraction of the blocker's new duration.
 
-What none explains stays unexplained: it is counted, never stored as a wait."""
+Delays without such a source are counted as unexplained, and never stored as a wait."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def infer_kernel_edges(view: RankView, constants: LaunchConstants) -> KernelEdge
     external[first_orphan] = kernels.start_ns[first_orphan]
 
     explained = explained_start(view, constants)
-    # Nobody recorded when the others were launched: one that starts after a pause was launched then.
+    # Launches of the others were not recorded: a kernel that starts after a pause was launched then.
     paused = orphan & ~first_orphan & (kernels.start_ns - explained > EXPLAINED_NS)
     external[paused] = kernels.start_ns[paused]
     edges: set[tuple[int, int]] = set()
@@ -137,7 +137,7 @@ def explained_start(view: RankView, constants: LaunchConstants) -> Int64:
 
 
 def launch_latency(view: RankView, constants: LaunchConstants) -> Int64:
-    """Launch latency constant of every kernel (ns); what it counts from depends on the kernel, see ``Anchor``."""
+    """Return the launch latency of every kernel (ns); the moment it counts from depends on the kernel."""
     kind = view.graph.kernels.kind
     latency = np.where(view.k_in_call, constants.latency_in_call[kind], constants.latency[kind])
     return np.where(view.k_staged, constants.staged_tail, latency).astype(np.int64)
@@ -221,7 +221,7 @@ class _Running:
                      for s in range(len(view.streams))]
 
     def blocker(self, kernel: int) -> int:
-        """The running kernel of another stream that ends soonest after ``kernel`` starts, or -1."""
+        """Return the running kernel of another stream that ends soonest after ``kernel`` starts, or -1."""
         kernels = self.view.graph.kernels
         start = kernels.start_ns[kernel]
         best = -1
@@ -276,22 +276,22 @@ class LaunchQueue:
     """One rank's queue: entries of each channel, and each call's channel and place.
 
     A launch call blocks while ``depth`` earlier pieces of work of its channel have not left it, and returns a constant
-    lag after one of them does; entries leave in the order they were submitted in. CUDA gives each stream a channel of
-    its own, or one to all where ``CUDA_DEVICE_MAX_CONNECTIONS`` is 1; which of the two it was is read off the calls
-    that blocked. A CUDA graph takes several entries: on an A100 the limit was reached at about 908–930 launches plus
-    9–13 graphs instead of 1,022 launches.
+    lag after one of them does. Entries leave in the order in which they were submitted. CUDA gives each stream its own
+    channel, or all streams one where ``CUDA_DEVICE_MAX_CONNECTIONS`` is 1; the calls that blocked show which. A CUDA
+    graph takes several entries: on an A100 the limit was reached at about 908–930 launches plus 9–13 graphs instead of
+    1,022 launches.
 
     Attributes:
         kernel: kernel row of every entry, channel by channel in launch order (a graph's last kernel several times).
         count: entries of each channel.
-        channel: of each call of ``launches``; -1 for calls that submit nothing, and for those whose wait for a slot the
-            recording contradicts.
+        channel: of each call of ``launches``; -1 for calls that submit nothing, and for calls that by the recording did
+            not wait for a slot.
         before_call: entries of its channel submitted before each call; -1 for calls that submit nothing.
         depth: entries a channel holds; 0 if unbounded.
         source: where the depth comes from: "measured", "default" or "unbounded".
-        cost: cost of every call, with blocking by the queue taken out (ns).
-        blocked: how many calls the queue blocked.
-        contradicted: how many calls returned although the queue was full by this account.
+        cost: cost of every call without blocking by the queue (ns).
+        blocked: number of calls that the queue blocked.
+        contradicted: number of calls that returned although the queue was full by this account.
         shared: whether all streams share one channel.
     """
 
@@ -347,7 +347,7 @@ class _Channels:
         self.depth = usual if self.measured else max(CUDA_DEPTH, int(reached.max(initial=0)) + 1)
 
     def _by_channel(self) -> list[tuple[Int64, Int64]]:
-        """Places of each channel's calls within ``calls``, and its entries' ends."""
+        """Return the places of each channel's calls within ``calls``, and its entries' ends."""
         own = self.channel[self.calls]
         return [(np.nonzero(own == c)[0], ends) for c, ends in enumerate(self.ends)]
 
@@ -361,7 +361,7 @@ class _Channels:
         return found
 
     def queue(self, cost: Int64, constants: LaunchConstants, *, shared: bool) -> LaunchQueue:
-        """The queue of this reading, with its blocking taken out of ``cost``; fits ``constants.queue_return``."""
+        """Return the queue of this reading, its blocking removed from ``cost``; fits ``constants.queue_return``."""
         calls, strings = self.view.graph.launches, self.view.graph.strings
         names = np.unique(calls.name[self.calls]).tolist()
         unbounded = not self.measured and any(strings[name].startswith("hip") for name in names)
@@ -402,8 +402,8 @@ class _Channels:
 
 
 def _entries(view: RankView, channel_of: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Queue entries channel by channel in launch order, how many each channel has, every submitting call's channel, and
-    how many entries of it come before that call.
+    """Return the queue entries channel by channel in launch order, how many each channel has, every submitting call's
+    channel, and how many entries of it come before that call.
 
     Args:
         view: The rank.

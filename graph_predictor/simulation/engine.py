@@ -1,14 +1,13 @@
 """The simulator, a max-plus propagation over a ``Program``, and the critical path of what it simulated.
 
-Host threads are advanced in the order of their simulated time; a kernel's start and end are known as soon as its
-launch, its stream's previous kernel, its edges and (for a collective) all members of its rendezvous are. Nothing is
-a stored duration of waiting, so every time is a maximum of sums of durations: it can only grow when one grows.
+Host threads are advanced in the order of their simulated time. A kernel's start and end are computed once its inputs
+are known: its launch, its stream's previous kernel, its edges, and for a collective all members of its rendezvous. No
+duration of waiting is stored. So every time is a maximum of sums of durations: it can only grow when one grows.
 
-The critical path says which work the time of a step consists of, back from its end. Each nanosecond between a step's
-simulated begin and end is in exactly one segment, so the segments add up to the step time. The path stays in the step's
-own rank: where a collective waited for a later rank, that is a segment of its own; unless it is asked to go on
-``across`` ranks, with what held the last one up. Where a receive waited for another rank's send, it goes on with that
-rank.
+The critical path explains a step's time by work, back from its end. Each nanosecond between a step's simulated begin
+and end is in exactly one segment, so the segments add up to the step time. The path stays in the step's own rank, and
+waiting of a collective for a later rank is a segment of its own. With ``across`` the path continues instead in the last
+rank to arrive. Where a receive waited for another rank's send, the path continues in that rank.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class SimulationStuck(ForetraceError):
 
 
 def structure_of(program: Program) -> Structure:
-    """The structure of a program, for ``simulate``."""
+    """Return the structure of a program, for ``simulate``."""
     p, kernels = program, len(program.kernel_item)
     return Structure(*_invert(p.kernel_item, len(p.item_kind)), *_invert(p.kernel_previous, kernels),
                      *_invert(p.edge_kernel, kernels), *_invert(p.kernel_group, len(p.group_size)),
@@ -67,7 +66,7 @@ def simulate(program: Program, *, structure: Structure | None = None) -> Simulat
 
 
 def _invert(target: Int64, size: int) -> tuple[Int64, Int64]:
-    """CSR of the rows that point to each target (rows with a negative target are left out)."""
+    """Return the CSR of the rows that point to each target (rows with a negative target are left out)."""
     rows = np.nonzero(target >= 0)[0]
     order = rows[np.argsort(target[rows], kind="stable")]
     ptr = np.zeros(size + 1, np.int64)
@@ -103,7 +102,7 @@ class Path(PathSegments):
         return int((self.end_ns - self.start_ns).sum())
 
     def by_bound(self) -> dict[str, int]:
-        """Nanoseconds by bound; every bound is present."""
+        """Return the nanoseconds by bound; every bound is present."""
         sums = np.bincount(self.bound, weights=(self.end_ns - self.start_ns).astype(np.float64), minlength=len(Bound))
         return {b.label: int(sums[b]) for b in Bound}
 
@@ -147,7 +146,7 @@ class Causes:
 
     @cached_property
     def _columns(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], Int8]:
-        """The program, its times, and which items are their thread's first."""
+        """Return the program, its times, and which items are their thread's first."""
         first = np.zeros(len(self.program.item_kind) + 1, np.int8)
         first[self.program.thread_ptr[:-1]] = 1
         return columns(Program, self.program), columns(Simulated, self.simulated), first

@@ -1,16 +1,15 @@
 """Host threads as items: calls with what they wait for, step markers, hand-overs between threads, loader waits.
 
-A blocking call waits for work, and has a cost of its own when nothing has to be waited for. Call by call, what the
-device was doing tells the two apart. A call that returned just after the end of the work it waited for did nothing of
-its own: it keeps a base cost (the median of its unblocked peers by name) and returns a constant lag after that work.
-One that went on for longer did its own work then, as freeing memory does, which takes as long as it took whatever it
-waited for before::
+A blocking call waits for work, and also has a cost of its own. The device's work at that time separates the two, call
+by call. A call that returned just after the end of its awaited work did no work of its own. It keeps a base cost (the
+median of unblocked calls of its name) and returns a constant lag after that work. A call that continued for longer did
+work of its own afterwards, such as freeing memory. This work keeps its recorded time for any length of the wait::
 
     call      |== waits ==|lag|                    call      |== waits ==|== own work, kept as recorded ==|
     stream    ### work ###                         stream    ### work ###
 
-A thread's time between two items is *work*: operators' own time, Python, allocator. Three kinds of time are not work
-and are taken out here, to come back only from dependencies:
+A thread's time between two items is *work*: operators' own time, Python, allocator. Three kinds of time are not work.
+They are subtracted here, and the simulator computes them again from dependencies:
 
 * the caller of ``backward()`` waits while the autograd thread works; ::
 
@@ -41,23 +40,21 @@ ALLOCATING = ("cudaMalloc", "cudaMallocHost", "cudaHostAlloc", "cudaFreeHost", "
               "hipExtMallocWithFlags", "hipHostMalloc", "hipHostAlloc")
 """Calls that may wait for the device or for another thread's call, and mostly do not."""
 WAITING_SHARE = 0.5
-"""A call waited for at least this share of it, or nothing says so: of 1,460 hipMalloc on an MI300X, with a median of
-8 µs, eleven took 30–40 µs, and a kernel ended beside four of those, all in their first 6 µs."""
+"""Least share of an allocating call that a claimed wait takes. Of 1,460 hipMalloc calls on an MI300X (median 8 µs),
+eleven took 30–40 µs. A kernel ended during four of these, always in their first 6 µs."""
 
 
 @dataclass(slots=True)
 class AllocationWaits:
-    """What calls of several threads that allocate waited for. A row a call of ``launches``.
+    """Waits of allocating calls for calls of other threads, one row a call of ``launches``.
 
-    The driver serves one thread at a time.
-
-    ::
+    The driver serves one thread at a time::
 
         thread 1      |==== cudaMalloc ====|
         thread 2             |=== waits ===|== own work ==|
 
-    Such calls seldom wait, and nothing in a recording says that one did. A wait is claimed only where the rest of the
-    call is nearer its usual time, by its name, than the whole of it is, and at most half of it.
+    Such calls seldom wait, and a recording does not show their waits. A wait is claimed only where the rest of the call
+    is nearer to the usual time of its name than the whole call is. The rest must also be at most half of the call.
     """
 
     holder: Int64
@@ -114,7 +111,8 @@ def allocation_waits(view: RankView, taking_part: Bool) -> AllocationWaits:
 
 
 def _after_a_kernel(view: RankView, call: Int64) -> Bool:
-    """Return which calls returned just after a kernel that ended beside them, and not only as they are short."""
+    """Return which calls returned just after a kernel ended during them; calls shorter than the tolerance do not
+    count."""
     ends = np.sort(view.k_end)
     begin, returned = view.graph.launches.start_ns[call], view.c_end[call]
     recent = np.searchsorted(ends, returned, side="right") > np.searchsorted(
@@ -222,7 +220,7 @@ def infer_host_waits(view: RankView, constants: LaunchConstants, allocations: Al
 
 
 def _behind_the_stream(view: RankView) -> Int64:
-    """Staged copies whose call waited for its stream: what was there before ended during the call.
+    """Return the staged copies whose call waited for its stream: what was there before ended during the call.
 
     ::
 
@@ -251,7 +249,8 @@ class _StreamIndex:
             self.launched.append(view.k_queued[rows])
 
     def last(self, stream: int, before: int, returned: int) -> int:
-        """Row of the kernel, or -1; orphans that outlast ``returned`` were launched later, unseen."""
+        """Return the row of the stream's last kernel launched before ``before``, or -1; orphans that end after
+        ``returned`` were launched later by unrecorded calls and do not count."""
         at = int(np.searchsorted(self.launched[stream], before, side="left")) - 1
         rows, view = self.rows[stream], self.view
         while at >= 0 and view.k_call[rows[at]] < 0 and view.k_end[rows[at]] > returned + CLOCK_NS:
@@ -260,7 +259,7 @@ class _StreamIndex:
 
 
 def _awaited(view: RankView, index: _StreamIndex, call: int) -> list[int]:
-    """Kernels whose end a synchronising call waits for."""
+    """Return the kernels whose end a synchronising call waits for."""
     graph = view.graph
     calls = graph.launches
     name, begin, returned = view.call_name(call), int(calls.start_ns[call]), int(view.c_end[call])
@@ -287,7 +286,7 @@ def _awaited(view: RankView, index: _StreamIndex, call: int) -> list[int]:
 
 
 def _drained(view: RankView, index: _StreamIndex, call: int, allocations: AllocationWaits) -> list[int]:
-    """Kernels that an allocating call waited for: it returned just after the device had run out of work."""
+    """Return the kernels that an allocating call waited for: it returned just after the device had run out of work."""
     begin, returned = int(allocations.begins[call]), int(view.c_end[call])
     streams = range(len(view.streams))
     found = [k for s in streams if (k := index.last(s, int(view.graph.launches.start_ns[call]), returned)) >= 0]
@@ -434,14 +433,14 @@ def hold_back(items: HostItems, allocations: AllocationWaits) -> None:
 
 
 def _taking_part(view: RankView) -> list[int]:
-    """Threads that run operators or launch work; watchdogs that only poll events decide nothing."""
+    """Return the threads that run operators or launch work; watchdogs that only poll events decide nothing."""
     launching = view.graph.launches.thread[view.k_call[view.k_call >= 0]]
     running = view.graph.ops.thread[view.graph.ops.kind == OpKind.OPERATION]
     return sorted({int(t) for t in np.unique(launching)} | {int(t) for t in np.unique(running)})
 
 
 def _busy(view: RankView, thread: int) -> tuple[Int64, Int64]:
-    """Merged [start, end) intervals in which a thread ran an operator or a call."""
+    """Return the merged [start, end) intervals in which a thread ran an operator or a call."""
     ops, calls = view.graph.ops, view.graph.launches
     o = (ops.thread == thread) & (ops.kind == OpKind.OPERATION)
     c = calls.thread == thread
@@ -451,7 +450,7 @@ def _busy(view: RankView, thread: int) -> tuple[Int64, Int64]:
 
 
 def _hand_overs(view: RankView, threads: list[int], markers: list[_Marker]) -> int:
-    """Append the hand-over and resume markers of every (caller, autograd thread) pair; returns how many."""
+    """Append the hand-over and resume markers of every (caller, autograd thread) pair; return their number."""
     ops = view.graph.ops
     backward = {int(t) for t in np.unique(ops.thread[(ops.phase == Phase.BACKWARD) & (ops.kind == OpKind.OPERATION)])}
     callers = [t for t in threads if t in {int(x) for x in view.graph.steps.thread}]
@@ -498,7 +497,7 @@ def _keep_out_of_calls(view: RankView, caller: int, markers: list[_Marker]) -> N
 
 def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], busy: tuple[Int64, Int64],
                     markers: list[_Marker]) -> int:
-    """The autograd thread begins a pass after the caller's last work before it."""
+    """Find where the autograd thread begins a pass: after the caller's last work before it."""
     start, end = busy
     pause_from = np.concatenate([[min(int(caller_busy[0][0]), int(start[0]))], end[:-1]])
     length = start - pause_from
@@ -521,7 +520,7 @@ def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
 
 def _caller_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], busy: tuple[Int64, Int64],
                     markers: list[_Marker]) -> int:
-    """The caller goes on after the autograd thread's last work before it."""
+    """Find where the caller goes on: after the autograd thread's last work before it."""
     pause_from, pause_to = caller_busy[1][:-1], caller_busy[0][1:]
     length = pause_to - pause_from
     share = covered(busy, pause_from, pause_to)
@@ -541,7 +540,7 @@ def _caller_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
 
 
 def _loader_waits(view: RankView) -> list[tuple[int, int, int]]:
-    """(thread, from, to) of the wait inside every ``__next__`` of a multi-process data loader."""
+    """Return (thread, from, to) of the wait inside every ``__next__`` of a multi-process data loader."""
     graph, ops = view.graph, view.graph.ops
     loader = np.array(["_MultiProcessingDataLoaderIter" in text for text in graph.strings], np.bool_)
     if not loader.any():

@@ -8,14 +8,13 @@ Slices say what each item's work and cost was spent on.
     operation      |── addmm ────────────────|
     slices     |gap|   addmm own       | addmm |
 
-A slice belongs to the innermost operation around it. Time outside any operation is a *gap*, and goes by the top-level
-operation that follows on its thread. Waiting is in no slice: the program has none.
+A slice belongs to the innermost operation around it. Time outside any operation is a *gap*; it belongs to the top-level
+operation that follows on its thread. Slices contain no waiting, because the program has none.
 
-Programs with the same dependencies and other durations are simulated again, many at once. In which order things can be
-worked out depends on what waits for what, not on how long anything takes. The order that the simulator found for one
-program is good for all that differ in times alone, and along it every time is a maximum of sums of earlier ones: no
-thread waits its turn, and what waits for what is looked up once, when the order is made into tapes (``tape``). Times
-are those of ``simulate`` to the nanosecond.
+Programs with the same dependencies and other durations are simulated again, many at once. The order of computation
+depends on dependencies alone, not on durations. So the order that the simulator found for one program is valid for all
+programs that differ in times alone. In this order every time is a maximum of sums of earlier times. Dependencies are
+looked up once, when the order is made into tapes (``tape``). Times equal those of ``simulate`` to the nanosecond.
 
 ::
 
@@ -58,7 +57,7 @@ from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 from tracer.step_work import LOADER, WORKERS, operations_like, operations_under
 
 ROOM = 64
-"""Slices that there is room for beside four a query; it doubles where that is too few."""
+"""Initial room for slices in addition to four a query; it doubles where that is too few."""
 
 
 @dataclass
@@ -78,7 +77,7 @@ class HostTime:
     op: Int64
 
     def between(self, start: int, end: int) -> HostTime:
-        """The intervals cut to [start, end). Takes as long as there are threads and intervals in there."""
+        """Return the intervals cut to [start, end). The cost grows with the threads, and with the intervals found."""
         found = []
         for first, last in pairwise(self.first.tolist()):
             low = first + int(np.searchsorted(self.latest_end[first:last], start, side="right"))
@@ -90,18 +89,18 @@ class HostTime:
 
     @classmethod
     def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
-        """Intervals given in any order."""
+        """Return the intervals given in any order."""
         order = np.lexsort((start_ns, thread))
         return cls(thread[order], start_ns[order], end_ns[order], op[order])
 
     @cached_property
     def first(self) -> Int64:
-        """Where each thread's intervals begin, and the end."""
+        """Return the first interval of each thread, and the number of intervals."""
         return np.append(np.flatnonzero(np.diff(self.thread, prepend=self.thread[:1] - 1)), len(self.thread))
 
     @cached_property
     def latest_end(self) -> Int64:
-        """The latest end of a thread's intervals up to each."""
+        """Return the latest end of a thread's intervals up to each."""
         return np.concatenate([np.zeros(0, np.int64), *(
             np.maximum.accumulate(self.end_ns[low:high]) for low, high in pairwise(self.first.tolist()))])
 
@@ -117,7 +116,7 @@ class HostSplit:
 
 
 def exclusive_time(graph: ExecutionGraph) -> HostTime:
-    """The innermost operation of every thread over time. Annotations (``ProfilerStep#3``) are no operations."""
+    """Return the innermost operation of every thread over time. Annotations (``ProfilerStep#3``) are no operations."""
     ops = graph.ops
     room = np.empty((4, 2 * len(ops)), np.int64)
     found = innermost_times(ops.kind, ops.thread, ops.start_ns, ops.duration_ns,
@@ -126,7 +125,7 @@ def exclusive_time(graph: ExecutionGraph) -> HostTime:
 
 
 def operation_of(graph: ExecutionGraph) -> Int64:
-    """For every row of ``ops`` the nearest row at or above it that is an operation (-1: only annotations)."""
+    """Return for every row of ``ops`` the nearest operation at or above it (-1: only annotations)."""
     ops = graph.ops
     return nearest(ops.parent, ops.kind != OpKind.ANNOTATION, np.arange(len(ops)))
 
@@ -216,12 +215,12 @@ class HostSlices:
         return len(self.ns)
 
     def of_rank(self, rank: int) -> Int64:
-        """Rows of one rank."""
+        """Return the rows of one rank."""
         return np.flatnonzero(self.rank == rank)
 
 
 def host_slices(built: Built) -> HostSlices:
-    """The slices of all ranks of a recorded job, without the profiler where its program is."""
+    """Return the slices of all ranks of a recorded job, without the profiler where its program is."""
     if built.without_profiler is not None:
         return built.without_profiler.slices
     parts = [_rank_slices(built, rank) for rank in range(len(built.graphs))]
@@ -231,15 +230,15 @@ def host_slices(built: Built) -> HostSlices:
 
 
 def with_host(program: Program, slices: HostSlices, ns: Float64) -> tuple[Int64, Int64]:
-    """``item_work`` and ``item_cost`` with other times of the slices (ns)."""
+    """Return ``item_work`` and ``item_cost`` with other times of the slices (ns)."""
     size = len(program.item_kind)
     work, cost = np.bincount(slices.item + size * slices.is_cost, weights=ns, minlength=2 * size).reshape(2, size)
     return whole_ns(work), whole_ns(cost)
 
 
 def _items(built: Built, rank: int) -> tuple[Int64, Int64, Int64]:
-    """A rank's items, their threads (rows of ``graph.threads``), and when the work before each begins, on the graph's
-    clock."""
+    """Return a rank's items, their threads (rows of ``graph.threads``), and when the work before each begins, on the
+    graph's clock."""
     program = built.recorded_program
     thread = program.item_thread()
     items = np.flatnonzero(program.thread_rank[thread] == rank)
@@ -280,7 +279,7 @@ def _rank_slices(built: Built, rank: int) -> HostSlices:
 
 
 def _following(graph: ExecutionGraph, thread: Int64, time: Int64) -> Int64:
-    """The first top-level operation of a thread that begins at a time or later; -1 for none."""
+    """Return the first top-level operation of a thread that begins at a time or later; -1 for none."""
     ops = graph.ops
     top = top_operations(graph)
     span = int((ops.start_ns + ops.duration_ns).max(initial=0)) + int(np.abs(time).max(initial=0)) + 2
@@ -293,7 +292,7 @@ def _following(graph: ExecutionGraph, thread: Int64, time: Int64) -> Int64:
 
 
 def top_operations(graph: ExecutionGraph) -> Int64:
-    """Rows of operations that no other operation is around."""
+    """Return the rows of operations that no other operation is around."""
     ops = graph.ops
     above = np.append(operation_of(graph), NONE)[ops.parent]
     return np.flatnonzero((ops.kind == OpKind.OPERATION) & (above < 0))
@@ -301,8 +300,8 @@ def top_operations(graph: ExecutionGraph) -> Int64:
 
 def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
         Int64, Int64, Bool, Bool]:
-    """(row of ``found``, ns, data, fetched) of the slices: those of a loader's operations load data, and a gap is cut
-    into what loads data, by the training process or from a worker, and what does not."""
+    """Return (row of ``found``, ns, data, fetched) of the slices. Slices of a loader's operations load data. A gap is
+    cut into time that loads data, in the training process or from a worker, and other time."""
     loader, workers = (operations_under(graph, name) for name in (LOADER, WORKERS))
     data = (found.op >= 0) & np.append(loader, False)[found.op]
     fetched = data & ~np.append(workers, False)[found.op]
@@ -327,7 +326,7 @@ def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
 
 
 def fetch_ranges(graph: ExecutionGraph) -> Int64:
-    """Rows of ``ops`` that are the fetching of one batch in the training process."""
+    """Return the rows of ``ops`` that are the fetching of one batch in the training process."""
     return np.flatnonzero(operations_like(graph, FETCH))
 
 
@@ -356,8 +355,8 @@ def lanes(rows: Int64) -> Lanes:
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """Host time of programs that take it from the same rows, ns, [programs, rows] each: work before items, and their
-    own cost."""
+    """Host time of programs with the same rows, ns, [programs, rows] each: work before items, and the items' own
+    cost."""
 
     work: Int64
     cost: Int64
@@ -365,7 +364,7 @@ class HostRows:
 
 @dataclass(frozen=True, slots=True)
 class HostVariants:
-    """Host time of variants, each that of one of a few programs, of the items that have taken in others.
+    """Host time of variants: each variant takes that of one of a few programs, by merged items.
 
     Attributes:
         work, cost: of the programs, ns, [programs, rows] each.
@@ -394,9 +393,8 @@ def _side_by_side(rows: Int64, of: Int64) -> Int64:
 
 
 class WorkingOrder:
-    """An order in which a program's items and kernels can be worked out, and those of every program that differs from
-    it in times alone: in work, costs, lags, latencies, durations and gaps (which stay negative or not), and in external
-    times that are there.
+    """An order in which a program's items and kernels can be computed. It is valid for every program that differs in
+    times alone: work, costs, lags, latencies, durations, gaps of the same sign, and existing external times.
 
     Args:
         program: the program.
@@ -453,8 +451,8 @@ class WorkingOrder:
         return HostVariants(*self._tape.summed(host), program)
 
     def ends(self, lags: Int64, host: HostVariants, duration: Lanes, floor: Lanes) -> tuple[Int64, Int64]:
-        """When the items and kernels that are asked for end in variants, ns, [*rows, variants] each. Arguments as of
-        ``simulate``, each with the variants side by side."""
+        """Return the ends of the items and kernels asked for in all variants, ns, [*rows, variants] each. Arguments are
+        those of ``simulate``, each with the variants as last axis."""
         shared = self._tape
         times = _WORKSPACE.rows(shared.places)
         found = []
@@ -541,21 +539,21 @@ def _taken_in(p: Program, opens: Bool, alike: Int64, kept: Bool) -> Bool:
     before[alike[behind[::-1] + 1]] = alike[behind[::-1]]
     other = behind[before[alike[behind + 1]] != alike[behind]]
     free[other] = False
-    refused = np.zeros(size + 1, np.bool_)  # the last one stands for no item
+    refused = np.zeros(size + 1, np.bool_)  # the last entry is for no item
     refused[before[alike[np.append(other + 1, np.flatnonzero(opens))]]] = True
     refused[alike[~free]] = True
     return ~refused[alike]  # type: ignore[no-any-return]
 
 
 class _Workspace(threading.local):
-    """An array to work in that a thread uses again and again: the system hands new ones out page by page, which takes
-    as long as the work."""
+    """A scratch array that a thread uses again and again: getting a new one page by page from the system would double
+    the time."""
 
     def __init__(self) -> None:
         self._kept: Int64 = _aligned(0)
 
     def rows(self, size: int) -> Int64:
-        """Return an array of so many rows of ``LANES``, of any content, good until the next call."""
+        """Return an array [``size``, ``LANES``] with arbitrary content, valid until the next call."""
         total = size * LANES
         kept = self._kept if total <= len(self._kept) else _aligned(total)
         if total <= MOST_KEPT:
@@ -564,7 +562,7 @@ class _Workspace(threading.local):
 
 
 def _aligned(size: int) -> Int64:
-    """Return an array of so many numbers that begins where a cache line does: no vector is in two of them."""
+    """Return an array of ``size`` numbers that begins at a cache line, so that no vector crosses two lines."""
     found = np.empty(size + LANES, np.int64)
     skipped = -found.ctypes.data % 64 // found.itemsize
     return found[skipped:skipped + size]

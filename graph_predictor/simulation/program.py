@@ -9,7 +9,7 @@ order), of all ranks. Waiting is nowhere in it: a blocked call has its unblocked
                              │ latency            ▲ return lag
     stream            ──────[ kernel ]──gap──[ kernel ]─────
 
-Times are int64 nanoseconds on the job's clock; ``NEVER`` stands for "no external event"."""
+Times are int64 nanoseconds on the job's clock; ``NEVER`` means "no external event"."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Bound(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name people read."""
+        """Return the name people read."""
         return self.name.lower().replace("_", " ")
 
 
@@ -78,8 +78,8 @@ LONGEST_NS = 2.0**56
 
 
 def whole_ns(times: npt.ArrayLike) -> Int64:
-    """Round times to whole nanoseconds, as the simulator takes them: every edited time goes through here. Of several
-    programs' times, [rows, programs], each program's are judged by themselves.
+    """Round times to whole nanoseconds for the simulator; every edited time passes through here. Times of several
+    programs, [rows, programs], are checked program by program.
 
     Raises:
         ForetraceError: one is no number, or they last longer together than 64 bits can hold.
@@ -126,11 +126,11 @@ class LaunchReference(IntEnum):
 class Program:
     """All arrays of one job. CSR pairs are named ``x_ptr`` and ``x_*``; indices are global over ranks.
 
-    Host items, thread by thread (``thread_ptr``): ``item_work`` is host work before the item since the previous item
-    of its thread, ``item_cost`` the item's own unblocked duration, ``item_external`` the time before which it cannot
-    return. ``after_*`` are host-to-host edges into the item's start; ``wait_*`` are kernel-to-host edges into its end.
-    ``item_queue`` counts the launch-queue entries of its ``item_channel`` submitted before it (-1: not a launch; a
-    launch without a channel never waits for a slot), and ``item_return`` is the lag after a full queue frees a slot.
+    Host items, thread by thread (``thread_ptr``): ``item_work`` is host work since the previous item of its thread.
+    ``item_cost`` is the item's own unblocked duration, ``item_external`` the earliest time at which it can return.
+    ``after_*`` are host-to-host edges into the item's start; ``wait_*`` are kernel-to-host edges into its end.
+    ``item_queue`` counts the launch-queue entries of its ``item_channel`` submitted before it (-1: not a launch). A
+    launch without a channel never waits for a slot. ``item_return`` is the lag after a full queue frees a slot.
 
     Kernels: ``kernel_item`` launches it (-1: not recorded), ``kernel_latency`` later it can start, and
     ``kernel_gap`` after its stream's previous kernel. ``edge_*`` are kernel-to-kernel edges: the kernel starts no
@@ -189,25 +189,25 @@ class Program:
         return len(self.kernel_ptr) - 1
 
     def kernel_rank(self) -> Int64:
-        """Rank index (position in the job) of every kernel."""
+        """Return the rank index (position in the job) of every kernel."""
         return owners(self.kernel_ptr)
 
     def item_thread(self) -> Int64:
-        """Thread index of every host item."""
+        """Return the thread index of every host item."""
         return owners(self.thread_ptr)
 
     @property
     def recorded(self) -> EventTimes:
-        """The recorded times."""
+        """Return the recorded times."""
         return EventTimes(self.recorded_item_start, self.recorded_item_end, self.recorded_kernel_start,
                              self.recorded_kernel_end)
 
     def with_durations(self, kernel_duration: Int64) -> Program:
-        """The same program with other kernel durations (ns)."""
+        """Return the same program with other kernel durations (ns)."""
         return replace(self, kernel_duration=np.ascontiguousarray(kernel_duration, dtype=np.int64))
 
     def copy(self) -> Program:
-        """A deep copy, for edits."""
+        """Return a deep copy, for edits."""
         return Program(**{f.name: getattr(self, f.name).copy() for f in fields(self)})
 
 
@@ -249,11 +249,11 @@ class EventTimes:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The order within a program, whatever anything takes: rows by what they point to, each with a pointer.
+    """A program's dependencies, without times: rows grouped by the row they depend on, each group with a CSR pointer.
 
     Attributes:
         launched: kernels by the item that launches them; ``successor``: by the kernel before them on their stream.
-        out_edge: edges by the kernel they begin at, ``owner`` the kernel each ends at.
+        out_edge: edges by the kernel they begin at; ``owner``: the kernel each edge ends at.
         member: kernels by their rendezvous.
     """
 
@@ -279,7 +279,7 @@ def owners(pointer: Int64) -> Int64:
 
 
 def entries_waited_for(p: Program) -> Int64:
-    """The entry of the launch queues whose leaving makes room for each item's; -1 where there is room anyway."""
+    """Return for each item the queue entry that must leave before the item's entry fits; -1 where there is room."""
     if not len(p.queue_depth):
         return np.full(len(p.item_kind), NONE, np.int64)
     channel = np.maximum(p.item_channel, 0)
@@ -289,7 +289,7 @@ def entries_waited_for(p: Program) -> Int64:
 
 
 def step_items(program: Program) -> list[tuple[int, int, int, int]]:
-    """(rank, step row, begin item, end item) of every step of every rank, in order."""
+    """Return (rank, step row, begin item, end item) of every step of every rank, in order."""
     thread = program.item_thread()
     begins = np.nonzero(program.item_kind == ItemKind.STEP_BEGIN)[0]
     ends = {(int(thread[i]), int(program.item_row[i])): int(i)

@@ -20,7 +20,7 @@ STAGED_BYTES = 64 * 1024
 """CUDA copies up to this size from pageable memory through one internal buffer, larger ones piece by piece."""
 
 IN_CALL_COPIES = ("hipMemcpyWithStream", "cudaMemcpy", "hipMemcpy", "cudaMemcpy_v3020")
-"""Copies whose call returns only when the copy is done, whatever the memory."""
+"""Copies whose call returns only when the copy is done, from any kind of memory."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ def view_rank(graph: ExecutionGraph) -> RankView:
 
 
 def _streams(device: Int32, stream: Int64) -> tuple[list[tuple[int, int]], Int32]:
-    """Distinct (device, stream) pairs and the index of each kernel's pair."""
+    """Return the distinct (device, stream) pairs and the index of each kernel's pair."""
     if not len(device):
         return [], np.zeros(0, np.int32)
     both, index = np.unique(np.stack([device.astype(np.int64), stream]), axis=1, return_inverse=True)
@@ -101,7 +101,7 @@ def _streams(device: Int32, stream: Int64) -> tuple[list[tuple[int, int]], Int32
 
 
 def _previous(stream: Int32, order: Int64) -> Int64:
-    """Row of the previous kernel of the same stream, or -1; ``order`` sorts the rows by stream and start."""
+    """Return the row of the previous kernel of the same stream, or -1; ``order`` sorts the rows by stream and start."""
     previous = np.full(len(stream), NONE, np.int64)
     same = stream[order][1:] == stream[order][:-1]
     previous[order[1:][same]] = order[:-1][same]
@@ -109,7 +109,7 @@ def _previous(stream: Int32, order: Int64) -> Int64:
 
 
 def running_maximum(group: Int32, value: Int64) -> Int64:
-    """Cumulative maximum of ``value`` within each contiguous group."""
+    """Return the cumulative maximum of ``value`` within each contiguous group."""
     result = np.empty(len(value), np.int64)
     bounds = np.concatenate([[0], np.nonzero(np.diff(group))[0] + 1, [len(group)]])
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -119,7 +119,7 @@ def running_maximum(group: Int32, value: Int64) -> Int64:
 
 def _copies(graph: ExecutionGraph, launched: Bool, call_end: Int64) -> tuple[
         Bool, Bool]:
-    """Copies their own call waits for (to pageable memory, or a synchronous copy call), and staged copies.
+    """Return the copies their own call waits for (to pageable memory, or a synchronous copy call), and staged copies.
 
     A large copy *from* pageable memory is staged by the call piece by piece: the copy runs during the call and ends
     when the call has staged the last piece. One that began after its call had returned was staged before, all of it,
@@ -146,18 +146,18 @@ ENDS_AGREE_NS = 1_000_000
 HOST_RANGE = "gloo:"
 """Begin of the names of the ranges of a host backend's threads."""
 HOST_ENDS_AGREE_NS = 50_000_000
-"""The same of collectives that threads of the host make (gloo): each ends when its own rank's scheduler lets it, on two
-busy cores 5 ms apart; a collective of another turn is further away, or its order is."""
+"""The same tolerance for collectives that threads of the host run (gloo). Their ends depend on each rank's scheduler:
+on two busy cores they are 5 ms apart. Wrong matches are further apart, or differ in order."""
 
 
 @dataclass(slots=True)
 class Rendezvous:
     """Groups of kernels, as (rank position, kernel row) lists; ``intrinsic_ns`` one a group.
 
-    A collective starts when its last rank arrives and ends together; only then does the intrinsic transfer time pass.
-    The intrinsic time is the shortest recorded duration over the ranks: the last to arrive waited least. Ranks are
-    matched by process group and order within it where the trace has them, else by the order in which kernels of one
-    name end; a match whose recorded ends disagree is dropped and reported.
+    A collective starts its transfer when its last rank arrives, and ends on all ranks together after the intrinsic
+    time. This is the shortest recorded duration over the ranks: the last rank to arrive waited least. Ranks are matched
+    by process group and order within it, else by the order in which kernels of one name end. A match whose recorded
+    ends disagree is dropped and reported.
     """
 
     groups: list[list[tuple[int, int]]] = field(default_factory=list)
@@ -288,7 +288,7 @@ def _described(graph: ExecutionGraph, pairs: bool) -> dict[int, tuple[str, ...]]
 
 def _sequences(graph: ExecutionGraph, rows: Int64, described: dict[int, tuple[str, ...]]) -> dict[
         tuple[str, ...], list[int]]:
-    """Collective kernels of one rank in the given order, by what identifies their sequence across ranks."""
+    """Return the collective kernels of one rank in the given order, by what identifies their sequence across ranks."""
     named = all(int(k) in described for k in rows)
     sequences: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for k in rows.tolist():
@@ -303,15 +303,15 @@ ONE_HOST_NS = 20_000
 STEADY_NS = 100_000
 """Median deviation of ends from an offset that changes evenly, beyond which it is no clock's."""
 LEAST_MEETINGS = 3
-"""Fewer say nothing of how their ends scatter."""
+"""Least number of meetings that show how their ends scatter."""
 DRIFT_TOLD_NS = 20_000
-"""Change of an offset over the window that is told and set; a smaller one is how ends scatter."""
+"""Least change of a clock offset over the window that is reported and corrected; smaller changes are scatter."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobClock:
-    """When each rank's window starts on the job's clock, ns from the first; how much faster than it its own clock runs;
-    and what was put right."""
+    """The clocks of a job's ranks: each window's start on the job's clock, ns from the first; the relative drift of
+    each rank's own clock; and notes on corrections."""
 
     starts_ns: list[int]
     drifts: list[float]
@@ -377,7 +377,7 @@ def job_clock(views: Sequence[RankView]) -> JobClock:
 
 
 def number_of(graph: ExecutionGraph, position: int) -> int:
-    """Return a rank's number: its own, or its position where nobody recorded it."""
+    """Return a rank's number: the recorded one, or its position where none was recorded."""
     return max(graph.meta.rank, position)
 
 

@@ -1,14 +1,13 @@
-"""``Tape``: a program's dependencies as a list of operations, each a maximum of sums, in an order in which they can be
-worked out.
+"""``Tape``: a program's dependencies as a list of operations, each a maximum of sums, in an order of computation.
 
 ::
 
-    item       follows the one before, launches a kernel        start = end of the one before + work, …
-    kernel     waits for its call and the kernel before it      start = max(call + latency, kernel before + gap), …
-    item       waits for a kernel                               end ≥ kernel + lag
+    item:      follows an item, launches a kernel                start = end before + work, …
+    kernel:    follows its call and a kernel                     start = max(call + latency, end before + gap), …
+    item:      waits for a kernel                                end ≥ kernel + lag
 
-What waits for what is looked up once, when a tape is made; programs that differ in times alone share it. A launch and
-its kernel are one operation, and items that only the next one of their thread waits for are taken in by that one.
+Dependencies are looked up once, when a tape is made; programs that differ in times alone share it. A launch and its
+kernel are one operation. An item that only the next item of its thread depends on is merged into that item.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class Rows:
 
 
 class TimeNumbers:
-    """How the times of a program are numbered, where each kind begins: starts of items, then their ends (``item_end``),
-    starts of kernels, their ends, when queue entries have ``left``, when all of a rendezvous have ``met``."""
+    """Numbers of a program's times, by the first number of each kind. In order: starts of items, their ends
+    (``item_end``), starts of kernels, their ends, queue entries leaving (``left``), all members having ``met``."""
 
     def __init__(self, program: Program) -> None:
         self.items, self.kernels = len(program.item_kind), len(program.kernel_item)
@@ -71,11 +70,11 @@ class TimeNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """Operations in an order in which they can be worked out.
+    """Operations in an order in which their inputs are known.
 
     Attributes:
-        operations: as of ``tape_loop``, [operations, columns].
-        constant: which of the program's constants each takes, [operations, 3].
+        operations: see ``tape_loop``, [operations, columns].
+        constant: numbers of the program's constants that each operation takes, [operations, 3].
     """
 
     operations: Int32
@@ -86,18 +85,18 @@ class Tape:
         """Make the tape of a program.
 
         Args:
-            program: the program, and all that differ from it in times alone.
-            nodes: its items by their rows and kernels by theirs behind all items, in an order in which they can be
-                known; items that are left out are taken in by those behind them.
+            program: the program; the tape is also valid for programs that differ from it in times alone.
+            nodes: rows of items, and of kernels (plus the number of items), in an order of computation. Left-out items
+                are merged into the next item.
             structure: of the program.
-            rows: where its times are.
-            follows: of each item the one before it on its thread, among those that are there; -1 for none.
+            rows: the rows of the program's times.
+            follows: for each item, the item before it on its thread among ``nodes``; -1 for none.
         """
         return _Sheet(program, nodes, structure, rows, follows).tape()
 
     def placed(self, kept: Int64, count: int) -> tuple[Tape, Int64, int]:
-        """Return the tape over places that times have only while they are needed, the place of each of the ``kept``
-        ones of its ``count`` times, and how many places there are."""
+        """Return a tape that reuses the places of times that are not needed any more, the places of the ``kept`` times,
+        and the number of places. ``count`` is the number of all times."""
         operations = self.operations.copy()
         stays = np.zeros(count, np.bool_)
         stays[kept] = True
@@ -108,7 +107,7 @@ class Tape:
 
 
 def constants_of(program: Program) -> Int64:
-    """A program's lags and other times that are no durations, one behind the other; the first is 0."""
+    """Return a program's lags and other times that are no durations, one behind the other; the first is 0."""
     return np.concatenate([np.zeros(1, np.int64), *(getattr(program, name) for name in _TIMES)])
 
 

@@ -472,21 +472,27 @@ def _windows(call: Call) -> Outcome:
 @_rule("topk")
 def _best(call: Call) -> Outcome:
     """The largest of a dimension: a number that the program chose; or where there are as many choices as elements, what
-    experts of some capacity take, which is a share of the tokens."""
+    experts of some capacity take, which is a share of the tokens. Experts are as many at every size: where those that
+    choose grow too (distances between points), each chooses a number (its nearest ones)."""
     dims, count = call.first().dims, call.number(1)
     at = call.number(2, -1) % len(dims)
     size, dim = dims[at]
-    others = math.prod(one for place, (one, _) in enumerate(dims) if place != at)
-    share = dim.follows and count * others >= size and count > 1
+    others = [one for place, one in enumerate(dims) if place != at]
+    chosen_by = math.prod(one for one, _ in others)
+    each = any(power and other for _, one in others for power, other in zip(dim.powers, one.powers, strict=True))
+    share = dim.follows and not each and count * chosen_by >= size and count > 1
     dims[at] = count, Dim(dim.powers, 0, True) if share else call.sizes.constant
     return _one(dims)
 
 
 @_rule("as_strided")
 def _overlapping(call: Call) -> Outcome:
-    """Windows along the last dimension that are written as strides (a short-time Fourier transform's frames)."""
+    """Windows along the last dimension that are written as strides (a short-time Fourier transform's frames).
+
+    A single one over all of the dimension is ``unsqueeze``, which is written as strides too: its 1 follows nothing.
+    """
     one, sizes, strides = call.first(), call.numbers(1), call.numbers(2)
-    if len(sizes) != len(one.shape) + 1 or sizes[:-2] != one.shape[:-1] or strides[-1] != 1:
+    if len(sizes) != len(one.shape) + 1 or sizes[:-2] != one.shape[:-1] or strides[-1] != 1 or sizes[-2] == 1:
         return Outcome()
     at, window = len(one.shape) - 1, sizes[-1]
     dims = _strided(call, [(strides[-2], 0, window)], [at])
@@ -570,8 +576,11 @@ def _stacked(call: Call) -> Outcome:
         return Outcome()
     if len({one.layout for one in call.tensors}) != 1:
         raise Inconsistent
-    dims = call.first().dims
-    dims.insert(call.number(1, 0) % (len(dims) + 1), (len(call.tensors), call.sizes.constant))
+    dims, count = call.first().dims, len(call.tensors)
+    samples = [call.sizes.following(name) for name, (old, leads) in enumerate(zip(
+        call.sizes.old, call.sizes.leading, strict=True)) if leads and old == count]
+    collated = samples and not any(dim.follows for _, dim in dims)  # a loader's samples, one by one
+    dims.insert(call.number(1, 0) % (len(dims) + 1), (count, samples[0] if collated else call.sizes.constant))
     return _one(dims)
 
 
@@ -610,6 +619,38 @@ def _created(call: Call) -> Outcome:
     lists = [place for place, one in enumerate(call.arguments[:3]) if one.value.startswith("[")]
     shape = call.numbers(lists[0]) if lists else ()
     return Outcome((Tensor(shape, call.guess(shape)),)) if shape else Outcome()
+
+
+@_rule("scaled_dot_product_attention", "_scaled_dot_product_attention_math",
+       "_scaled_dot_product_attention_math_for_mps", "_scaled_dot_product_flash_attention",
+       "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+       "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable")
+def _attended(call: Call) -> Outcome:
+    """A row of values for each query, and of the fused ones the logarithm of each query's sum, as PyTorch's
+    documentation of ``scaled_dot_product_attention`` has it (a mask is queries × keys)."""
+    if len(call.tensors) < 3 or min(len(one.shape) for one in call.tensors[:3]) < 3:
+        raise _Untold
+    query, key, value, *masks = call.tensors
+    if key.layout[-2] != value.layout[-2] or query.layout[-1] != key.layout[-1] or (
+            query.shape[0] == key.shape[0] and query.layout[0] != key.layout[0]):
+        raise Inconsistent
+    scores = Tensor((*query.shape[:-1], key.shape[-2]), (*query.layout[:-1], key.layout[-2]))
+    if masks and len(masks[0].shape) <= len(scores.shape):
+        _broadcast(call.sizes, (scores, masks[0]))
+    result, sums = (_one(dims).results[0] for dims in ([*query.dims[:-1], value.dims[-1]], query.dims[:-1]))
+    return Outcome((result, sums))
+
+
+@_rule("_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_flash_attention_for_cpu_backward")
+def _attended_backward(call: Call) -> Outcome:
+    """Gradients of queries, keys and values."""
+    if len(call.tensors) < 6 or min(len(one.shape) for one in call.tensors[:5]) < 3:
+        raise _Untold
+    grad, query, key, value, out, sums = call.tensors[:6]
+    if not (grad.layout[:-1] == query.layout[:-1] == out.layout[:-1]) or key.layout[:-1] != value.layout[:-1] or (
+            len(sums.shape) == len(query.shape) - 1 and sums.layout != query.layout[:-1]):
+        raise Inconsistent
+    return Outcome((query, key, value))
 
 
 def _exchange(call: Call) -> Outcome:

@@ -73,6 +73,7 @@ class ScaledShapes:
         self.shapes = {shape for text in _texts(graph) for shape in tensors_in(text)} - self.parameters
         # NamedSizes that are products of a named one with those beside it, and lengths of lists of indices.
         self._products: dict[int, tuple[int, ...]] = {}
+        self._twins: set[int] = set()  # products that are the size of something beside the samples too
         self._lists: dict[int, tuple[int, ...]] = {}
         self._rows: set[int] = set()  # that data select: no tensor has them and all samples too
         self._find_products()
@@ -100,15 +101,15 @@ class ScaledShapes:
                 raise EditError(f"{changes} is not the step's number of samples: {samples} lead all its indices and "
                                 f"targets, and {old} none of them; write {name}={samples}:{new} for other samples, or "
                                 "name another size by a name of its own.")
+            if old == 1:
+                raise EditError(f"{changes} is ambiguous: dimensions of 1 are everywhere, and most have nothing to do "
+                                f"with {name}; capture the step at another size, or {_OR_AGAIN}.")
             if not leading:
                 self._check_twins(name, old, changes)
             if not leading and old == samples and not self._only_samples(name, old):
                 raise EditError(f"{changes} is ambiguous: the step has {old} samples too, so that the two cannot be "
                                 f"told apart; capture the step at another {name}, or another number of samples, or "
                                 f"write batch={old}:{new} if samples are meant.")
-            if old == 1:
-                raise EditError(f"{changes} is ambiguous: dimensions of 1 are everywhere, and most have nothing to do "
-                                f"with {name}; capture the step at another size, or {_OR_AGAIN}.")
             clash = [shape for shape in self.parameters if old in shape]
             if clash and not leading:
                 shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
@@ -269,7 +270,9 @@ class ScaledShapes:
         """Return a layout with the samples wherever they may stand; as it is where they may stand nowhere."""
         found = [(*base[:at], dim, *base[at + 1:]) for at, dim in self._samples(shape)
                  if not base[at].follows or base[at] == dim]
-        return found or [base]
+        if found and (self._leads(shape) or self._twins.isdisjoint(shape)):
+            return found
+        return [base, *found] if len(shape) == 1 else [*found, base]
 
     def _list(self, shape: Shape) -> Layout | None:
         """Return how a list of indices follows the sizes, or the offsets into one, which are one more."""
@@ -323,6 +326,12 @@ class ScaledShapes:
                     found.setdefault(size, set()).add(powers)
         self._products.update({size: powers.pop() for size, powers in found.items()
                                if len(powers) == 1 and size not in self.sizes.old})
+        self._twins.update(size for shape in self.shapes if self._leads(shape) for size in shape[1:]
+                           if size in self._products)
+
+    def _leads(self, shape: Shape) -> bool:
+        """Return whether samples stand first, by the shape alone."""
+        return any(leads and shape[0] == old for old, leads in zip(self.sizes.old, self.sizes.leading, strict=True))
 
     def _find_lists(self) -> None:
         """Lengths of lists of indices, of which offsets or lengths say that they grow."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from graph_predictor.sizes.layout_rules import GUESSING, PRODUCTS, Call, Inconsistent, Outcome, Tensor, rule_of
 from graph_predictor.sizes.layouts import Layout, NamedSizes, Shape, reshaped, total
-from tracer.graph import ExecutionGraph, Phase
+from tracer.graph import NONE, ExecutionGraph, Phase
 from tracer.views import Argument, arguments
 
 MOST_LAYOUTS = 4
@@ -109,6 +109,12 @@ class _Pool:
         self.by_shape.setdefault(value.shape, []).append(value)
         self.by_elements[math.prod(value.shape)] = value
 
+    def again(self, value: Value) -> None:
+        """Take a result for the latest of its shape."""
+        others = self.by_shape[value.shape]
+        others.append(others.pop(next(at for at in reversed(range(len(others))) if others[at] is value)))
+        self.by_elements[math.prod(value.shape)] = value
+
     def recent(self, shape: Shape) -> list[Value]:
         return self.by_shape.get(shape, [])[-MOST_RECENT:][::-1]
 
@@ -150,6 +156,8 @@ class SizeFlow:
         self._guesses: dict[tuple[Shape, int], list[Layout]] = {}
         self._known_choices: dict[tuple[Any, ...], list[_Choice]] = {}
         self._of_forward: dict[int, list[Value]] = {}
+        self._forward: dict[tuple[int, str], int] = {}
+        self._open: list[tuple[int, list[Value]]] = []  # operations around the next one, and their results
         self._inputs: dict[int, dict[Use, Value]] = {}
         self._decoded: dict[tuple[int, ...], list[Argument]] = {}
         for op in np.argsort(graph.ops.start_ns, kind="stable").tolist():
@@ -183,10 +191,13 @@ class SizeFlow:
         name, taken = self.graph.string(int(ops.name[op])), self._arguments(op)
         self._now += 1
         self._began[op] = self._now
+        phase, parent, sequence = int(ops.phase[op]), int(ops.parent[op]), int(ops.sequence[op])
+        self._close(parent)
         if not taken:
             return
-        phase, parent, sequence = int(ops.phase[op]), int(ops.parent[op]), int(ops.sequence[op])
         outer = tuple(self._inputs.get(parent, {}).values()) if parent >= 0 else ()
+        if phase == Phase.BACKWARD and parent >= 0:
+            outer = (*outer, *self._saved(parent))
         if phase == Phase.BACKWARD and "Backward" in name and sequence >= 0:
             outer = (*self._of_forward.get(sequence, ()), *outer)
         found = self._look_up(name, taken, phase, _Around(outer, self._began.get(parent, 0)))
@@ -195,8 +206,24 @@ class SizeFlow:
         if _is_constant(name, phase):
             return
         results = self._decide(name, taken, found, phase)
+        self._open.append((op, results))
         if phase != Phase.BACKWARD and sequence >= 0:
             self._of_forward.setdefault(sequence, []).extend(results)
+            self._forward.setdefault((sequence, _node(name)), op)
+
+    def _close(self, parent: int) -> None:
+        """Take the results of operations that have ended for later than those of the operations in them, which are
+        seldom what is taken next: a product's own factors, a tensor before it is transposed."""
+        while self._open and self._open[-1][0] != parent:
+            _, results = self._open.pop()
+            for value in results:
+                self._pool.again(value)
+
+    def _saved(self, node: int) -> tuple[Value, ...]:
+        """What autograd may have saved for a node of the backward pass: the arguments of its operation."""
+        ops = self.graph.ops
+        key = int(ops.sequence[node]), _node(self.graph.string(int(ops.name[node])))
+        return tuple(self._inputs.get(self._forward.get(key, NONE), {}).values()) if key[0] >= 0 else ()
 
     def _arguments(self, op: int) -> list[Argument]:
         ops = self.graph.ops
@@ -232,8 +259,9 @@ class SizeFlow:
         return found
 
     def _either(self, value: Value) -> Value:
-        """Any tensor of a shape."""
-        layouts = [layout for one in (value, *self._pool.recent(value.shape)) for layout in one.layouts]
+        """Any tensor of a shape, and of its strides where known."""
+        layouts = _in_turn([value, *(one for one in self._pool.recent(value.shape)
+                                     if value.stride is None or one.stride in (None, value.stride))])
         layouts = list(dict.fromkeys((*layouts, *self._by_shape(value.shape))))
         return Value(value.shape, layouts[:MOST_LAYOUTS], value.known, value.stride, self._now)
 
@@ -258,17 +286,18 @@ class SizeFlow:
         if near and len(near[0].layouts) > 1 and shape not in self.parameters:
             return near[0]  # seen again, so that what is ruled out here is ruled out there
         guesses = self._by_shape(shape)
-        layouts = [layout for one in near for layout in one.layouts]
+        layouts = _in_turn(near)
         if shape in self.parameters and role != Role.DATA:
             layouts.append(self.sizes.constants(shape))
-        layouts += [layout for one in far for layout in one.layouts]
+        layouts += _in_turn(far)
         known = bool(near) or (bool(far) and shape not in self.parameters)
         if not layouts:
             layouts = self._of_as_many(shape)
             known = bool(layouts)
         layouts = list(dict.fromkeys((*layouts, *guesses)))
         constants = self.sizes.constants(shape)
-        if role == Role.DATA and len(layouts) > 1 and constants in layouts:
+        if role == Role.DATA and len(layouts) > 1 and constants in layouts and (shape in self.parameters or not any(
+                one.known and one.layouts[0] == constants for one in (*near, *far))):
             layouts.remove(constants)
         layouts = layouts[:MOST_LAYOUTS]
         if near and layouts == near[0].layouts:
@@ -304,7 +333,7 @@ class SizeFlow:
         choices = self._choices(name, taken, found, phase)
         best = choices[0]
         if phase == Phase.FORWARD:
-            self.changed += self._parameters_changed(values, best)
+            self.changed += self._parameters_changed(name, values, best)
         possible = [one for one in choices if one.cost < TWICE]
         for at, value in enumerate(values):
             likely = list(dict.fromkeys(one.layouts[at] for one in possible))
@@ -335,7 +364,7 @@ class SizeFlow:
             self._pool.add(results[-1])
         return results
 
-    def _parameters_changed(self, values: list[Value], best: _Choice) -> list[Shape]:
+    def _parameters_changed(self, name: str, values: list[Value], best: _Choice) -> list[Shape]:
         """Parameters that an operation takes with a dimension that follows a size without having it: at another size
         the program makes other ones (a layer over all of a map, places of patches)."""
         def loses(value: Value, layout: Layout, parameter: Shape) -> bool:
@@ -343,8 +372,13 @@ class SizeFlow:
                 was.follows and not now.follows and size in self.sizes.derived and size in parameter
                 for size, was, now in zip(value.shape, value.layouts[0], layout, strict=True))
 
-        return [parameter for parameter in (value.shape for value in values if value.shape in self.parameters)
-                if any(loses(value, layout, parameter) for value, layout in zip(values, best.layouts, strict=True))]
+        found = [parameter for parameter in (value.shape for value in values if value.shape in self.parameters)
+                 if any(loses(value, layout, parameter) for value, layout in zip(values, best.layouts, strict=True))]
+        if name == "aten::embedding" and len(values) > 1 and math.prod(values[1].shape) == values[0].shape[0]:
+            # every row of a table once: positions of a map or of frames, of which a larger one has more
+            found += [values[0].shape for size, dim in zip(values[1].shape, best.layouts[1], strict=True)
+                      if size == values[0].shape[0] and dim.follows and (dim.rounded or dim.fixed)]
+        return found
 
     def _is_gradient(self, name: str, values: list[Value], best: _Choice) -> bool:
         """Return whether a result is the gradient of a parameter: a product that sums over the samples, or a view of
@@ -419,6 +453,18 @@ class _Choice:
 
 def _cost_of(choice: _Choice) -> float:
     return choice.cost
+
+
+def _in_turn(values: list[Value]) -> list[Layout]:
+    """The likeliest layouts of all, then the second of each."""
+    ranked = itertools.zip_longest(*(one.layouts for one in values))
+    return [layout for rank in ranked for layout in rank if layout is not None]
+
+
+def _node(name: str) -> str:
+    """One name for an operation and for its node of the backward pass: ``addmm`` of AddmmBackward0 and aten::addmm_."""
+    short = name.rpartition("::")[2].rpartition(" ")[2].partition("Backward")[0]
+    return short.replace("_", "").lower()
 
 
 def _is_constant(name: str, phase: int) -> bool:

@@ -80,16 +80,16 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
 
 def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: CollectiveModel | None = None) -> \
         Baseline:
-    """A recorded job as a step traced by shapes shows it, at other sizes for instance.
+    """Return the baseline of a step traced by shapes, for instance at other sizes, with the times of a recorded job.
 
-    Times come from the recording wherever one of its operations stands for the traced one: measured where its sizes
-    are the same, else measured × the models' ratio; from models where there is none.
+    A traced operation takes the time of its matching recorded operation: as measured if the sizes are equal, else
+    measured × the models' ratio. Without a match, models price it.
 
     Args:
-        recorded: where the times come from.
-        job: traced by shapes, a graph a rank; ranks beyond the recorded ones take the last one's times.
-        change: what is different, one phrase for reports.
-        collectives: another cluster it would run on.
+        recorded: baseline of the recorded job.
+        job: traced by shapes, one graph a rank; ranks beyond the recorded ones take the last recorded rank's times.
+        change: a phrase for reports on what is different.
+        collectives: model of another cluster to run on.
 
     Raises:
         ForetraceError: the job was recorded, or the baseline was not; or it has no sizes to compare (``EditError``).
@@ -110,15 +110,15 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
 
 def anchored_step(graphs: Sequence[ExecutionGraph], recorded: StandInTimes,
                   collectives: CollectiveModel | None = None) -> SynthesizedStep:
-    """Give shape-only graphs the times of the recorded operations that stand for theirs.
+    """Give shape-only graphs the times of the matching recorded operations.
 
     Args:
-        graphs: of one job, a rank each.
-        recorded: a recorded job whose operations stand for the traced ones.
-        collectives: another cluster's; by default collectives take what they took in the recording.
+        graphs: of one job, one a rank.
+        recorded: the recorded job that the times come from.
+        collectives: model of another cluster; by default collectives take their recorded times.
 
     Raises:
-        EditError: the recording does not say where it ran, or what its operations worked on.
+        EditError: the recording does not state its device, or the sizes of its operations.
     """
     spec = recorded.device
     check_fits(graphs, collectives)

@@ -1,18 +1,18 @@
-"""The program of a step that never ran, directly from what its operations cost.
+"""The program of a step that never ran, built from the costs of its operations.
 
-On each rank host operations follow one another on one thread, their calls inside them; kernels go to their call's
-stream in the order of the calls, and a call that waits returns when its stream is done::
+On each rank host operations follow one another on one thread, with their calls inside them. Kernels run on the streams
+of their calls in the calls' order. A call that waits returns when its stream is done::
 
     host      ─before─[ operation: half ─(call)─(call)─ half ]─before─[ operation … ]
                                             │ latency
     stream                                  [ kernel ]─gap─[ kernel ]
 
-When things happen is the simulator's to say: the rank's graph gets the times of its program simulated without the
-other ranks, so that whoever asks which operation a moment belongs to finds them as in a recording.
+The simulator computes the times: each rank's graph gets those of its program simulated without the other ranks. So the
+operation at any moment is found as in a recording.
 
 Between the ranks of a pipeline a send does not wait for its receiver (the data is buffered), and a receive waits until
-its sender has begun. Ranks that were traced by shapes one by one note sender and receiver of each; the order between
-two ranks is that of the program.
+its sender has begun. A rank that was traced by shapes alone notes sender and receiver of each message; the order
+between two ranks is that of the program.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ STEP = "traced step"
 
 @dataclass(slots=True)
 class DeviceWork:
-    """A piece of device work: what, where, how long (ns), how much it moves, and how sure that is.
+    """A piece of device work: its kind, stream, time (ns) and bytes, and the interval of its time.
 
     Attributes:
         collective: row of the rank's collectives; ``NONE`` for none.
@@ -125,7 +125,7 @@ class OperationTimes:
 
 
 def paired_transfers(graphs: Sequence[ExecutionGraph], kernel_ptr: Int64) -> list[tuple[int, int]]:
-    """(receive, send) of every pair, kernels of the program whose ranks begin at ``kernel_ptr``.
+    """Return (receive, send) of every pair, kernels of the program whose ranks begin at ``kernel_ptr``.
 
     What has no counterpart among the ranks is left out.
     """
@@ -152,8 +152,8 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class Synthesized:
-    """A step that never ran, and of each of its kernels (all ranks') where its time comes from and the logs of its
-    interval's ends over it."""
+    """A step that never ran. For each kernel of all ranks, ``source`` states where its time comes from; ``low`` and
+    ``high`` are the logs of its interval's ends over its time."""
 
     built: Built
     source: Int64
@@ -162,7 +162,7 @@ class Synthesized:
 
 
 def plain_constants(latency_ns: int) -> LaunchConstants:
-    """Launch constants of a device no launch was recorded on."""
+    """Return the launch constants of a device no launch was recorded on."""
     return LaunchConstants(np.full(KINDS, latency_ns, np.int64), np.full(KINDS, latency_ns, np.int64),
                            np.full((KINDS, KINDS, 2), GAP_DEFAULT_NS, np.int64), queue_depth=CUDA_DEPTH)
 
@@ -214,7 +214,7 @@ class _Rank:
         """The same up to each item: the step's begin, its calls, its end."""
 
     def rows(self) -> RankRows:
-        """The rank's rows of the program."""
+        """Return the rank's rows of the program."""
         count, constants = len(self.calls), self.constants
         own = whole_ns(np.maximum([call.ns for call in self.calls], 0.0))
         wait_call, wait_kernel = self._waits()
@@ -246,7 +246,7 @@ class _Rank:
             queue_depth=max(constants.queue_depth, 0))
 
     def timed(self, program: Program, simulated: Simulated, rank: int) -> ExecutionGraph:
-        """The rank's graph with the simulated times: ``rank`` is its position in the program."""
+        """Return the rank's graph with the simulated times: ``rank`` is its position in the program."""
         item = int(program.thread_ptr[rank])
         end = simulated.item_end[item:item + len(self.at_item)]
         start = simulated.item_start[item:item + len(self.at_item)]
@@ -307,7 +307,7 @@ class _Rank:
         return whole_ns(np.maximum([work.ns for work in self.works], 0.0))
 
     def _neighbours(self) -> tuple[Int64, Int64]:
-        """The kernel before each on its stream, ``NONE`` for the first, and the last one of its stream."""
+        """Return the kernel before each on its stream, ``NONE`` for the first, and the last one of its stream."""
         order = np.argsort(self.stream, kind="stable")
         same = self.stream[order][1:] == self.stream[order][:-1]
         previous = np.full(len(order), NONE, np.int64)
@@ -316,7 +316,7 @@ class _Rank:
         return previous, order[ends]
 
     def _waits(self) -> tuple[Int64, Int64]:
-        """(call, kernel) of every wait: a copy in its call, or the last work of the streams a call waits for."""
+        """Return (call, kernel) of every wait: a copy in its call, or the last work of the streams a call waits for."""
         found: list[tuple[int, int]] = []
         last: dict[int, int] = {}
         kernel = 0
@@ -342,8 +342,8 @@ class _Rank:
         return call_channel, queued
 
     def _meeting_compute(self) -> tuple[Int64, Int64]:
-        """(target, source) of what a collective waits for, the compute work launched before it, and of what waits for
-        a collective, the first compute work of the operation that needs its result."""
+        """Return rows (target, source): the target waits for the source. A collective waits for the compute work
+        launched before it; the first compute work of the operation that needs its result waits for the collective."""
         compute = np.flatnonzero(self.kind == KernelKind.COMPUTE)
         call, op = self.call_of_work[compute], self.op_of_call[self.call_of_work[compute]]
         target, source = [], []

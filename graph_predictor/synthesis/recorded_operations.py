@@ -1,4 +1,4 @@
-"""Costs of a recorded step's operations at the level at which a step is traced by shapes, call by call.
+"""Costs of a recorded step's operations, call by call, at the level of a trace by shapes.
 
 ::
 
@@ -6,15 +6,14 @@
                  |t| |- aten::addmm -|
     traced       t      addmm                               what the dispatcher runs below autograd
 
-The outermost recorded operations with a name that the trace knows have a row each in the table of costs
-(``prediction.operation_costs``). Here each row has its calls and their kernels beside its times.
+The outermost recorded operations with names that occur in the trace have one row each in the table of costs
+(``prediction.operation_costs``). Here each row also has its calls and their kernels.
 
-To find the recorded operation that stands for a traced one, both sequences are aligned in program order, over
-everything: a program's layers look alike, and one that begins with something else (a broadcast of buffers) must not be
-taken for its next layer. What has no partner there (a layer more, a gradient summed in another place, a later step of a
-recurrent layer) is stood for by an operation of the same name, the nearest in size: of several that near, one among the
-same neighbours, and of those the one whose time is their median, since the first of many often took longer. What has no
-namesake stays without one.
+``match`` aligns the recorded and the traced operations in program order, over the whole step. Layers look alike, so a
+local match could take a layer for the next one, for instance after a broadcast of buffers. An operation may have no
+partner: it is of an added layer, of a gradient summed elsewhere, or of a later step of a recurrent layer. It matches
+the recorded operation of the same name that is nearest in size. Ties are broken by the same neighbours, then by the
+median time: the first of many often took longer. An operation whose name was not recorded has no match.
 """
 
 from __future__ import annotations
@@ -77,20 +76,20 @@ class RecordedOperations:
 
     @property
     def graph(self) -> ExecutionGraph:
-        """The recorded rank."""
+        """Return the recorded rank."""
         return self.costs.graph
 
     @property
     def op(self) -> Int64:
-        """Row of ``graph.ops`` of each."""
+        """Return the row of ``graph.ops`` of each."""
         return self.costs.op
 
     def host(self) -> Float64:
-        """Host time of each operation, with that of its calls and that before it, ns."""
+        """Return the host time of each operation, with that of its calls and that before it, ns."""
         return self.before + self.inside + self.calls.by_operation(self.call_ns)
 
     def device(self) -> Float64:
-        """Device time of each operation's own calls, ns."""
+        """Return the device time of each operation's own calls, ns."""
         calls = self.calls
         kernels = np.concatenate([[0.0], np.cumsum(self.kernel_ns)])[calls.kernel_ptr]
         return calls.by_operation(np.where(calls.within, np.diff(kernels), 0.0))
@@ -113,7 +112,7 @@ class RecordedCalls:
     kernel: Int64
 
     def by_operation(self, values: Float64) -> Float64:
-        """Sums of the calls' values, by operation."""
+        """Return the sums of the calls' values, by operation."""
         total = np.concatenate([[0.0], np.cumsum(values)])
         found: Float64 = total[self.ptr[1:]] - total[self.ptr[:-1]]
         return found
@@ -124,7 +123,7 @@ class RecordedCalls:
 
 
 def recorded_operations(scenario: Scenario, rank: int, names: Iterable[str]) -> RecordedOperations:
-    """The operations of a recorded rank for a trace that knows operations of the given names."""
+    """Return the operations of a recorded rank that match a trace with operations of the given names."""
     built, cycle = scenario.built, scenario.cycle
     graph, program = built.graphs[rank], built.program
     owner = operations_named(graph, names)
@@ -150,7 +149,7 @@ def recorded_operations(scenario: Scenario, rank: int, names: Iterable[str]) -> 
 
 
 def _calls(built: Built, rank: int, owner: Int64, rows: Int64, span: tuple[int, int]) -> RecordedCalls:
-    """The calls of one step's operations; what is called after the last one is called at its end."""
+    """Return the calls of one step's operations; what is called after the last one is called at its end."""
     graph = built.graphs[rank]
     calls, kernels = graph.launches, graph.kernels
     of_op = np.full(len(graph.ops) + 1, NONE, np.int64)
@@ -190,8 +189,8 @@ def _call_costs(built: Built, rank: int) -> tuple[Int64, Int64]:
 
 
 def _hand_overs(built: Built, rank: int, rows: Int64, span: tuple[int, int]) -> Float64:
-    """Time that passes between threads before each of a step's operations, and after the last one, ns: the program
-    has it between its threads, where a step traced by shapes has one."""
+    """Return the time of hand-overs between threads before each of a step's operations and after the last one, ns. The
+    recorded program has it between its threads; a step traced by shapes has only one thread."""
     program = built.program
     item = np.repeat(np.arange(len(program.item_kind)), np.diff(program.after_ptr))
     start = program.recorded_item_start[item] - built.clock_ns[rank]
@@ -210,8 +209,8 @@ def _tf32(graph: ExecutionGraph, kernel: Int64, row: Int64, rows: int) -> Bool:
 
 @dataclass(frozen=True, slots=True)
 class OperationMatch:
-    """The row of the recorded operation that stands for each traced one (-1: none), and whether it is its own partner
-    rather than a namesake from another place."""
+    """The row of the recorded operation that matches each traced one (-1: none). ``own`` is true for a partner in the
+    alignment, false for an operation of the same name from another place."""
 
     row: Int64
     own: Bool
@@ -229,7 +228,7 @@ def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
 
 
 def match(graph: ExecutionGraph, recorded: RecordedOperations) -> OperationMatch:
-    """Find the recorded operations that stand for those of a traced rank."""
+    """Find the recorded operations that match those of a traced rank."""
     numbers: dict[str, int] = {}
     traced = numbered_names(graph, np.arange(len(graph.ops)), numbers, out_of_place)
     known = numbered_names(recorded.graph, recorded.op, numbers, out_of_place)

@@ -1,33 +1,33 @@
 """A recorded job as the source of times for a step traced by shapes, and the host that its ranks would share.
 
-Ranks on CPUs that share cores cost each other time, and their collectives cost them time::
+Ranks on CPUs that share cores slow each other down, and their collectives take time from computation::
 
     two ranks on two cores     main 0  |= backward =|=== gloo ===|= backward =|    a collective's threads send, receive
                                main 1  |= backward =|=== gloo ===|= backward =|    and add up on the cores that compute
-    four ranks on two cores    each of the four has a core half of the time
+    four ranks on two cores:   each of the four has a core half of the time
 
-A collective of gloo is work of the processor: its threads copy to and from the loopback and add up. Measured back to
-back on two cores, two processes spend 0.44 to 0.92 (median 0.7) of its time on a core each, four 0.27 to 0.51 (median
-0.39): the cores are busy for four fifths of it. What runs beside it gets that much less, so that it overlaps with
-nothing.
+A collective of gloo is work of the processor: its threads copy to and from the loopback and add up. In measurements
+back to back on two cores, each of two processes spends 0.44 to 0.92 (median 0.7) of its time on a core. Each of four
+spends 0.27 to 0.51 (median 0.39). So the cores are busy for four fifths of the collective. Overlapping computation
+loses as much, so overlap gains nothing.
 
-A parallel plan costs the host more than what was recorded without it: hooks, and sharded tensors' dispatch::
+A parallel plan adds host time to a step that was recorded without it: hooks, and sharded tensors' dispatch::
 
     recorded        |view|        |addmm|                  one process alone
     under FSDP      hooks |all_gather| hooks |view|hooks|addmm|        what a host model knows of programs with hooks
 
-The shipped host model has programs that ran under DDP and FSDP (``traces/host-parallel``); what it says of the traced
-step beyond what it says of the recorded one is added, event by event, at this host's own speed.
+The shipped host model was fitted to programs under DDP and FSDP too (``traces/host-parallel``). Its prediction for the
+traced step less that for the recorded step is added event by event, scaled to this host's own speed.
 
-``StandInTimes``: each traced operation takes the host time, the calls and the device work of the recorded one that
-stands for it (``recorded_operations``). Where its arguments are the same, so is the time: *measured*. Where they
-changed, device work (on a CPU: computation) is measured × model(new) / model(old): *anchored*. What no recorded
-operation stands for is priced by models. The time of host work itself stays, since it does not depend on sizes.
+``StandInTimes``: each traced operation takes the host time, the calls and the device work of its matching recorded
+operation (``recorded_operations``). With equal arguments the time is *measured*. With other arguments, device work (on
+a CPU: computation) is *anchored*: measured × model(new) / model(old). Models price traced operations without a match.
+The time of host work itself stays, because it does not depend on sizes.
 
-What an edit makes of the recorded host it makes of the traced one too (``StandIn``), operation by operation::
+An edit scales the traced host's time as it scales the recorded host's (``StandIn``), operation by operation::
 
     recorded   addmm  100 µs → 50 µs with the edit             (×0.5)
-    traced     addmm  180 µs (anchored) → 90 µs                (×0.5, by the recorded operation that stands for it)
+    traced     addmm  180 µs (anchored) → 90 µs                (×0.5, from the matching recorded operation)
 """
 
 from __future__ import annotations
@@ -89,25 +89,25 @@ class SharedCores:
 
     @property
     def taken(self) -> float:
-        """Return what a collective takes from computing beside it, as a share of its time: nothing where it has
-        cores of its own."""
+        """Return the time that a collective takes from overlapping computation, as a share of the collective's time; 0
+        where it has cores of its own."""
         wanted = BUSY * min(self.cores / self.ranks, 1.0)
         spare = max(self.cores / self.ranks - self.threads, 0.0)
         return BUSY * (1.0 - min(spare / wanted, 1.0))
 
     def apply(self, graph: ExecutionGraph, times: OperationTimes) -> OperationTimes:
-        """Return one rank's times beside the other ranks'; collectives were measured beside them and stay.
+        """Return one rank's times on a host shared with the other ranks. Collectives were measured on it and stay.
 
         Args:
             graph: of the rank, traced by shapes.
-            times: as if it had the host to itself.
+            times: as if the rank had the host to itself.
         """
         factor = self.crowding
         before, inside = np.append(times.before, times.tail) * factor, times.inside * factor
         at_once = {int(op) for op, beside in zip(graph.collectives.op, graph.collectives.is_async, strict=True)
                    if not beside}
         for op, calls in times.calls.items():
-            # For others the host itself waits: there is nothing beside them.
+            # For the others the host itself waits: nothing overlaps them.
             if op not in at_once:
                 before[op + 1] += self.taken * sum(
                     work.ns for call in calls for work in call.kernels if work.kind == KernelKind.COLLECTIVE)
@@ -130,13 +130,13 @@ def cores_shared(meta: Meta, ranks: int) -> SharedCores | None:
 
 def with_hooks(graph: ExecutionGraph, times: OperationTimes, recorded: RecordedOperations,
                pairs: OperationMatch) -> OperationTimes:
-    """Return a traced rank's times with what its plan costs the host.
+    """Return a traced rank's times plus the host time that its parallel plan adds.
 
     Args:
         graph: traced by shapes under a plan.
-        times: of its operations, by the recording.
+        times: of its operations, from the recording.
         recorded: operations of one process without a plan.
-        pairs: which of them stand for traced ones.
+        pairs: the match of each traced operation among them.
     """
     row = pairs.row
     mine, theirs = np.flatnonzero(row >= 0), row[row >= 0]
@@ -165,13 +165,13 @@ _LAUNCH = "cudaLaunchKernel"
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A recorded job and which of its operations stand for those of a traced one.
+    """A recorded job, and the match of each operation of a traced job among its operations.
 
     Attributes:
         scenario: the recorded job, without edits.
-        ranks: of each traced rank the recorded one.
-        costs: of each traced rank what the recorded one's operations cost.
-        row: of each traced rank the row of these costs that stands for each row of its ``ops``; -1 for none.
+        ranks: the recorded rank of each traced rank.
+        costs: for each traced rank, the costs of its recorded rank's operations.
+        row: for each traced rank, the row of these costs that matches each row of its ``ops``; -1 for none.
     """
 
     scenario: Scenario
@@ -180,11 +180,11 @@ class StandIn:
     row: list[Int64]
 
     def host_factors(self, slices: HostSlices, ns: Float64) -> Float64:
-        """Factor on each slice of the traced job's host time.
+        """Return a factor on each slice of the traced job's host time.
 
         Args:
             slices: of the traced job.
-            ns: times of the recorded job's slices as an edit makes them.
+            ns: edited times of the recorded job's slices.
         """
         found: Float64 = np.ones(len(slices))
         for rank in range(len(self.row)):
@@ -198,8 +198,8 @@ class StandIn:
         return found
 
     def _ratios(self, rank: int, ns: Float64) -> tuple[Float64, Float64, float, float]:
-        """Time with the edit over time without: in each recorded operation and before it (and after the last one), of
-        loading batches, and of all."""
+        """Return the time with the edit over time without: in each recorded operation and before it (and after the last
+        one), of loading batches, and of all."""
         slices, cycle, costs = self.scenario.slices, self.scenario.cycle, self.costs[rank]
         mine = (slices.rank == self.ranks[rank]) & cycle.working[slices.item]
         # Where nothing was recorded, nothing tells another ratio than that of all.
@@ -225,7 +225,7 @@ class _Tally:
     anchored: int = 0
     modelled: int = 0
     left_ns: float = 0.0
-    """Recorded time of operations that stand for no traced one."""
+    """Recorded time of operations that match no traced operation."""
     host_ns: float = 0.0
     computed_ns: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
@@ -242,9 +242,9 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """The change from a recorded operation to a traced one: the ratio of their times and the logs of its interval's
-    ends; the ratio of their work on the host; on a CPU what another element type adds to the interval, and the type;
-    whether a dimension of products changes that is below ``LANES``."""
+    """The change from a recorded operation to a traced one: the ratio of their times, the logs of its interval's ends,
+    and the ratio of their work on the host. ``retyping`` is what another element type (``dtype``) adds to the interval
+    on a CPU. ``narrow`` states whether a dimension of products below ``LANES`` changes."""
 
     ratio: float
     low: float
@@ -261,7 +261,7 @@ class _Change:
 
 @dataclass(slots=True)
 class StandInTimes:
-    """A recorded job whose operations stand for those of a trace.
+    """Times of a recorded job for the operations of a trace by shapes.
 
     Args:
         scenario: the recorded job, without edits.
@@ -276,7 +276,7 @@ class StandInTimes:
 
     @property
     def device(self) -> DeviceSpec:
-        """Return where it was recorded. Raises ``EditError`` where nobody knows."""
+        """Return the device of the recording. Raises ``EditError`` where it is unknown."""
         return self.scenario.known_source()
 
     @property
@@ -313,11 +313,11 @@ class StandInTimes:
 
     @property
     def origin(self) -> StandIn:
-        """Return which recorded operations stand for those of the ranks so far."""
+        """Return the matches of all ranks that ``times`` was called for so far."""
         return StandIn(self.scenario, *(list(column) for column in zip(*self._stand, strict=True)))
 
     def constants(self, position: int) -> LaunchConstants:
-        """Launch constants of the recorded rank that stands for a traced one."""
+        """Return the launch constants of the recorded rank that a traced one takes its times from."""
         return self.scenario.built.reports[self._rank(position)].constants
 
     def times(self, graph: ExecutionGraph, position: int, collectives: dict[int, DeviceWork], *,
@@ -373,7 +373,7 @@ class StandInTimes:
 
     def _changes(self, graph: ExecutionGraph, recorded: RecordedOperations, pairs: OperationMatch) -> dict[
             tuple[int, ...], _Change]:
-        """The change of every kind of pair, by ``_key``."""
+        """Return the change of every kind of pair, by ``_key``."""
         found: dict[tuple[int, ...], tuple[tuple[OpCall, ...], tuple[OpCall, ...], float]] = {}
         weight = np.maximum(recorded.device() + recorded.compute, 1.0)
         unsized = 0.0
@@ -408,7 +408,7 @@ class StandInTimes:
 
 
 class _Rank:
-    """One traced rank and the recorded one that stands for it."""
+    """One traced rank, and the recorded rank that it takes its times from."""
 
     def __init__(self, source: StandInTimes, graph: ExecutionGraph, recorded: RecordedOperations,
                  pairs: OperationMatch, changes: dict[tuple[int, ...], _Change]) -> None:
@@ -421,7 +421,8 @@ class _Rank:
         self.tally = _Tally()
 
     def collectives(self, modelled: dict[int, DeviceWork]) -> dict[int, DeviceWork]:
-        """Collectives as recorded, × the models' ratio where their payload changed; modelled in another group."""
+        """Return collectives as recorded, × the models' ratio where the payload changed; modelled if the group
+        changed."""
         recorded = self.recorded.graph
         by_model = collective_works(recorded, self.source.device, None)
         table, old = self.graph.collectives, recorded.collectives
@@ -442,7 +443,7 @@ class _Rank:
         return found
 
     def times(self, collectives: dict[int, DeviceWork]) -> OperationTimes:
-        """Host time and calls of every operation."""
+        """Return the host time and calls of every operation."""
         recorded, ops, of = self.recorded, self.graph.ops, self.pairs.row
         before, inside = np.zeros(len(ops)), np.zeros(len(ops))
         calls: dict[int, list[HostCall]] = {}
@@ -468,7 +469,7 @@ class _Rank:
         return OperationTimes(before, inside, calls, recorded.tail, fetch)
 
     def _inside(self, row: int, change: _Change) -> float:
-        """Host time in an operation; on a CPU its computation changes with the sizes."""
+        """Return the host time in an operation; on a CPU its computation changes with the sizes."""
         compute, total = float(self.recorded.compute[row]), float(self.recorded.inside[row])
         self.tally.measured += change.source == Source.MEASURED
         self.tally.anchored += change.source == Source.ANCHORED
@@ -526,15 +527,15 @@ class _Rank:
         return work
 
     def _placed(self, work: DeviceWork, kernel: int) -> DeviceWork:
-        """A collective on the stream it was recorded on."""
+        """Return a collective on the stream it was recorded on."""
         return replace(work, stream=int(self.recorded.graph.kernels.stream[kernel]))
 
     def _unknown(self, op: int, works: list[DeviceWork], collectives: dict[int, DeviceWork],
                  usual: tuple[float, float, float]) -> tuple[float, float, list[HostCall]]:
-        """An operation the recording does not have."""
+        """Price an operation that was not recorded."""
         self.tally.modelled += 1
         if op in self.row_of:
-            # A recorded CPU job's collectives are in its host time; one that had none gets them beside it.
+            # A recorded CPU job's collectives are in its host time; a job without collectives gets them in addition.
             recorded = self.source.on_cpu and len(self.recorded.graph.collectives)
             works = [] if recorded else [collectives[self.row_of[op]]]
         elif self.source.on_cpu:
@@ -549,7 +550,7 @@ class _Rank:
         return usual[0], usual[1] + computed, [HostCall(_LAUNCH, LaunchKind.KERNEL, usual[2], [work]) for work in works]
 
     def _collective(self, row: int) -> tuple[int, float]:
-        """Kernel of a recorded operation's collective, and its time, ns; ``NONE`` where it has none."""
+        """Return the kernel of a recorded operation's collective, and its time, ns; ``NONE`` where it has none."""
         if row < 0:
             return NONE, 0.0
         calls = self.recorded.calls
@@ -573,7 +574,7 @@ def _key(graph: ExecutionGraph, op: int, recorded: RecordedOperations, row: int)
 
 def _calls_of_pair(graph: ExecutionGraph, op: int, recorded: RecordedOperations, row: int) -> tuple[
         tuple[OpCall, ...], tuple[OpCall, ...], float]:
-    """Calls of a recorded operation and of the traced one it stands for; the ratio of their work on the host."""
+    """Return the calls of a recorded operation and of its traced match, and the ratio of their work on the host."""
     was = Operation.from_graph(recorded.graph, int(recorded.op[row]))
     will = Operation.from_graph(graph, op)
     if out_of_place(was.name) == out_of_place(will.name):
@@ -588,7 +589,7 @@ def _calls_of_pair(graph: ExecutionGraph, op: int, recorded: RecordedOperations,
 
 
 def _alike(old: Operation, new: Operation) -> tuple[Operation, Operation]:
-    """Both with what both know: what only the trace says of an argument says nothing of a change."""
+    """Return both with the facts that both state: a fact that only the trace states shows no change."""
     pairs = [_both(one, other) for one, other in zip(old.arguments, new.arguments, strict=False)]
     more = len(pairs)
     return (replace(old, arguments=(*(a for a, _ in pairs), *old.arguments[more:])),
@@ -619,7 +620,7 @@ def _payload(graph: ExecutionGraph, row: int) -> tuple[int, int, str]:
 
 
 def _usual(recorded: RecordedOperations) -> tuple[float, float, float]:
-    """Median host time before and in an operation that does work, and of one launch, ns."""
+    """Return the median host time before and in an operation that does work, and of one launch, ns."""
     calls = len(recorded.call_ns)
     works = np.diff(recorded.calls.ptr) > 0 if calls else recorded.compute > 0
     if not works.any():

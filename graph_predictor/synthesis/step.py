@@ -1,9 +1,8 @@
 """A step that was traced by shapes alone, with the times that models give it.
 
-Every operation's calls are priced on the device, and each becomes a kernel on one compute stream; collectives go to a
-stream of their own, start after the work launched before them, and the operation that first needs a result
-(``wait_op``) waits for it. The host's time is that of a given host, or a default with a wide interval: what no shape
-can tell.
+Every call of an operation is priced on the device and becomes a kernel on one compute stream. Collectives run on a
+stream of their own and start after the work launched before them; the operation that first needs a result (``wait_op``)
+waits for it. Shapes do not determine host time: it is that of a given host, or a default with a wide interval.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ HOST_WORK_TOLD_NS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class HostThread:
-    """Its time in a step, ns.
+    """The host thread's time in a step, ns.
 
     Attributes:
-        told_ns: what the model of hosts tells.
-        computed_ns: what operations compute on it, where it is the device.
-        width_ns: half width of the latter's 80% interval; calls of a family err together, families apart.
+        told_ns: time predicted by the host model.
+        computed_ns: time of operations' computation on the host, where the host is the device.
+        width_ns: half width of its 80% interval. Errors within a family are common, between families independent.
     """
 
     told_ns: float
@@ -93,7 +92,7 @@ class HostThread:
 
 
 def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, tuple[OpCall, ...]]:
-    """The calls of operations of a shape-only graph; equal ones are looked at once."""
+    """Return the calls of operations of a shape-only graph; equal operations share the work."""
     known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
     ops = graph.ops
     columns = (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars, ops.place)
@@ -108,7 +107,7 @@ def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, 
 
 def modelled_works(calls: dict[int, tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> dict[
         int, list[DeviceWork]]:
-    """Device work of operations by their calls, each of which becomes one kernel."""
+    """Return the device work of operations: each of their calls becomes one kernel."""
     every = [call for of in calls.values() for call in of]
     if not every:
         return {op: [] for op in calls}
@@ -138,7 +137,7 @@ def _work(call: OpCall, ns: float, source: int, low: float, high: float) -> Devi
 
 def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: CollectiveModel | None) -> dict[
         int, DeviceWork]:
-    """Device work of each row of the rank's collectives."""
+    """Return the device work of each row of the rank's collectives."""
     if not len(graph.collectives):
         return {}
     table, times = graph.collectives, price_table(graph, spec, collectives)
@@ -276,7 +275,7 @@ def _told(host_ns: float, host: HostModel) -> str:
 
 def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostModel,
               collectives: dict[int, DeviceWork]) -> tuple[OperationTimes, HostThread]:
-    """Everything from models: each call of an operation is a kernel that is launched; and what the host does."""
+    """Return everything from models: each call of an operation is a kernel that is launched; and what the host does."""
     ops = graph.ops
     row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}
     calls = calls_by_operation(graph, (op for op in range(len(ops)) if op not in row_of))
@@ -312,8 +311,8 @@ def _launch_of(work: DeviceWork) -> tuple[str, LaunchKind]:
 
 
 def with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceSpec) -> OperationTimes:
-    """On a CPU the host itself waits for a collective: in the call where it is synchronous (FSDP2's are; on a GPU only
-    its stream would wait), else where its result is first needed. Those of a recorded CPU job are in its host time."""
+    """Add the host's waits for collectives on a CPU, where the host itself waits, not a stream. It waits in synchronous
+    calls (FSDP2's are), else where the result is first needed. Recorded host times of CPU jobs include these waits."""
     if spec.vendor != "host" or not any(work.kind == KernelKind.COLLECTIVE for own in times.calls.values()
                                         for call in own for work in call.kernels):
         return times

@@ -184,7 +184,7 @@ class MeasuredBus:
         return sheet, 1e-3 * bus_factor(kind, group.ranks) * LARGE, group.ranks
 
     def _of_one_node(self, kind: CollectiveKind) -> float:
-        """Busbw within a node, GB/s: measured, else the formulas'."""
+        """Return the bus bandwidth within a node, GB/s: measured, else by formula, 0 where neither has one."""
         if 1 in (known := self._measured.get(kind, {})):
             return known[1]
         sheet, moved, _ = self._formula(kind, 1)

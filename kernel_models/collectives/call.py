@@ -89,7 +89,7 @@ def collective_kind(name: str) -> CollectiveKind:
 
 
 def dtype_name(name: str) -> str:
-    """PyTorch's name of a dtype given by that or by NCCL's name.
+    """Return PyTorch's name of a dtype given by that name or by NCCL's.
 
     Raises:
         CommError: No such dtype.
@@ -217,7 +217,7 @@ class CollectiveBatch:
                                self.nodes[rows], self.widest[rows], self.narrowest[rows])
 
     def settings(self) -> tuple[Int64, Int64]:
-        """Rows grouped by all but the size: (first row of each setting, setting of each row)."""
+        """Group rows by all but the size: return (first row of each setting, setting of each row)."""
         # Mixed radix: each column's values are small.
         key: Int64 = np.zeros(len(self), np.int64)
         for column in (self.kind, self.dtype, self.ranks, self.nodes, self.widest, self.narrowest):
@@ -229,7 +229,7 @@ class CollectiveBatch:
 
 
 def uneven_all_to_all(sent_bytes: npt.ArrayLike) -> float:
-    """``payload_bytes`` of an all-to-all whose ranks send different amounts.
+    """Return the ``payload_bytes`` of an all-to-all whose ranks send different amounts.
 
     The busiest rank decides: its link carries ``max(sent, received)`` without what stays on the rank, and an even
     all-to-all of n ranks carries ``(n − 1) / n`` of its payload.

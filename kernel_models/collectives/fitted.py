@@ -212,7 +212,7 @@ class FittedModel:
         return min(usable, key=lambda s: (s[0] != key[0], (s[3] > 1) != (key[3] > 1), *distance(s)), default=None)
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {"topology": topology_state(self.topology), "oversubscription": self.topology.network.oversubscription,
                 "residual": self.residual.tolist(),
                 "pieces": [{"setting": [key[0], DTYPES[key[1]], *key[2:]], "upto": p.upto.tolist(),
@@ -305,7 +305,7 @@ def _line(size: Float64, time_us: Float64, weight: Float64) -> tuple[float, floa
 
 
 def _robust_line(size: Float64, time_us: Float64) -> tuple[float, float]:
-    """α, β by reweighted least squares: first least absolute relative errors, then Cauchy's weights from there.
+    """Fit α, β by reweighted least squares: first least absolute relative errors, then Cauchy's weights.
 
     One line cannot follow a change of protocol; Cauchy's weights let the sizes of one protocol decide.
     """

@@ -107,7 +107,7 @@ def _placement(known: dict[tuple[int, int], Placement], ranks: int, per_node: in
 
 
 def _text(values: dict[str, list[Any]], key: str, row: int) -> str:
-    """A cell as text; empty where the column or the cell is, or where a writer put down a missing number for it."""
+    """Return a cell as text; empty where the column or the cell is, or the writer's word for a missing number."""
     value = values[key][row] if key in values else None
     text = "" if value is None else str(value).strip()
     return "" if text.lower().lstrip("+-") in ("nan", "inf") else text
@@ -220,7 +220,7 @@ def read_inspector(files: list[Path], hints: Hints) -> CollectiveMeasurements:
 
 
 def _payload(kind: CollectiveKind, ranks: int, done: _Performance) -> float:
-    """Bytes of the whole buffer. The log's size is one rank's share where its bandwidth counts all of them."""
+    """Return the whole buffer's bytes. The log has one rank's share where its bandwidth counts all ranks'."""
     size = done.coll_msg_size_bytes
     if kind not in _SCALED or done.coll_algobw_gbs <= 0 or size <= 0:
         return size

@@ -58,7 +58,7 @@ class Curve:
 
     @staticmethod
     def fit(size: npt.ArrayLike, time_us: npt.ArrayLike) -> Curve:
-        """A curve through measured times; where they decrease, neighbours are pooled (isotonic, least absolute errors).
+        """Fit a curve through times; where they decrease, neighbours are pooled (isotonic, least absolute errors).
 
         Args:
             size: Bytes, each at most once, above zero.
@@ -134,7 +134,7 @@ def choose_blend(curves: Sequence[tuple[Float64, Float64]]) -> tuple[float, Floa
 
 
 def _isotonic(y: Float64) -> Float64:
-    """Non-decreasing least absolute fit (pool adjacent violators, each pool at its median)."""
+    """Fit a non-decreasing curve by least absolute errors (pool adjacent violators, each pool at its median)."""
     if len(y) < 2 or (np.diff(y) >= 0).all():
         return y.copy()
     pools: list[list[float]] = []
@@ -168,7 +168,7 @@ def _slopes(x: Float64, y: Float64) -> Float64:
 
 
 def _end_slope(h0: float, h1: float, d0: float, d1: float) -> float:
-    """Three-point slope at an end, kept within what stays monotone."""
+    """Return the three-point slope at an end, kept within what stays monotone."""
     slope = ((2 * h0 + h1) * d0 - h0 * d1) / (h0 + h1)
     return float(min(max(slope, 0.0), 3.0 * d0))
 
@@ -284,7 +284,7 @@ class MeasuredModel:
         return out
 
     def nearest_dtype(self, key: Setting) -> Setting | None:
-        """The measured setting that differs at most in dtype, with the element width nearest; ``None`` without one."""
+        """Return the measured setting that is equal or differs in dtype only, of the nearest width; else ``None``."""
         if key in self.curves:
             return key
         same = [k for k in self.curves if k[0] == key[0] and k[2:] == key[2:]]
@@ -355,7 +355,7 @@ class MeasuredModel:
         return np.concatenate(residuals) if residuals else np.zeros(0)
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "blend": self.blend, "spread": self.spread, "shared_link": self.shared_link,
             "residual_size": self.residual_size.tolist(), "residual": self.residual.tolist(),
@@ -406,7 +406,7 @@ class _State(msgspec.Struct):
 
 
 def _quantiles(residual: Float64, default: float) -> tuple[float, float]:
-    """10% and 90% quantiles, at least the floor away from zero; ±``default`` of fewer than eight residuals."""
+    """Return the 10% and 90% quantiles, at least the floor away from zero; ±``default`` below eight residuals."""
     if len(residual) < 8:
         return -default, default
     low, high = np.quantile(residual, [LOW, HIGH])

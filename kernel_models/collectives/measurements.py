@@ -83,7 +83,7 @@ class CollectiveMeasurements:
         return replace(self, device=[], system=[])
 
     def aggregated(self) -> CollectiveMeasurements:
-        """One row for each backend, machine, setting and size: the median over repeats."""
+        """Return one row for each backend, machine, setting and size, with the median over repeats."""
         origins = list(zip(self.backend, self.device, self.system, strict=True))
         code = {origin: i for i, origin in enumerate(sorted(set(origins)))}
         _, setting = self.batch.settings()
@@ -111,8 +111,8 @@ class CollectiveMeasurements:
         return out
 
     def curves(self) -> dict[Setting, tuple[Float64, Float64]]:
-        """Sizes ascending and µs of each setting with sizes above zero; call it on ``aggregated`` rows of one
-        backend."""
+        """Return ascending sizes and their µs for each setting with sizes above zero. The rows must be those of one
+        backend, ``aggregated``."""
         first, setting = self.batch.settings()
         found: dict[Setting, tuple[Float64, Float64]] = {}
         for index, row in enumerate(first.tolist()):
@@ -266,7 +266,7 @@ def _keep(rows: CollectiveMeasurements, keep: list[bool], refusal: str) -> Colle
 
 
 def _devices(rows: CollectiveMeasurements) -> list[str]:
-    """One name for each different GPU of the rows."""
+    """Return one name for each different GPU of the rows."""
     found: dict[str, str] = {}
     for name in sorted(set(filter(None, rows.device))):
         spec = _resolved(name)

@@ -150,7 +150,7 @@ def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
 
 
 def _read_xml(text: str, name: str) -> NodeMap:
-    """NCCL's dump: a tree of PCI bridges with GPUs (their NVLinks within) and network cards."""
+    """Read NCCL's dump: a tree of PCI bridges with GPUs (their NVLinks within) and network cards."""
     try:
         root = parse_xml(text)
     except DecodeError as error:

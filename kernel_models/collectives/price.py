@@ -198,7 +198,7 @@ class Backends:
 
 
 def _log_ratio(above: Float64, below: Float64) -> Float64:
-    """Log of a ratio of times; 0 where either is none."""
+    """Return the log of a ratio of times; 0 where either is none."""
     some = (above > 0) & (below > 0)
     found: Float64 = np.log(np.where(some, above, 1.0) / np.where(some, below, 1.0))
     return found

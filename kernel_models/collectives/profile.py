@@ -155,7 +155,7 @@ class CommProfile:
                        for key in self.backends[name].fitted.pieces if key[0] == kind})
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON values, for this profile's own file or as a part of another."""
+        """Return plain JSON values, for this profile's own file or as a part of another."""
         return {"topology": topology_state(self.topology), "oversubscription": self.topology.network.oversubscription,
                 "sources": self.sources,
                 "backends": {name: {"measured": models.measured.state(), "fitted": models.fitted.state()}

@@ -20,7 +20,7 @@ from tracer.graph import NONE, CollectiveTable, ExecutionGraph
 
 
 def payload_bytes(kind: CollectiveKind, elements_in: int, elements_out: int, element_bytes: int, ranks: int) -> float:
-    """nccl-tests' size from what a rank recorded; ``NaN`` where it recorded no sizes.
+    """Return nccl-tests' size of what a rank recorded, bytes; ``NaN`` where it recorded no sizes.
 
     Of an all-gather the gathered output, of a reduce-scatter the input; where only the other end is known, it is
     ``ranks`` times that. Of an uneven all-to-all the larger of what the rank sends and receives.

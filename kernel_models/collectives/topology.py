@@ -182,7 +182,7 @@ def networks() -> Mapping[str, Network]:
 
 
 def _networks(file: Path, table_name: str) -> dict[str, Network]:
-    """The networks in a table of a file. Raises ``CommError`` where a figure is missing, no number or unsourced."""
+    """Read the networks in a file's table. Raise ``CommError`` for a figure missing, no number or unsourced."""
     data = _toml(file)
     found = {}
     for name in data[table_name] if isinstance(data.get(table_name), dict) else ():

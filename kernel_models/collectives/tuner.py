@@ -48,7 +48,7 @@ class TunedChoice:
         return self.time_us[default] / self.time_us[self.winner] - 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"collective": self.kind.label, "ranks": self.placement.ranks, "per_node": list(self.placement.per_node),
                 "payload_bytes": self.payload_bytes, "time_us": dict(self.time_us), "winner": self.winner}
 
@@ -64,13 +64,13 @@ class Crossover:
     after: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"collective": self.kind.label, "ranks": self.placement.ranks, "per_node": list(self.placement.per_node),
                 "payload_bytes": self.payload_bytes, "before": self.before, "after": self.after}
 
 
 def backends_of(profiles: Sequence[CommProfile]) -> dict[str, Predict]:
-    """One predictor for each measured backend of the profiles; a name that several profiles have is numbered."""
+    """Return a predictor for each measured backend of the profiles; a name that several have is numbered."""
     found: dict[str, Predict] = {}
     for profile in profiles:
         for name in profile.backend_names():
@@ -92,7 +92,7 @@ def _only_measured(times: CommTimes) -> CommTimes:
 
 
 def measured_groups(profiles: Sequence[CommProfile]) -> list[tuple[CollectiveKind, Placement, float, float]]:
-    """(kind, placement, smallest and largest size measured by all) of what more than one backend has, or all of one."""
+    """Return (kind, placement, least, most size that all measured) of what several backends have, or all of one."""
     ranges: dict[tuple[int, int, int, int, int], dict[tuple[int, str], tuple[float, float]]] = {}
     for number, profile in enumerate(profiles):
         for name, models in profile.backends.items():
@@ -165,7 +165,7 @@ def crossovers(backends: Mapping[str, Predict], kind: CollectiveKind, placement:
 
 def algorithm_rows(on: Topology, kind: CollectiveKind, placement: Placement, smallest: float,
                    largest: float) -> list[tuple[float, float, Line]]:
-    """(first byte, last byte, line) of NCCL's best algorithm and protocol by size, from the formulas of a topology."""
+    """Return (first byte, last byte, line) of NCCL's best algorithm and protocol by size, by a topology's formulas."""
     group = RankGroup(placement.ranks, placement.nodes, placement.widest, placement.narrowest)
     ways = [line for line in nccl_lines(on, kind, group) if line.algorithm is not Algorithm.DIRECT]
     if not ways or placement.ranks < 2:
@@ -190,7 +190,7 @@ def algorithm_rows(on: Topology, kind: CollectiveKind, placement: Placement, sma
 
 
 def nccl_tuner_csv(on: Topology, groups: Sequence[tuple[CollectiveKind, Placement]]) -> str:
-    """NCCL's example tuner plugin's configuration file (``NCCL_TUNER_CONFIG_FILE``): best algorithm by size.
+    """Write NCCL's example tuner plugin's file (``NCCL_TUNER_CONFIG_FILE``): best algorithm by size.
 
     It is from the formulas, so it says what NCCL should choose on that topology; kinds the plugin does not know
     (all-to-all, send and receive) are left out.

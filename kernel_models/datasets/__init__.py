@@ -25,7 +25,7 @@ def read_samples(
     paths: Sequence[str], progress: Callable[[str], None] = lambda text: None, *, spec: DeviceSpec | None = None,
     notes: list[str] | None = None, host_work: Callable[[ExecutionGraph], HostWork] | None = None,
 ) -> list[Samples]:
-    """Samples of tables (Parquet, CSV), of campaigns' directories, and of anything ``tracer.read_job`` reads.
+    """Read samples of tables (Parquet, CSV), of campaigns' directories, and of what ``tracer.read_job`` reads.
 
     Of a directory of tables or traces, what can be read is; a path given by itself must be readable.
 

@@ -132,7 +132,7 @@ def _recorded(called: Called, dtype: str) -> Operation:
 
 
 def _argument(argument: Any, dtype: str) -> tuple[Any, str, Any, Any]:
-    """Shape, element type, strides and value of an argument, as ``operation`` takes them."""
+    """Return shape, element type, strides and value of an argument, as ``operation`` takes them."""
     if isinstance(argument, TensorArgument):
         return argument.shape, argument.dtype or dtype, argument.strides, None
     if isinstance(argument, list) and isinstance(argument[0], TensorArgument):
@@ -159,7 +159,7 @@ def time_us(row: Row, *, host: bool) -> float:
 
 
 def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """One samples object for each session and family of calls; the shape group is the benchmark's sizes."""
+    """Read one samples object for each session and family of calls; the shape group is the benchmark's sizes."""
     family = path.name.partition(".")[0]
     if family not in FAMILIES:
         return

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _read_products(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """Linear layers' forward products: one samples object for each device, stack and dtype.
+    """Read linear layers' forward products: one samples object for each device, stack and dtype.
 
     The shape group is the weight, (n, k).
     """
@@ -63,7 +63,7 @@ _ALIASES = MappingProxyType({
 
 
 def _read_decoding(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """Decoding attention: one token of every sequence over its cache in a row. One samples object a device and kernel.
+    """Read decoding attention, a row for one token of every sequence over its cache: one object a device and kernel.
 
     Columns that may be left out: ``software``, ``kernel_source``, ``dtype`` (of the products; "bf16"), ``kv_dtype`` (of
     the cache; as the products), ``window_size`` (0 or nothing: all), ``q_len`` (tokens of the step; 1), ``v_head_dim``
@@ -103,7 +103,7 @@ _PROMPTS_COLUMNS = ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_
 
 
 def _read_prompts(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """Causal attention over whole prompts: one samples object for each device, stack and kernel.
+    """Read causal attention over whole prompts: one samples object for each device, stack and kernel.
 
     A window of NaN or 0 means full attention.
 
@@ -188,7 +188,7 @@ def _block_call(op: str, layer: _Layer) -> Iterator[OpCall]:
 
 
 def _read_blocks(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """Vidur's fp16 operations of one layer by tokens and tensor-parallel workers.
+    """Read Vidur's fp16 operations of one layer by tokens and tensor-parallel workers.
 
     ``op`` names what was timed (their ``sarathi`` model): projections are linear layers split among the workers, norms
     and the residual addition are not. Times are quantised to 0.5 or 1 µs. One samples object for each device and
@@ -222,7 +222,7 @@ def _neusight_calls(op: str, b: int, h: int, m: int, n: int, k: int) -> Iterator
 
 
 def _read_neusight(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """NeuSight's fp32 kernels, on GPUs from P4 to L4: one samples object for each device and kind of kernel.
+    """Read NeuSight's fp32 kernels, on GPUs from P4 to L4: one samples object for each device and kind.
 
     ``N`` of products is the contraction and ``K`` the output's width. Convolutions have no shapes and are left out.
     Test rows of their split are never fitted to. The shape group is the sizes.
@@ -270,7 +270,7 @@ def operation_of(name: str, dims: str, types: str, strides: str, values: str) ->
 
 
 def _read_operators(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """Operators as TraceLens writes them: one samples object for each family; the shape group is the sizes.
+    """Read operators as TraceLens writes them: one samples object a family; the shape group is the sizes.
 
     Columns: name; Input Dims, Input type, Input Strides and Concrete Inputs (Python literals, one entry an argument);
     kernel times in microseconds by their statistic. The median is taken. The table does not name its device. An

@@ -110,7 +110,7 @@ class Samples:
         return self.groups[grouping or next(iter(self.groups))]
 
     def taken(self, rows: Bool | Int64) -> Samples:
-        """Some of the rows."""
+        """Return the chosen rows."""
         places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return replace(
             self, calls=[self.calls[i] for i in places], measured_us=self.measured_us[places],
@@ -118,7 +118,7 @@ class Samples:
             held_out=None if self.held_out is None else self.held_out[places])
 
     def aggregated(self) -> Samples:
-        """Each call once, with the median of its times; a call in both splits stays in the held-out one."""
+        """Return each call once, with the median of its times; a call in both splits stays in the held-out one."""
         rows: dict[OpCall, list[int]] = {}
         for i, call in enumerate(self.calls):
             rows.setdefault(call, []).append(i)
@@ -131,7 +131,7 @@ class Samples:
             held_out=None if held_out is None else np.array([held_out[places].any() for places in rows.values()]))
 
     def split(self, grouping: str = "") -> Bool:
-        """Held-out rows: those the table marks, else those of the groups that ``is_held_out`` picks."""
+        """Return which rows are held out: those the table marks, else the groups that ``is_held_out`` picks."""
         if self.held_out is not None:
             return self.held_out
         return by_label(self.labels(grouping), is_held_out)

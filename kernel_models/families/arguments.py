@@ -69,7 +69,7 @@ def element_type(argument: str) -> str:
 
 
 def default_of(operation: str, argument: str) -> Value | None:
-    """PyTorch's default of a number; ``None`` if it has none, or one that changes no price."""
+    """Return PyTorch's default of a number; ``None`` if it has none, or one that changes no price."""
     rule = registry.forward_rule(operation)
     if rule is None or any(name.startswith(("grad", "dout")) for name in rule.names):
         return None

@@ -194,7 +194,7 @@ def over_pages(
     op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, pages: TensorSpec,
     longest: int, window: int = 0,
 ) -> Iterator[OpCall]:
-    """Attention of a step's tokens over a cache in pages: (pages, tokens of a page, heads, features).
+    """Yield attention of a step's tokens over a cache in pages: (pages, tokens of a page, heads, features).
 
     Sequences have the recorded longest length, else the length that was assumed for their context. Each sequence is
     taken to have the same number of the step's tokens.
@@ -217,7 +217,7 @@ and Mistral models."""
          "vllm::unified_attention(query, key, value)",
          "sglang::unified_attention_with_output(query, key, value, output)")
 def _unified(op: Inputs) -> Iterator[OpCall]:
-    """vLLM's attention: tokens of the step × heads × features, or both of these in one."""
+    """Yield vLLM's attention: tokens of the step × heads × features, or both of these in one."""
     q, k, v = map(op.tensor, ("query", "key", "value"))
     heads, kv_heads, size, v_size = _heads(op, q, k, v)
     sequences, each = _sequences(op, q.shape[0])
@@ -237,7 +237,7 @@ def _sequences(op: Inputs, tokens: int) -> tuple[int, int]:
 @forward(Family.ATTENTION, "vllm::unified_mla_attention_with_output(query, key, rope, output)",
          "vllm::unified_mla_attention(query, key, rope)")
 def _latent(op: Inputs) -> Iterator[OpCall]:
-    """Attention over a latent cache that all heads share: each token's latent features and its rotated key.
+    """Yield attention over a latent cache that all heads share: each token's latent features and its rotated key.
 
     Queries have the unabsorbed size; decoding multiplies them into the latent space first, a product of its own.
     """
@@ -271,8 +271,8 @@ _CACHE = ("(q, kcache, vcache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_ba
 @forward(Family.ATTENTION, f"flash_attn::fwd_kvcache{_CACHE}", f"flash_attn_2_cuda::fwd_kvcache{_CACHE}",
          f"_vllm_fa2_C::fwd_kvcache{_CACHE}", f"vllm_flash_attn::fwd_kvcache{_CACHE}")
 def _with_cache(op: Inputs) -> Iterator[OpCall]:
-    """FlashAttention over a cache of (sequences, tokens, heads, features), or in pages: how full it is, is not among
-    the sizes. Of pages whose table is not there, each sequence is taken to have as many."""
+    """Yield FlashAttention over a cache of (sequences, tokens, heads, features), or in pages. The sizes do not say how
+    full it is. Where the table of pages is missing, all sequences are taken to have equally many."""
     q, k, v = map(op.tensor, ("q", "kcache", "vcache"))
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise Unpriceable(f"{op.name}: {q.shape}, {k.shape}")
@@ -290,7 +290,7 @@ _VARLEN = ("(q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, blo
 
 @forward(Family.ATTENTION, f"_vllm_fa2_C::varlen_fwd{_VARLEN}", f"flash_attn_2_cuda::varlen_fwd{_VARLEN}")
 def _varlen(op: Inputs) -> Iterator[OpCall]:
-    """FlashAttention-2 as vLLM calls it: sequences side by side, over a cache in pages where there is a table."""
+    """Yield FlashAttention-2 as vLLM calls it: sequences in a row, over a cache in pages if there is a table."""
     q, k, v = map(op.tensor, ("q", "k", "v"))
     window = window_of(op, True)
     if op.has("block_table") and len(k.shape) == 4:
@@ -328,7 +328,7 @@ def _flashinfer(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ATTENTION, "flashinfer::single_decode_with_kv_cache(q, k, v)",
          "flashinfer::single_prefill_with_kv_cache(q, k, v)")
 def _single(op: Inputs) -> Iterator[OpCall]:
-    """One sequence: keys and values as (tokens, heads, features)."""
+    """Yield attention of one sequence: keys and values as (tokens, heads, features)."""
     q, k, v = map(op.tensor, ("q", "k", "v"))
     q = TensorSpec((1, *q.shape), q.dtype) if len(q.shape) == 2 else q
     if len(q.shape) != 3 or len(k.shape) != 3:

@@ -225,7 +225,7 @@ def _split(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.CONCAT, "fsdp::all_gather_copy_in(all_gather_inputs, all_gather_output)",
          "fsdp::chunk_cat(tensors, dim, num_chunks, out)")
 def _copied_in(op: Inputs) -> Iterator[OpCall]:
-    """FSDP2's copies of a block's shards, or of its gradients, into one buffer."""
+    """Yield FSDP2's copies of a block's shards, or of its gradients, into one buffer."""
     tensors = op.optional_list(op.names[0])
     if not tensors:
         op.missing(op.names[0])
@@ -234,7 +234,7 @@ def _copied_in(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.CONCAT, "fsdp::split_with_sizes_copy(all_gather_output, all_gather_input_split_sizes, dim, out)")
 def _copied_out(op: Inputs) -> Iterator[OpCall]:
-    """FSDP2's copies of a block's parameters out of what was gathered."""
+    """Yield FSDP2's copies of a block's parameters out of what was gathered."""
     source, pieces = op.tensor("all_gather_output"), op.optional_list("out")
     yield from concat("split", pieces or [source], 0, source.dtype)
 

@@ -256,8 +256,8 @@ def _activation_backward(op: Inputs) -> Iterator[OpCall]:
 @backward(Family.ELEMENTWISE, "aten::add(self, other)", "aten::sub(self, other)", "aten::mul(self, other)",
           "aten::div(self, other)")
 def _gradients_of_operands(op: Inputs) -> Iterator[OpCall]:
-    """For each operand its factor times the gradient, which a sum passes on as it is, and a sum where it was broadcast.
-    """
+    """Yield for each operand the product of its factor and the gradient (none for a sum, which passes the gradient on),
+    and a sum where the operand was broadcast."""
     products = {"mul": 1, "div": 2}.get(op.short_name, 0)
     operands = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
     shape = broadcast([tensor.shape for tensor in operands])

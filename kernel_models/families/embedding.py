@@ -217,7 +217,7 @@ def _inferred_tables(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.EMBEDDING, *(f"torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>(grad)"
                              for optimizer in (*_OPTIMIZERS, "Dense")))
 def _fused_backward_node(op: Inputs) -> Iterator[OpCall]:
-    """Backward of fused tables where only the gradient [samples, columns of all tables] was recorded.
+    """Price fused tables' backward where only the gradient [samples, columns of all tables] was recorded.
 
     One lookup a bag is assumed, in tables of 128 columns; with the forward operation known, its arguments tell better
     (see ``kernel_models.trace_calls``).

@@ -47,7 +47,7 @@ def shares(experts: int, visits: int, imbalance: float = 0.0) -> tuple[float, ..
 
 
 def touched(tokens: int, experts: int, visits: int, imbalance: float = 0.0) -> float:
-    """Expected number of experts that any of the tokens visits."""
+    """Return the expected number of experts that any of the tokens visits."""
     chosen = np.array(shares(experts, min(visits, experts), imbalance))
     return float(np.sum(1.0 - (1.0 - chosen) ** tokens))
 
@@ -125,7 +125,7 @@ def _fused_experts(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.GEMM, "vllm::moe_forward(hidden_states, router_logits)",
          "vllm::moe_forward_shared(hidden_states, router_logits)")
 def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
-    """Neither the experts' width nor how many each token visits, nor their weights' type, is among the arguments.
+    """Yield a mixture of experts whose arguments lack the experts' width, visits of a token and weights' type.
 
     Assumed are a width equal to the hidden size, four visits, and weights of the tokens' type. Servers split experts
     between devices, so the number of experts here may be assumed too. The calls say so (flag "assumed").

@@ -29,7 +29,7 @@ def pooling(
     kind: str, channels: int, in_size: int, out_size: int, window: int, dtype: str, flags: tuple[str, ...] = (),
     layout: str = "",
 ) -> Iterator[OpCall]:
-    """Kinds "max", "avg", "adaptive_avg", "adaptive_max" and these with "_backward"; none if it works on nothing."""
+    """Yield a pooling of kind "max", "avg", "adaptive_avg", "adaptive_max" or with "_backward"; none if it is empty."""
     if not channels * in_size * out_size:
         return
     size = itemsize(dtype)
@@ -97,7 +97,7 @@ _UPSAMPLES = ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_neare
 
 def interpolate(kind: str, channels: int, in_size: int, out_size: int, dtype: str, layout: str = "",
                 ) -> Iterator[OpCall]:
-    """Kinds are the modes, and these with "_backward"; none if it works on nothing."""
+    """Yield a resize, whose kind is its mode, with "_backward" or without; nothing if it works on nothing."""
     if not channels * in_size * out_size:
         return
     size, mode = itemsize(dtype), kind.removesuffix("_backward")

@@ -165,7 +165,7 @@ class Inputs:
         return None if None in values else tuple(int(value) for value in values if value is not None)
 
     def stored_entries(self, name: str) -> int | None:
-        """Entries that a sparse tensor stores (rows, of a gradient of look-ups); ``None`` where it is not sparse."""
+        """Return a sparse tensor's stored entries (rows, of a look-up's gradient); ``None`` where it is not sparse."""
         return _stored_entries(self.text(name))
 
     def number(self, name: str) -> float | None:
@@ -288,12 +288,12 @@ def has_gradient(name: str) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """Names separated by blanks: long lists read better so."""
+    """Split names separated by blanks: long lists read better so."""
     return text.split()
 
 
 def plain_name(name: str) -> str:
-    """ "aten::add_.Tensor" → "add": without name space, overload, and the underscore of in-place variants."""
+    """Turn "aten::add_.Tensor" into "add": no name space, overload, or underscore of in-place variants."""
     name = name.rsplit("::", 1)[-1].split(".")[0]
     return name.rstrip("_") or name
 
@@ -381,7 +381,7 @@ def _stored_entries(text: str) -> int | None:
 
 
 def _tensor(argument: Argument) -> TensorSpec | None:
-    """The tensor of an argument; of a sparse one the entries it stores, which are what an operation on it goes over."""
+    """Return an argument's tensor; of a sparse one the stored entries, which are what an operation goes over."""
     shape, dtype = argument.shape, short_dtype(argument.dtype)
     if shape is None or (shape and not all(isinstance(size, int) for size in shape)):
         return None

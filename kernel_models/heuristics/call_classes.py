@@ -79,7 +79,7 @@ def streams(call: OpCall) -> bool:
 
 
 def sizes_of(call: OpCall, cache_bytes: float) -> tuple[float, ...]:
-    """Base-two logarithms of the sizes that a call's curves run over; none is below 0.
+    """Return the base-two logarithms of the sizes that a call's curves run over; none is below 0.
 
     The first is that of what it moves, in units of a ``CACHE_PARTS``-th of the last-level cache."""
     sizes = call.dims if len(call.dims) == len(DIMENSIONS[call.family]) else (1,) * len(DIMENSIONS[call.family])
@@ -204,5 +204,5 @@ def _aligned(size: int, most: int = 64) -> int:
 
 
 def _not_aligned(aligned: int, most: int = 64) -> list[int]:
-    """The powers of two, up to ``most``, that do not divide a size that is aligned so: what each costs adds up."""
+    """Return the powers of two up to ``most`` that do not divide a size aligned to ``aligned``: their costs add up."""
     return [number for number in _ALIGNMENTS if aligned < number <= most]

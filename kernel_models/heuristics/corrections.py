@@ -97,7 +97,7 @@ class Corrections:
         return found["compute"], found["memory"], found["fixed"]
 
     def _of_classes(self, classes: Classes, traits: Traits) -> dict[str, tuple[float, list[tuple[int, Float64]]]]:
-        """By part: the sum of the numbers of calls of these classes, and one curve over each size, kept for next time.
+        """Return by part: the sum of these classes' numbers, and one curve over each size, kept for next time.
 
         Curves over the same size are linear between the same knots, so that their sum is one curve."""
         found = self._known.get((traits, classes))
@@ -140,7 +140,7 @@ class Corrections:
                        widths={name: width for name, width in self.widths.items() if name == family.value})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; numbers below a thousandth are left out."""
+        """Return plain values; numbers below a thousandth are left out."""
         curves = {name: [round(float(value), 3) for value in values] for name, values in self.curves.items()}
         return {"source": self.source, "devices": list(self.devices), "families": sorted(self.families),
                 "widths": {name: round(value, 4) for name, value in self.widths.items()},
@@ -198,7 +198,7 @@ def traits_of(device: DeviceSpec) -> Traits:
 
 
 def excess_of(device: DeviceSpec) -> float:
-    """The r of products: how many multiprocessors' cycles a byte of memory traffic has, an RTX 3090's over a device's.
+    """Return r of products: multiprocessors' cycles a byte of memory traffic, an RTX 3090's over the device's.
 
     A measured choice: with it a GPU left out of the fit is predicted within 12 to 13% instead of 13 to 18."""
     if device.vendor != "nvidia":
@@ -207,7 +207,7 @@ def excess_of(device: DeviceSpec) -> float:
 
 
 def traffic_factor(sums: Float64, excess: Float64) -> tuple[Float64, Float64]:
-    """g of the sums [n], and its slope over the sums as a share of it."""
+    """Return g of the sums [n], and its slope over the sums as a share of it."""
     power = np.exp(sums)
     share = np.where(sums > 0, excess, 1.0)
     factor = 1.0 + share * (power - 1.0)

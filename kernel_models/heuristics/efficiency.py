@@ -69,7 +69,7 @@ class Efficiency:
     source: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, rounded for storing."""
+        """Return plain values, rounded for storing."""
         return {name: round(getattr(self, name), 4) for name in ("compute", "memory", "fixed", "low", "high")} | {
             "source": self.source}
 
@@ -111,7 +111,7 @@ class Efficiencies:
         return {key.split("/")[0] for key in self.entries} - {"*"}
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON values (see ``from_state``)."""
+        """Return plain JSON values (see ``from_state``)."""
         least = {"least": dict(self.least)} if self.least else {}
         entries = {key: entry.as_dict() for key, entry in self.entries.items()}
         return {"fitted": self.fitted, **least, "entries": entries}

@@ -131,7 +131,7 @@ def even_distinct(lookups: Float64, table_rows: Float64) -> Float64:
 
 @work_of(Family.EMBEDDING)
 def embedding_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Look-ups and their gradients, µs: waits count as arithmetic, which overlaps with traffic."""
+    """Price look-ups and their gradients, µs: waits count as arithmetic, which overlaps with traffic."""
     parts = parts_of(table)
     backward = table.by_kind(lambda kind: float("backward" in kind)) > 0
     fused = table.by_kind(lambda kind: float(kind.endswith("_fused"))) > 0
@@ -264,7 +264,7 @@ def parts_of(table: CallTable) -> LookupParts:
 
 
 def columns_of(parts: Sequence[TablePart], call: Int64) -> LookupParts:
-    """Parts as columns; ``call`` [p] says which belong together."""
+    """Turn parts into columns; ``call`` [p] says which belong together."""
     of_bin = np.zeros((2, len(parts), REUSE_BINS))
     for i, part in enumerate(parts):
         if part.reuse:
@@ -298,7 +298,7 @@ def unequal(tables: Float64) -> Float64:
 
 
 def _hits(parts: LookupParts, touched: Float64, device: DeviceSpec) -> Float64:
-    """Look-ups that find their row in the cache [p].
+    """Return how many look-ups of each part find their row in the cache [p].
 
     Tables of a call share it. It holds the rows that are looked up most often; the first look-up of a row misses.
     """
@@ -336,7 +336,7 @@ def _latency_us(parts: LookupParts, hits: Float64, device: DeviceSpec) -> Float6
 
 
 def _in_flight(parts: LookupParts, device: DeviceSpec) -> Float64:
-    """Look-ups that the device waits for at once [p]."""
+    """Return how many look-ups the device waits for at once [p]."""
     threads = np.clip(np.ceil(parts.columns / VECTOR), 8.0, 32.0)
     return device.sm_count * WARPS * np.floor(32.0 / threads)
 

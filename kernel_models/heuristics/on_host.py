@@ -70,7 +70,7 @@ _GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}  # by definition
 
 @work_of(Family.GEMM, on_host=True)
 def product_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """2·batch·m·n·k operations at the peak rate, and both operands and the output once each, µs.
+    """Price a product, µs: 2·batch·m·n·k operations at the peak rate; both operands and the output move once.
 
     A product of many rows by a few columns costs as much as one by ``LEAST_COLUMNS``; one by a vector reads its matrix
     alone. With few rows reading the weights is what takes long, so that time does not grow with the rows at first.
@@ -85,7 +85,7 @@ def product_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.CONV, on_host=True)
 def convolution_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Multiply-adds with channels rounded up to whole vectors, and input, weights and output once each, µs.
+    """Price a convolution, µs: channels round up to whole vectors; input, weights and output move once.
 
     Source: Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures" (2018):
     channels lie in blocks of a vector's width. Preparing them costs every call the same; small ones are products as
@@ -222,7 +222,7 @@ def rows_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.RECURRENT, on_host=True)
 def recurrent_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Steps one after another, each reading the recurrent weights again, µs."""
+    """Price a recurrent network, µs: steps one after another, each reading the recurrent weights again."""
     gates = table.by_kind(lambda kind: _GATES.get(kind.split("_")[0], 1.0))
     steps = table.dim("sequence") * table.dim("layers") * table.dim("directions")
     weights = gates * table.dim("hidden") ** 2 * table.item_bytes()

@@ -262,7 +262,7 @@ def _weight_share(table: CallTable) -> Float64:
 
 
 def stored_bytes(flags: tuple[str, ...], dtype: str) -> float:
-    """Bytes of a weight's element, which may be stored in another type than it is multiplied in (flag "weight_fp4")."""
+    """Return bytes a weight's element takes: it may be stored in another type than its products' (``weight_fp4``)."""
     kept = next((flag[7:] for flag in flags if flag.startswith("weight_")), dtype)
     return stored_itemsize(kept)
 

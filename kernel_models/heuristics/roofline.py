@@ -212,7 +212,7 @@ class RooflineModel:
 
 
 def heuristic_models(spec: DeviceSpec, efficiencies: Efficiencies | None = None) -> dict[Family, RooflineModel]:
-    """A model for every family on a device, with fitted efficiencies, or the defaults and what steps have taught.
+    """Return every family's model on a device, with fitted efficiencies, or the defaults and what steps taught.
 
     Steps were measured on NVIDIA's boards with GDDR memory, and only such boards are corrected. On others, corrections
     improve tables of kernels but worsen recorded steps of ResNet-50, BERT and GPT.

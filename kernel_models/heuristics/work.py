@@ -166,7 +166,7 @@ def link_us(moved_bytes: Float64, bandwidth_gbps: float, half_speed_bytes: float
 
 
 def sector_bytes(pieces: Float64, piece_bytes: Float64, sector: float) -> Float64:
-    """Bytes that pieces scattered over memory cost: each its own bytes and, on average, a sector's unused rest.
+    """Return what pieces scattered over memory cost, bytes: their own and, on average, a sector's unused rest.
 
     A piece of p bytes at an arbitrary place touches p/sector + 1 sectors on average, never less than one; aligned
     rows of whole sectors cost themselves. Whole sectors, p + (sector − p mod sector), would jump between these;
@@ -329,7 +329,7 @@ def _register() -> None:
 
 
 def vector_us(table: CallTable, device: DeviceSpec) -> Float64:
-    """Operations over the peak rate of the units that are no matrix units, µs [n].
+    """Return the time of operations at the peak rate of the units that are no matrix units, µs [n].
 
     Arithmetic in 16 bits and less is done in fp32 by element-wise kernels, whose rate is taken.
     Source: peak rates of the device's data sheet; ATen's ``opmath_type``.
@@ -357,7 +357,7 @@ RADIX_PASS_BITS = 8
 @work_of(Family.ELEMENTWISE, Family.MEMSET, Family.RANDOM, Family.LOSS, Family.POOLING, Family.INTERPOLATE,
          Family.OPTIMIZER, Family.TRITON, Family.OTHER)
 def streaming_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Each byte moved once at the memory's bandwidth, faster where it stays in the cache, µs.
+    """Price moving each byte once at the memory's bandwidth, µs; faster where it stays in the cache.
 
     Source: roofline (Williams et al., 2009); ``memory_us``.
     """
@@ -411,7 +411,7 @@ def norm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.SORT)
 def sort_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """A radix sort's passes over its keys and positions, µs; top-k selects instead, with about two passes' traffic.
+    """Price a radix sort's passes over keys and positions, µs; top-k selects, with about two passes' traffic.
 
     Each pass reads and writes keys and 64-bit positions. Source: Merrill and Grimshaw, "High performance and scalable
     radix sorting" (2011), as in CUB.
@@ -425,7 +425,7 @@ def sort_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.RECURRENT)
 def recurrent_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Steps one after another: each layer and direction a kernel a step, products at the matrix units' rate, µs.
+    """Price a recurrent network, µs: a kernel a step, layer and direction; products at the matrix units' rate.
 
     Source: cuDNN's recurrent layers (Appleyard et al., 2016): inputs of all steps as one product, hidden ones in turn.
     """
@@ -445,7 +445,7 @@ HALF_SPEED_BYTES = 64e3
 
 @work_of(Family.TRANSFER)
 def transfer_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes over PCIe or NVLink, or twice over the memory for a copy within the device, µs (``link_us``).
+    """Price a copy over PCIe or NVLink, or twice over the memory within the device, µs (``link_us``).
 
     A copy to a peer uses all of a device's links, as behind a switch.
 

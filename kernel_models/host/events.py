@@ -334,7 +334,7 @@ def _as_traced(step: HostStep) -> tuple[list[str], np.ndarray]:
 
 
 def _merged(step: HostStep, rows: np.ndarray, counted: bool) -> tuple[np.ndarray, Float64, Float64]:
-    """The first row whose time lies before each kept row, the times of the events, and the calls before the rows."""
+    """Return the first row whose time lies before each kept row, the events' times, and the calls before the rows."""
     kept = np.zeros(len(step), np.bool_)
     kept[rows] = True
     goes = np.searchsorted(rows, np.arange(len(step) + 1))  # what is not kept lies before what follows it

@@ -238,8 +238,8 @@ class _Events:
 
 
 def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Float64, Bool]:
-    """Least-squares slope over the tensors for each label that has several numbers of them, neither slope nor intercept
-    below zero. All others take the median of their side, own or before. The second result marks the first kind."""
+    """Return each label's slope over tensors, and which are fitted: those with several numbers of tensors (by least
+    squares, neither slope nor intercept below zero). All others take the median of their side, own or before."""
     size = len(own)
     count = np.maximum(np.bincount(label, minlength=size), 1)
     x, y, xx, xy = (np.bincount(label, weights=each, minlength=size) / count

@@ -152,7 +152,7 @@ class HostOverheads:
     host: dict[str, Any]
 
     def estimate_ns(self, recorded: Recorded) -> Float64:
-        """Expected time of each segment from its key alone, ns; durations in ``recorded`` are not looked at."""
+        """Return each segment's expected time by its key alone, ns; durations in ``recorded`` are not looked at."""
         codes, keys = _codes(recorded.segments.kind, recorded.op, recorded.detail)
         return np.array([self._estimate(key) for key in keys])[codes] if keys else np.zeros(0)
 
@@ -178,7 +178,7 @@ class HostOverheads:
         return HostOverheads(table, {**self.host, "scaled_by": factor * float(self.host.get("scaled_by", 1.0))})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for a profile."""
+        """Return plain values, for a profile."""
         rows = [[kind, op, detail, d.count, d.mean_ns, d.total_ns, list(d.quantiles_ns), d.estimate_ns]
                 for (kind, op, detail), d in self.table.items()]
         return {"host": self.host, "quantiles": list(QUANTILES), "rows": rows}

@@ -209,7 +209,7 @@ def _thread_segments(graph: ExecutionGraph, thread: int, top: Int64, calls: Int6
 
 
 def _at(values: Int64, place: Int64) -> Int64:
-    """``values[place]``, with zeros where there are no values at all."""
+    """Return ``values[place]``, or zeros where there are no values at all."""
     return values[np.maximum(place, 0)].astype(np.int64) if len(values) else np.zeros(len(place), np.int64)
 
 

@@ -50,13 +50,13 @@ class Intervals:
         return cls(*np.ascontiguousarray(knots.T.round(6)))
 
     def around(self, time_us: Float64) -> tuple[Float64, Float64]:
-        """Low and high ends of predicted times, µs."""
+        """Return the low and the high ends around predicted times, µs."""
         log_us = np.log(time_us)
         return (time_us * np.exp(np.interp(log_us, self.log_us, self.low)),
                 time_us * np.exp(np.interp(log_us, self.log_us, self.high)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values to store."""
+        """Return plain values to store."""
         return {name: getattr(self, name).tolist() for name in ("log_us", "low", "high")}
 
     @classmethod
@@ -143,7 +143,7 @@ class BoostedModel:
         return np.maximum(baseline * np.exp(np.minimum(self.trees.predict(features), MOST_LOG)), SHORTEST_US)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
-        """Plain values and arrays; see ``from_state``."""
+        """Return plain values and arrays; see ``from_state``."""
         values = {"family": self.family.value, "recipe": self.recipe, "figures": self.figures.to_json(),
                   "variants": [[kind, dtype, layout, list(flags)] for kind, dtype, layout, flags in
                                self.variants.known],
@@ -178,7 +178,7 @@ class BoostedModel:
 
 
 def limits_of(columns: Columns, variants: int) -> Int64:
-    """Least and largest size of each variant, [variants, 2, dimensions]."""
+    """Return the least and the largest size of each variant, [variants, 2, dimensions]."""
     limits = np.zeros((variants, 2, columns.dims.shape[1]), np.int64)
     for code in range(variants):
         rows = columns.dims[columns.code == code]

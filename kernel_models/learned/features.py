@@ -75,7 +75,7 @@ class Columns:
         return len(self.code)
 
     def taken(self, rows: Bool) -> Columns:
-        """Some of the calls."""
+        """Return the chosen calls."""
         return Columns(self.dims[rows], self.code[rows], *(
             part[rows] if len(part) else part for part in (self.flops, self.bytes_read, self.bytes_written)))
 
@@ -152,7 +152,7 @@ class Figures:
                    tuple(kind.endswith("backward") for kind, _, _, _ in variants))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values to store."""
+        """Return plain values to store."""
         return asdict(self)
 
     @classmethod

@@ -81,7 +81,7 @@ class GaussianModel:
         return Times(time, time * np.exp(-half), time * np.exp(half))
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
-        """Plain values and arrays; see ``from_state``."""
+        """Return plain values and arrays; see ``from_state``."""
         formula, _ = self.formula.state()
         values: dict[str, Any] = {
             "family": self.family.value, "formula": formula, "points": self.points.to_json(),

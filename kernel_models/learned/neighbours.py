@@ -124,7 +124,7 @@ class Neighbours:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Neighbours | None:
-        """Those of ``arrays()``; ``None`` where there are none.
+        """Rebuild neighbours from ``arrays()``; ``None`` where there are none.
 
         Raises:
             ValueError: the arrays do not fit together.

@@ -98,7 +98,7 @@ class Points:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values to store."""
+        """Return plain values to store."""
         return {"family": self.family.value, "kept": list(self.kept), "parts": [list(part) for part in self.parts],
                 "low": list(self.low), "high": list(self.high)}
 
@@ -168,7 +168,7 @@ class Kernel:
         return self.smooth + self.offset
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values to store."""
+        """Return plain values to store."""
         return {"smooth": self.smooth, "offset": self.offset, "noise": self.noise, "lengths": self.lengths.tolist(),
                 "differs": self.differs.tolist()}
 

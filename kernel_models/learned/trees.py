@@ -104,7 +104,7 @@ class Trees:
                    float(sum(part.baseline * share for part, share in zip(parts, shares, strict=True))))
 
     def part(self, first: int, end: int) -> Trees:
-        """Some of the trees, from 0."""
+        """Return trees ``first`` to ``end`` (exclusive), whose sum begins at 0."""
         nodes = slice(self.start[first], self.start[end])
         return Trees(self.bins, self.words[nodes], self.values[nodes], self.start[first:end + 1] - self.start[first],
                      self.depth[first:end], 0.0)

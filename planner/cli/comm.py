@@ -118,7 +118,7 @@ def predict(
     algorithm: Annotated[str | None, typer.Option(
         help="Only this algorithm, by its formula: ring, tree, nvls, nvls-tree, hierarchical, direct.")] = None,
     oversubscription: Annotated[float | None, typer.Option(help="Of the network; 1 is full bisection.")] = None,
-    sharing: Annotated[int, typer.Option(min=1, help="So many such collectives share the same links at once.")] = 1,
+    sharing: Annotated[int, typer.Option(min=1, help="Number of such collectives that share links at once.")] = 1,
     json: Json = False,
 ) -> None:
     """Predict the time of one collective, with its breakdown."""
@@ -366,7 +366,7 @@ def _payload(kind: collectives.CollectiveKind, size: str | None, sizes: str | No
 
 
 def _overlap(where: collectives.Topology, busbw_gbps: float) -> dict[str, float] | None:
-    """Return how much a collective and computation beside it slow each other down; nothing of a host's."""
+    """Return how much a collective and overlapping computation slow each other down; ``None`` for a host's."""
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
     return asdict(price.overlap_slowdown(known_devices.find_device(where.node.device), busbw_gbps))
@@ -548,7 +548,7 @@ def _fitted(path: str, hints: measurements.Hints, where: collectives.Topology) -
 
 
 def _add(joined: collectives.CommProfile, one: collectives.CommProfile, name: str, path: str) -> None:
-    """Put a profile's backends beside the others; one that has a single backend may be given a name."""
+    """Add a profile's backends to the others; a profile with a single backend may be given a name."""
     if one.topology.node.name != joined.topology.node.name:
         raise collectives.CommError(f"{path} was measured on {one.topology.node.name} nodes, and the others on "
                                     f"{joined.topology.node.name}; join backends of one cluster.")

@@ -44,8 +44,8 @@ def study(
     top: Top = None,
     json: Json = False,
 ) -> None:
-    """Show what plans of a decoder communicate: volume, count and sizes of every collective by cause, and how long the
-    step waits for it, over sequences, models, numbers of GPUs and plans.
+    """Show volume, count and sizes of every collective of a decoder's plans by cause, and how long the step waits for
+    it. Compares sequences, models, numbers of GPUs and plans.
 
     foretrace comm study llama --preset 8b,70b --seq 4096,32768 --gpus 64 --device h100-sxm --global-batch 128
     """

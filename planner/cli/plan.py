@@ -1,10 +1,7 @@
 """``foretrace plan``: the best way to spread a decoder's step over a cluster.
 
-The report of ``foretrace plan``: the best plans and how sure their order is, what separates them, which are worth
-having, and the best as a framework's arguments; for people, and as plain values.
-
-Over devices and their figures: the tables of the best plan of each case.
-"""
+The report, as text and as plain values: the best plans, how sure their order is, what separates them, the Pareto front,
+and the best plan as a framework's arguments. Over devices and their figures: tables of the best plan of each case."""
 
 from __future__ import annotations
 
@@ -106,8 +103,11 @@ def plan(
     context and expert parallelism, schedules, micro-batches, recomputation and sharding.
 
     foretrace plan llama --preset 70b --gpus 64 --device h200-sxm --topology dgx-h200x8
+
     foretrace plan llama --gpus 8 --device a100-sxm-80g,h100-sxm,b200 --price 1.5,2.5,5
+
     foretrace plan llama --gpus 8 --device h100-sxm --bandwidth 1,2 --link 0.5,1,2
+
     foretrace plan --compare before.toml after.toml
 
     Ends with status 1 where no plan is possible.
@@ -289,12 +289,8 @@ def _plain_plan(each: search.Ranked, first: search.Ranked, price: float | None) 
 
 
 def heads_text(shape: transformer.TransformerShape, *, sized: bool = False) -> str:
-    """Heads of attention, and how many layers have attention and state-space mixers where not all have the one.
-
-    Args:
-        shape: of the decoder.
-        sized: say how wide a head is.
-    """
+    """Return the text of a decoder's attention heads, with the width of a head if ``sized``. For a decoder with both
+    attention and state-space layers it gives the number of each."""
     mixed = sum(run.layers for run in shape.runs if run.state is not None)
     attended = [run for run in shape.runs if run.attends]
     heads = f"{attended[0].heads} heads" if attended else "no attention"
@@ -516,7 +512,7 @@ def _sources(found: Sequence[exploration.Explored]) -> list[str]:
 
 
 def _report_map(out: Report, found: Sequence[exploration.Explored]) -> None:
-    """Print what binds over two figures, with the step's time beside the first case's."""
+    """Print what binds over two figures, with the step's time relative to the first case's."""
     values = {axis: list(dict.fromkeys(getattr(each.case.technology, axis) for each in found))
               for axis in exploration.AXES}
     axes = [axis for axis, factors in values.items() if len(factors) > 1]
@@ -524,7 +520,7 @@ def _report_map(out: Report, found: Sequence[exploration.Explored]) -> None:
         return
     down, across = axes
     by = {(getattr(each.case.technology, down), getattr(each.case.technology, across)): each for each in found}
-    # Beside the device as it is, where that is among them.
+    # Relative to the device as it is, where that is among them.
     start = min(found, key=lambda each: abs(getattr(each.case.technology, down) - 1)
                 + abs(getattr(each.case.technology, across) - 1)).best
 

@@ -1,5 +1,5 @@
-"""Reports of ``foretrace plan``: what causes the difference of two recipes, for people and as plain values, and what
-would have to change for a plan to fit, and by which parts a measured step may differ."""
+"""Reports of ``foretrace plan``, as text and as plain values. They show the causes of the difference between two
+recipes, what would make a plan fit, and which parts may explain the gap to a measured step."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _plain_cause(each: explained.Explanation) -> dict[str, Any]:
 
 
 def report_explained(found: explained.ExplainedStep) -> None:
-    """Print a measured step beside its estimate, and the causes."""
+    """Print a measured step, its estimate, and the causes of the gap."""
     out, e = Report(), found.estimate
     out.line(f"Measured {found.measured_us / 1e3:,.1f} ms, estimated {e.time_us / 1e3:,.1f} (80% between "
              f"{e.low_us / 1e3:,.1f} and {e.high_us / 1e3:,.1f}): {signed_percent(found.gap_us / e.time_us)}, "

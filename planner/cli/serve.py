@@ -171,9 +171,9 @@ def serve(
         "--calibrate", "columns concurrency, prompt, output, ttft_ms, tpot_ms and, if need be, tp, ep, attention_dp"
     )] = None,
     anchor: Annotated[str | None, typer.Option(
-        metavar="TRACE", help="A trace of this model served so on this device: what each operation's kernels took over "
-                              "what is predicted of its steps (vLLM names them; others decode --batch × --context) is "
-                              "taken of all steps.")] = None,
+        metavar="TRACE", help="A trace of this model served so on this device. All predictions are scaled, operation "
+                              "by operation, by recorded over predicted kernel time. vLLM names its steps' sizes; "
+                              "steps of other engines are taken to decode --batch × --context.")] = None,
     anchor_capture: Annotated[str | None, typer.Option(
         metavar="TRACE", help="A trace of the capture of --anchor's CUDA graphs, whose operations have their kernels."
     )] = None,

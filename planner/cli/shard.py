@@ -56,10 +56,10 @@ def shard(
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     pipeline: Annotated[bool, typer.Option(
-        "--pipeline/--no-pipeline", help="Exchange the next batch's indices beside the dense part.")] = True,
+        "--pipeline/--no-pipeline", help="Exchange the next batch's indices during the dense part.")] = True,
     fused: Annotated[bool | None, typer.Option(
-        "--fused/--unfused", help="A rank's tables are looked up by one kernel with the optimizer in its gradient, as "
-                                  "FBGEMM does, or one by one with sparse gradients; by default as recorded, else "
+        "--fused/--unfused", help="Look up a rank's tables with one kernel whose gradient includes the optimizer, as "
+                                  "FBGEMM does, or one by one with sparse gradients. By default as recorded, else "
                                   "fused.")] = None,
     seed: Annotated[int, shared("--seed", "the search's shakes and the random baseline", least=0)] = 0,
     step_region: StepRegion = None,

@@ -1,21 +1,21 @@
 """Calibration: the ``CorrectionFactors`` at which a user's own measured steps are predicted, and how well they predict
 others.
 
-A few steps of one program on one cluster say what no data sheet does: how long its kernels really take at the clocks it
-runs at, what its host and its framework add, what its network gives. Seven factors are fitted to them, and what is left
-is carried over to plans like theirs (``ResidualModel``).
+A few steps of a program on a cluster show what no data sheet has: kernels' times at real clocks, what host and
+framework add, and the network's real rates. Seven factors are fitted to the steps, and the residuals are carried over
+to similar plans (``ResidualModel``).
 
     measured plans ──costs_of_plan──▶ PlanCosts ──fit_plans──▶ CorrectionFactors ──estimate──▶ any other plan
                                           └──left out one by one──▶ the error to expect
 
 Columns of a table of plans that were run:
 
-    plan       as ``foretrace plan --parallel`` takes it: "dp=8,tp=4,pp=2,microbatch=1,microbatches=16,sharding=1"
-    step_ms    what a step took without a profiler, milliseconds
-    gpus       where the plan leaves one size out (default: as many as the plan has)
-    model      a workload, a config.json or a published model (default: the model that is planned for)
-    preset     of a workload (default: the model's that is planned for)
-    set        settings of the model, separated by spaces, such as "seq=4096 layers=12" (default: those asked for)
+    ``plan``       as ``foretrace plan --parallel`` takes it: "dp=8,tp=4,pp=2,microbatch=1,microbatches=16,sharding=1".
+    ``step_ms``    what a step took without a profiler, milliseconds.
+    ``gpus``       where the plan leaves one size out (default: as many as the plan has).
+    ``model``      a workload, a config.json or a published model (default: the model that is planned for).
+    ``preset``     of a workload (default: the model's that is planned for).
+    ``set``        settings of the model, separated by spaces, such as "seq=4096 layers=12" (default: those asked for).
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def read_measured_plans(path: str, model: Model, pieces: LayerCosts, cluster: Ca
     Args:
         model: makes the decoder of a row.
         pieces: of the device that they ran on.
-        cluster: the nodes of so many GPUs.
-        planned: makes of a plan the one that the framework carries out.
+        cluster: returns the nodes of a number of GPUs.
+        planned: turns a plan into the plan that the framework carries out.
 
     Raises:
         TableInputError: the table cannot be read or lacks a column, or a row's plan or time cannot be.

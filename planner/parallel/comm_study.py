@@ -267,11 +267,11 @@ def _counts(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, stage
 
 
 def _parts(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
-    """Messages that a stage's gradients or parameters are cut into: its blocks where FSDP keeps them, Megatron-Core's
-    buckets else."""
+    """Messages that each call of a stage's gradients or parameters is cut into: its blocks where FSDP keeps them,
+    Megatron-Core's buckets where the plan has none of its own."""
     if plan.sharding is Sharding.PARAMETERS:
         return sum(count for count, _ in counts_of_stage(plan, shape, stage))
-    if not plan.overlap:
+    if not plan.overlap or plan.bucket_mb is not None:
         return 1
     bucket = max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_A_REPLICA * plan.dp * plan.cp)
     return max(math.ceil(stage_parameters(plan, shape, stage) / bucket), 1)

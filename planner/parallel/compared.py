@@ -54,12 +54,12 @@ _JOB = {"source": "model", "preset": "model", "device": "device", "topology": "t
         "comm_choices": "network"}
 """Fields of a request that may differ, and the setting that each is part of."""
 _PLAN = {"ep": "experts' ranks", "etp": "experts' ranks", "schedule": "schedule", "chunks": "schedule",
-         "sharding": "sharding", "replicate": "sharding", "recompute": "recomputation",
+         "sharding": "sharding", "replicate": "sharding", "bucket_mb": "sharding", "recompute": "recomputation",
          "recompute_layers": "recomputation", "recompute_modules": "recomputation", "first_layers": "layers of stages",
          "last_layers": "layers of stages", "embedding_layer": "layers of stages", "loss_layer": "layers of stages",
          "balanced": "layers of stages", "microbatch": "micro-batch"}
 """Fields of a plan that go together; any other is a setting by its own name."""
-_FOLLOW = ("dp", "microbatches", "lone_ddp", "bucket_mb")
+_FOLLOW = ("dp", "microbatches", "lone_ddp")
 """Fields of a plan that follow from others, or change no estimate."""
 Settings = Mapping[str, Mapping[str, Any]]
 """A recipe's values by setting, each a field's."""

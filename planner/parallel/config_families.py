@@ -60,7 +60,7 @@ class ConfigFields:
         return value
 
     def sizes(self, name: str) -> list[int]:
-        """Return a list of whole numbers, such as of layers; empty where it is not there."""
+        """Return a list of whole numbers, for example indices of layers; empty where the field is absent."""
         value = self._value(name) or []
         if not isinstance(value, list) or any(
                 not isinstance(each, int) or isinstance(each, bool) or not 0 <= each < MOST_LAYERS for each in value):
@@ -109,12 +109,12 @@ def _shown(value: object) -> str:
 
 
 IMBALANCE = 1.04
-"""Tokens of the most loaded expert over the mean with a bias for each expert in place of an auxiliary loss (Wang et
-al., 2024, "Auxiliary-Loss-Free Load Balancing", table 2; with the loss they find 1.5 to 1.7); of a rank's experts
-together it is no more."""
+"""Tokens of the most loaded expert over the mean, with a bias for each expert in place of an auxiliary loss. Source:
+Wang et al., 2024, "Auxiliary-Loss-Free Load Balancing", table 2; with the loss they find 1.5 to 1.7. Over a rank's
+experts together the ratio is no larger."""
 SEQUENCE = 4096
-"""Tokens of a sequence where nothing is said, or as many as the model takes if that is less: a usual length of
-pre-training; a config's ``max_position_embeddings`` is what later stages stretch it to."""
+"""Default tokens of a sequence, a usual length of pre-training; fewer where the model takes fewer. A config's
+``max_position_embeddings`` is what later stages stretch it to."""
 
 
 Family = Callable[[ConfigFields], TransformerShape]
@@ -122,7 +122,7 @@ Family = Callable[[ConfigFields], TransformerShape]
 
 
 def _like(family: Family, **values: Any) -> Family:
-    """A family like another, but for some values: constants, or functions of the fields."""
+    """Return a family like another with some other values: constants, or functions of the fields."""
     return lambda f: replace(family(f), **{
         name: value(f) if callable(value) else value for name, value in values.items()})
 
@@ -443,7 +443,7 @@ def bamba(f: ConfigFields) -> TransformerShape:
 
 
 def falcon_h1(f: ConfigFields) -> TransformerShape:
-    """Llama with a mixer beside attention in every layer."""
+    """Llama with a mixer parallel to attention in every layer."""
     shape = llama(f)
     state = _state(f, shape.hidden, _USUAL, inner=f.size("mamba_d_ssm", default=1024), state=256,
                    norm=f.flag("mamba_rms_norm", default=False))
@@ -451,8 +451,8 @@ def falcon_h1(f: ConfigFields) -> TransformerShape:
 
 
 def granite_hybrid(f: ConfigFields) -> TransformerShape:
-    """Mixers and attention, as layer_types says, each with a feed-forward part, or experts and one beside them that
-    all tokens go to."""
+    """Mixers and attention, as layer_types says, each with a feed-forward part, or with experts and a shared expert
+    that all tokens go to."""
     shape = replace(llama(f), tied=f.flag("tie_word_embeddings", default=True))
     shared = f.size("shared_intermediate_size", default=1024)
     experts = f.size("num_local_experts", default=0, least=0)

@@ -28,11 +28,11 @@ class PlanSpreads:
 
         s² = step² + Σ over products, others, collectives, host of (share of the working step · spread of the kind)²
 
-    Fitted by largest likelihood, each table counting as much, to half of 1,026 published steps on A100, H100 and B200,
-    chosen by a checksum of the series' names (``benchmarks/plan_intervals.py``, which judges the other half).
+    Fitted by largest likelihood, with equal weight for each table, to half of 1,026 published steps on A100, H100 and
+    B200. A checksum of the series' names chooses the half; ``benchmarks/plan_intervals.py`` judges the other.
 
     Attributes:
-        step: whatever it is made of.
+        step: of the whole step, independent of its parts.
         products, others: matrix products with fused attention, and all other kernels.
         collectives: those that the step waits for.
         host: what it takes longer than the device.
@@ -65,8 +65,8 @@ PUBLISHED = PlanSpreads()
 """Those of jobs about which nothing is known but what is published."""
 
 REACH, NOISE = 3.0, 0.1
-"""Of a plan's steps: the best of five and of four on LLM-Foundry's tables, five rows of which predict the others: 5.4%
-off in the mean of six draws each, 7.1% by factors alone."""
+"""Of a plan's steps: the best of five and of four on LLM-Foundry's tables, where five rows predict the others. The mean
+error over six draws each is 5.4%, and 7.1% by factors alone."""
 WILD, LEAST_USUAL = 3.0, 0.01
 """Choices: times the median that a step's error counts for at most, and the least that the median is taken to be."""
 
@@ -128,7 +128,7 @@ class CorrectionFactors:
     """Factors of a real job over its models; ``parallel.calibrate`` fits them to a user's own steps.
 
     The host's are between those of vTrain's A100 hosts (52 to 55 µs and 88 to 112 µs: ``benchmarks/vtrain.py``) and
-    H100 hosts, on which Megatron-LM's own small jobs take 0.65 of what those would. Work beside collectives is slowed
+    H100 hosts, on which Megatron-LM's own small jobs take 0.65 of what those would. Collectives slow overlapping work
     by 18.9% in the mean, by 40% at most, of FSDP and pipelines on four GPU types (Lee et al., "Characterizing
     Compute-Communication Overlap", 2025). The jitter is what the fp8 steps of Llama 3.1 8B and 70B that NVIDIA
     publishes grow by from 8 to 128 and from 64 to 2,048 H100 (dgxc-benchmarking: 1.6 to 3.5%).
@@ -138,11 +138,11 @@ class CorrectionFactors:
         collectives, network: factors on collectives within a node, and on those that leave it.
         host_us: host time of each kernel's launch; host_collective_us: of each collective.
         step_us: once a step.
-        meeting_us, crossing_us: what each tensor-parallel collective costs the hosts besides for each rank of its group
-            but one, and for each that is on another node (``planner.parallel.frameworks``).
-        transfer_us, crossing_transfer_us: what each sending between stages costs besides, anywhere and between nodes.
-        interference: of collectives that run beside work within a node, the share of their time by which the work takes
-            longer; half of it for those that leave the node, for which NCCL fills half as many channels.
+        meeting_us, crossing_us: extra host time of each tensor-parallel collective, for each rank of its group but one,
+            and for each rank on another node (``planner.parallel.frameworks``).
+        transfer_us, crossing_transfer_us: extra cost of each transfer between stages, anywhere and between nodes.
+        interference: share of a collective's time by which overlapping work takes longer, within a node. Collectives
+            that leave the node count half: NCCL fills half as many channels for them.
         jitter: standard deviation of GPUs' speeds; a step waits for the slowest of all.
         meet: how host and GPU share a stretch of work: (host^meet + gpu^meet)^(1/meet). Large: the slower one decides;
             smaller: each waits for the other at times.
@@ -174,7 +174,7 @@ class CorrectionFactors:
 
 
 UNCORRECTED = CorrectionFactors()
-"""Those of a job of which nothing was measured."""
+"""The factors of a job without measured steps."""
 
 
 def fit_factors(log_ratios: Callable[[CorrectionFactors], Float64], start: CorrectionFactors,

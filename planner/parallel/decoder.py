@@ -387,9 +387,6 @@ def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology
     if plan.fp8_parameters and not shape.linears:
         raise PlanError("fp8_parameters is of linear layers in fp8, and these are in 16 bits; give --linears fp8 (or "
                         "fp8_block, mxfp8), or leave it out.")
-    if plan.bucket_mb is not None:
-        raise PlanError("bucket_mb changes when gradients are reduced, and an estimate reduces those of a "
-                        "block together whatever their buckets; leave it out.")
 
 
 def read_decoder(source: str | Job, assignments: Sequence[str] = (),

@@ -5,10 +5,10 @@ With experts drawn at random a token of ``k`` experts goes to ``D`` of the ranks
 
     t = max(tokens · D · row / links, tokens · N · (1 − 1/nodes) · row / card) + start
 
-Rates are those of the kernels' own table for 4,096 tokens of 7,168 values in 16 bits and eight experts each: kernel
-time alone, the mean of dispatch and combine (github.com/deepseek-ai/DeepEP, docs/README_Hybrid-EP.md). Of a link's 900
-GB/s on GB200 they reach 0.83 between 8 ranks, 0.76 between 16, 0.72 between 24, 0.69 between 32 and 0.68 between 36, on
-B200 0.78 between 8. Of a card's 50 GB/s on H100, what leaves the node takes 0.72, 0.83 and 0.89 between 16, 32 and 64
+Rates are those of the kernels' own table for 4,096 tokens of 7,168 values in 16 bits and eight experts each. They are
+kernel time alone, the mean of dispatch and combine (github.com/deepseek-ai/DeepEP, docs/README_Hybrid-EP.md). Of a
+link's 900 GB/s they reach, on GB200, 0.83 at 8 ranks, 0.76 at 16, 0.72 at 24, 0.69 at 32 and 0.68 at 36. On B200 they
+reach 0.78 at 8. Of a card's 50 GB/s on H100, what leaves the node takes 0.72, 0.83 and 0.89 between 16, 32 and 64
 ranks. DeepEP's own kernels reach the same on B200 where they are given 48 units in place of 16.
 """
 
@@ -19,11 +19,11 @@ from planner.parallel.work import Exchange
 from tracer.shape_only.transformer import TransformerShape, expected_places
 
 LINK_SHARE, LINK_RANKS, LINK_FALL = 0.83, 8, 0.13
-"""Share of a link's rate between so many ranks, and the power by which it falls with more."""
+"""Share of a link's rate, the number of ranks that have it, and the power by which it falls with more ranks."""
 CARD_SHARE = 0.82
 """Share of a network card's rate, the mean of the three."""
 START_US = 20.0
-"""What a kernel waits for its neighbours besides. Set, not measured."""
+"""Further wait of a kernel for its neighbours, µs. Set, not measured."""
 SPREAD = 1.25
 """An 80% interval: what the two columns of the table and other tokens differ by. Set."""
 

@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from planner.parallel.buckets import bucket_shares
 from planner.parallel.corrections import PUBLISHED, UNCORRECTED, Z80, CorrectionFactors, PlanSpreads, features
 from planner.parallel.plan_costs import CallName, PlanCosts
 from planner.parallel.schedule import BACKWARD, WEIGHTS, Pipelined, order_of, simulate
@@ -374,15 +375,16 @@ def _replicas(costs: PlanCosts, rates: CorrectionFactors, stage: int, since: flo
               backward: float) -> tuple[float, float]:
     """Collectives of replicas: what is exposed, and what work hides, µs.
 
-    Gradients are reduced block by block beside the last micro-batch's backward, those of the last block after it, and
-    parameters gathered so beside the first one's forward.
+    Gradients are reduced block by block, or bucket by bucket, beside the last micro-batch's backward, those of the last
+    one after it, and parameters gathered block by block beside the first one's forward.
 
     Args:
         since: from when gradients are complete to the stage's end.
         forward, backward: of one micro-batch, all chunks of the stage.
     """
     plan = costs.plan
-    last = 1 / max(sum(map(sum, costs.counts[stage])), 1)
+    last = 1 / max(sum(map(sum, costs.counts[stage])), 1) if plan.bucket_mb is None else (
+        bucket_shares(plan, costs.shape, stage)[-1])
     both = costs.exchange(("reduce", stage)), costs.exchange(("gather", stage))
     reduce, gather = (exchange_us(each, rates) for each in both)
     if plan.sharding is Sharding.GRADIENTS:

@@ -4,7 +4,7 @@ A cause is one change of what the estimate is made of: a factor, a setting of th
 framework. Each has a range with a source, and the estimator itself says how far the step moves within it. A cause alone
 reaches the measured step where this lies between the steps at the range's ends.
 
-Sources beside those that a cause names: *steps*: what published steps differ from their estimates by (``PlanSpreads``,
+Further sources, not named by a cause: *steps*: what published steps differ from their estimates by (``PlanSpreads``,
 80%); *boards*: Sinha et al., "Not All GPUs Are Created Equal", 2022 (arXiv 2208.11035): GPUs of one cluster differ by
 22% at most, outliers take 1.5 times as long.
 """
@@ -44,7 +44,7 @@ EVERY_ROUND = 14
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a step is estimated from, besides its cluster."""
+    """What a step is estimated from, apart from its cluster."""
 
     plan: ParallelPlan
     shape: TransformerShape
@@ -114,7 +114,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """A measured step beside its estimate, and what may cause the gap, the likeliest first.
+    """A measured step, its estimate, and what may cause the gap, the likeliest first.
 
     Attributes:
         measured_us: the step.

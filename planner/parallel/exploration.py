@@ -29,10 +29,10 @@ MOST_CASES = 64
 BINDS: Mapping[str, tuple[str, ...]] = {
     "compute": ("clock", "power"), "power": ("power",), "memory": ("bandwidth",), "network": ("link",),
     "capacity": ("memory",)}
-"""Resources that a step may wait for, and the figures of which it then wants more: a faster clock needs power too."""
+"""Resources that a step may wait for, and the figures to raise then: a faster clock needs power too."""
 TWICE, TELLING, FED = 2.0, 0.03, 0.5
-"""Choices: how much more of a figure there is where it is tried; the least share of the step that this saves where the
-figure binds; and the share of what twice the compute saves from which on power alone is said to bind."""
+"""Choices. The factor by which a figure is raised on trial. The least share of the step that this saves where it
+binds. The least share of the saving from twice the compute that power alone gives where power binds."""
 NOTHING_FITS = "capacity: nothing fits"
 
 
@@ -60,8 +60,8 @@ class Explored:
         case: what was asked.
         spec: the device as it is changed.
         plans: what was found, the best first.
-        gains: share of the best plan's step that twice as much saves, by what binds ("compute", "power", "memory",
-            "network", "capacity": the best plan of all where memory is twice as large).
+        gains: share of the best plan's step that twice the resource saves, by resource: "compute", "power", "memory",
+            "network", "capacity". The last is the best plan of all with twice the memory.
     """
 
     case: Case
@@ -113,7 +113,7 @@ def explore(cases: Iterable[Case], request: PlanRequest) -> list[Explored]:
     """Find the best plan of every case, and what binds it.
 
     What is traced for one device serves all of its generation. Twice as much of each figure is priced for the best plan
-    alone; of memory, where plans are searched for, a search of its own finds what larger memory would allow.
+    alone. Where plans are searched for, a further search finds what larger memory would allow.
 
     Args:
         cases: devices and how they are changed.

@@ -71,6 +71,7 @@ class FrameworkProfile:
         framework: that it is of; empty where nothing is said of one.
         shape: fields of the decoder that are its own.
         plan, piped, shared: fields of a plan that are its own; those of a pipeline, and where replicas share state.
+        ddp: those where replicas all-reduce gradients, unless the plan says them itself.
         rates: factors that are its own, fitted to its published steps.
         spreads: how far off its steps are.
         meeting: where a cluster's hop is measured (``MeasuredBus.hop_us``), the "share" of what it is longer than
@@ -88,6 +89,7 @@ class FrameworkProfile:
     plan: Mapping[str, Any] = field(default_factory=dict)
     piped: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Any] = field(default_factory=dict)
+    ddp: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     spreads: Mapping[str, float] = field(default_factory=dict)
     meeting: Mapping[str, float] = field(default_factory=dict)
@@ -107,8 +109,9 @@ class FrameworkProfile:
         if self is PLAIN:
             return plan
         said = plan.first_layers or plan.last_layers or plan.embedding_layer or plan.loss_layer or plan.chunks > 1
+        open_fields = {name: value for name, value in self.ddp.items() if plan.ddp and getattr(plan, name) is None}
         return replace(plan, **self.plan, **({} if plan.pp == 1 or said else self.piped),
-                       **(self.shared if plan.sharding else {}))
+                       **(self.shared if plan.sharding else open_fields))
 
     def rated(self, rates: CorrectionFactors, cluster: CollectiveModel) -> CorrectionFactors:
         """Return the factors of its steps on a cluster, starting from those of any."""
@@ -144,7 +147,7 @@ def _profile(start: FrameworkProfile, name: str, table: Mapping[str, Any], sourc
     """Return the profile of a table, whose figures each name their source, beginning with another's."""
     values: dict[str, Mapping[str, Any]] = {}
     said = dict(start.sources)
-    for part in ("shape", "plan", "piped", "shared", "rates", "spreads", "meeting", "widths", "memory"):
+    for part in ("shape", "plan", "piped", "shared", "ddp", "rates", "spreads", "meeting", "widths", "memory"):
         own = table.get(part, {})
         values[part] = {**getattr(start, part), **{key: entry["value"] for key, entry in own.items()}}
         said.update((f"{part}.{key}", sources[entry["source"]]) for key, entry in own.items())

@@ -1,7 +1,7 @@
 """What tracing a decoder's pieces gave, shipped and kept on disk, so that a process need not even import torch.
 
-A piece's calls follow from its sizes, the kind of device, PyTorch's version and settings, and the code that traces; all
-of these name the file (``_surroundings``), so that what is found is what tracing would give again. Pieces of the
+A piece's calls follow from its sizes, the kind of device, PyTorch's version and settings, and the code that traces.
+The file's name is a digest of all these (``_surroundings``): what is found is what tracing would give. Pieces of the
 suite's decoders are shipped: ``ci/ship_pieces.py`` (``make pieces``) writes them, as MessagePack by piece, and a test
 traces them again. They are of one PyTorch; under another, pieces are traced.
 """

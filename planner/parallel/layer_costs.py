@@ -1,10 +1,10 @@
 """Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
 shapes and priced on the device.
 
-Linear layers in fp8 and fp4 are priced as Transformer Engine runs them: a layer's input is cast once, by the norm where
-one comes before it, its output's gradient once for both products of backward; master weights once a step. A cast writes
-a second, transposed copy where the matrix units take operands in one order alone (Hopper's fp8) or where scales run
-along the rows of each (blocks, MX, NVFP4).
+Linear layers in fp8 and fp4 are priced as Transformer Engine runs them. A layer's input is cast once, by the norm where
+one comes before it. Its output's gradient is cast once for both products of backward, master weights once a step. A
+cast writes a second, transposed copy where matrix units take operands in one order alone (Hopper's fp8), or where
+scales run along rows (blocks, MX, NVFP4).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NarrowType:
         dtype: of the products.
         bytes: of a value.
         copies: that a cast writes.
-        flags: of products besides.
+        flags: further flags of products.
     """
 
     dtype: str
@@ -116,9 +116,9 @@ def fused_experts(calls: Sequence[OpCall], shape: TransformerShape) -> list[OpCa
 
 
 def stashed(calls: Sequence[OpCall], shape: TransformerShape) -> list[OpCall]:
-    """Return a block's calls with a copy of what its experts keep for backward: graphs of whole steps compute experts
-    in buffers for the most tokens that may come, which all blocks share, and put what is kept elsewhere, to get it from
-    there in backward (Megatron-Core's paged stashing, ``moe_paged_stash``)."""
+    """Return a block's calls with a copy of what its experts keep for backward. Graphs of steps compute experts in
+    shared buffers for the most tokens that may come. What is kept is copied elsewhere until backward (Megatron-Core's
+    paged stashing, ``moe_paged_stash``)."""
     grouped = [call for call in calls if call.kind == "grouped"]
     if not grouped:
         return list(calls)
@@ -137,9 +137,9 @@ def _rows(grouped: OpCall) -> int:
 
 
 ROUTED_LAUNCHES = 85
-"""What experts cost the host in a pass beside their traced kernels, in launches: a kernel launched for each expert and
-each cast, Python of the dispatcher and of Transformer Engine's grouped layers. Fitted: with it Qwen3 30B A3B in fp8 on
-16 H100, whose GPUs wait for their hosts (9.5 ms a block and micro-batch, as on B200), takes what NVIDIA publishes
+"""Host cost of experts in a pass in addition to their traced kernels, in launches. Causes: a kernel for each expert and
+cast, Python of the dispatcher and of Transformer Engine's grouped layers. Fitted to NVIDIA's step of Qwen3 30B A3B in
+fp8 on 16 H100, whose GPUs wait for their hosts: 9.5 ms a block and micro-batch, as on B200
 (``benchmarks/weak_scaling.py --rows experts``)."""
 
 
@@ -154,9 +154,8 @@ def _launched(calls: Sequence[OpCall], kernels: BlockKernels) -> int:
 
 
 def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
-    """Return whether a product is one of a linear layer that is cast: experts' grouped ones are; routers and the
-    products of
-    unfused attention and of state-space mixers' recurrence are not."""
+    """Return whether a product is of a linear layer whose operands are cast. Experts' grouped products are; routers'
+    products and those of unfused attention and of state-space mixers' recurrence are not."""
     if call.family is not Family.GEMM or SCAN in call.flags:
         return False
     batch, *sizes = call.dims
@@ -409,7 +408,7 @@ class LayerCosts:
         return self._calls[key]
 
     def _traced_itself(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
-        """Trace a part of so many tokens and experts, or make its calls of those of less tensor parallelism."""
+        """Trace a part, or derive its calls from those with less tensor parallelism."""
         key = shape, part
         if key not in self._calls:
             self._calls[key] = self._split(*key) or self._kept.of(
@@ -417,9 +416,9 @@ class LayerCosts:
         return self._calls[key]
 
     def _split(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls | None:
-        """Return a part's calls by those with two and four tensor-parallel ranks, all of whose figures are a sum of
-        what each rank has and of what it has a share of; ``None`` where the last of them has a single head, whose
-        strides are its own, or is not known to be like the others."""
+        """Return a part's calls from those with two and four tensor-parallel ranks. Each figure is a sum of a constant
+        and of a share of a whole. ``None`` where a rank has a single head, whose strides differ, or where the part is
+        not known to follow this rule."""
         heads = shape.kv_heads if shape.latent is None else shape.heads
         if not _splits(shape, part) or (shape.attends and part.tp >= heads):
             return None
@@ -499,8 +498,8 @@ class LayerCosts:
         return self._optimizers[key]
 
     def _updates(self, shape: TransformerShape, part: TransformerPart) -> list[OpCall]:
-        """Return the optimizer's calls, of which every figure is a sum of multiples of 1, the rank's experts, its share
-        of the layers and both: traced for few of these."""
+        """Return the optimizer's calls, from few traces. Every figure is a sum of multiples of 1, of the rank's
+        experts, of its share of the layers, and of their product."""
         few = (2, 4)
         if shape.experts % few[1] == 0 < shape.experts and (own := shape.experts // part.ep) not in few:
             one, two = (self._updates(shape, replace(part, ep=shape.experts // count)) for count in few)
@@ -537,15 +536,15 @@ class LayerCosts:
                              *self._as_run(traced.backward, shape, part, back=True)])
 
     def kept_bytes(self, shape: TransformerShape, part: TransformerPart, kind: Recomputation) -> float:
-        """Return what a block that is recomputed keeps besides its input."""
+        """Return the bytes that a recomputed block keeps in addition to its input."""
         if kind not in _KEPT:
             return 0.0
         forward = self._traced(shape.one_layer(), part).forward
         return float(sum(forward[i].bytes_written for i in _KEPT[kind](forward)))
 
     def module_bytes(self, shape: TransformerShape, part: TransformerPart, modules: Sequence[str]) -> float:
-        """Return what a block keeps less where results of modules are computed again (``MODULES``): queries, keys and
-        values; what goes into a linear layer as it is cast; all between a dense block's two products."""
+        """Return the bytes that a block saves where results of modules are computed again (``MODULES``). They are
+        queries, keys and values; cast inputs of linear layers; all between a dense block's two products."""
         shape = shape.one_layer()
         forward = self._as_run(self._traced(shape, part).forward, shape, part)
         narrow = narrow_type(shape.linears, self.device)
@@ -571,7 +570,7 @@ class LayerCosts:
         product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
         source = priced.source[priced.index]
         low, high = priced.total_interval_us()
-        # Nobody measured these kernels, so that all of them may be off by as much.
+        # These kernels were not measured, so that all of them may be off by as much.
         scans = float(us[[SCAN in call.flags for call in calls]].sum())
         low, high = low - scans * -math.expm1(-STATE_SPACE_KERNELS), high + scans * math.expm1(STATE_SPACE_KERNELS)
         return LayerWork(float(us[product].sum()), float(us[~product].sum()), low, high, _launched(calls, kernels),
@@ -593,7 +592,7 @@ class LayerCosts:
 
 
 def _without_experts(part: TransformerPart) -> TransformerPart:
-    """Return the part of a block without experts, of which nothing depends on how experts are shared."""
+    """Return the part of a block without experts; it does not depend on how experts are shared."""
     return replace(part, ep=1, etp=None, once=False)
 
 
@@ -604,7 +603,7 @@ def _recomputed(forward: Sequence[OpCall], kind: Recomputation) -> list[int]:
 
 
 def _scans(graph: ExecutionGraph, op: int) -> bool:
-    """Return whether an operation stands for a kernel of a state-space mixer's recurrence."""
+    """Return whether an operation represents a kernel of a state-space mixer's recurrence."""
     return graph.strings[int(graph.ops.module[op])].rpartition("/")[2] == SCAN
 
 

@@ -1,22 +1,22 @@
 """Device memory of a plan's step: what stays on every stage, what comes and goes, its fullest moment, and what would
-have to change for a plan that does not fit. Whether it fits is ``memory_fit``'s judgement.
+make a plan fit that does not. Whether it fits is ``memory_fit``'s judgement.
 
 Bytes a parameter, in half precision with Adam (Rajbhandari et al., "ZeRO", 2020, section 3.1, with gradients in fp32 as
 Megatron-Core's and FSDP2's usual settings have them); N ranks share what is marked /N:
 
     sharding       weights       gradients   optimizer state     framework
-    0              2             4           12                  Megatron-Core, DDP
-    1              2             4           12/N                Megatron-Core's distributed optimizer, HSDP of it
-    2              2 + 4/N       4/N         8/N                 FSDP2 that keeps parameters after forward, ZeRO 2
-    3              4/N           4/N         8/N                 FSDP2, torchtitan, ZeRO 3, Megatron-FSDP
-    3, pipeline    2 + 4/N       4 + 4/N     8/N                 torchtitan: gathered and reduced once a step
+    0              2             4           12                  Megatron-Core, DDP.
+    1              2             4           12/N                Megatron-Core's distributed optimizer, HSDP of it.
+    2              2 + 4/N       4/N         8/N                 FSDP2 that keeps parameters after forward, ZeRO 2.
+    3              4/N           4/N         8/N                 FSDP2, torchtitan, ZeRO 3, Megatron-FSDP.
+    3, pipeline    2 + 4/N       4 + 4/N     8/N                 torchtitan: gathered and reduced once a step.
 
 Gradients take 2 bytes in place of 4 where they are kept in the parameters' type (``half_gradients``). An optimizer in
 the host's memory (``offload_optimizer``) leaves none of its state here.
 
 FSDP's sharded weights are themselves the fp32 copy that the optimizer updates. Of what it gathers, the block at work
-and the next one are whole, and gradients of a block are whole twice until they are reduced: as autograd leaves them,
-and cast to fp32 in the buffer that is reduced (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+and the next one are whole. Until they are reduced, gradients of a block are whole twice: as autograd leaves them, and
+cast to fp32 in the buffer that is reduced (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 
 A stage keeps its input and what each block leaves (traced: ``LayerCosts.saved_bytes``; the block's output, the next
 one's input, is among it). Its own output goes to the next stage and is let go (Megatron-Core's
@@ -59,7 +59,7 @@ def state_of(plan: ParallelPlan, shape: TransformerShape, stage: int) -> MemoryA
         return MemoryAccount(parameters=count * width, gradients=count * each,
                              optimizer_state=0 if plan.offload_optimizer else share * (master + MOMENTS_BYTES),
                              buffers=WORKSPACES + _gradient_stand_ins(plan, shape, stage))
-    own = share * MASTER_BYTES  # fp32, whatever is computed in
+    own = share * MASTER_BYTES  # fp32 in every precision
     gradients = share * each
     if plan.sharding is Sharding.PARAMETERS and plan.pp > 1:
         parameters, gradients = own + count * width, gradients + count * each
@@ -74,8 +74,8 @@ def state_of(plan: ParallelPlan, shape: TransformerShape, stage: int) -> MemoryA
 def _gradient_stand_ins(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
     """Bytes of what autograd is given in place of gradients that products have added to the fp32 ones themselves.
 
-    Transformer Engine keeps one tensor of each weight's shape for that (``get_dummy_wgrad`` of the same file), so that
-    all blocks of a kind, and all experts of a rank, share theirs.
+    Transformer Engine keeps one tensor of each weight's shape for that (``get_dummy_wgrad`` of the same file). All
+    blocks of a kind share theirs, and so do all experts of a rank.
     """
     if shape.dtype == "fp32":
         return 0
@@ -191,8 +191,8 @@ def _logit_count(plan: ParallelPlan, shape: TransformerShape) -> float:
 
 
 def _beside_loss(plan: ParallelPlan, shape: TransformerShape) -> float:
-    """Bytes beside them when the gradient of the logits' matrix is computed: it, or what stands for it; the logits'
-    gradient, where it has its own place; the gradient of the stream, and with sequence parallelism its gathered
+    """Further bytes when the gradient of the logits' matrix is computed. They are that gradient or its dummy, the
+    logits' gradient where it has its own place, the gradient of the stream, and with sequence parallelism its gathered
     input."""
     width = shape.element_bytes
     stream = tokens_of(plan, shape) * shape.hidden * width * (2 if plan.sequence_parallel else 1)
@@ -201,8 +201,8 @@ def _beside_loss(plan: ParallelPlan, shape: TransformerShape) -> float:
 
 
 def _beside_block(plan: ParallelPlan, kind: TransformerShape) -> float:
-    """Bytes of gradients within a block, at most: of the feed-forward part's inner values and the stream's two ends,
-    of attention's scores where they are not fused, or of what goes into a state-space mixer's recurrence."""
+    """Bytes of gradients within a block, at most: the stream's two ends plus the largest of feed-forward inner values,
+    unfused attention's scores, and inputs of a state-space mixer's recurrence."""
     width, tokens = kind.element_bytes, tokens_of(plan, kind)
     inner = (2 if kind.gated else 1) * width
     if kind.experts:

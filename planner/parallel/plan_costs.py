@@ -7,6 +7,8 @@ the head's in backward.
 Fully sharded parameters without a pipeline are gathered block by block in every pass. With a pipeline each stage
 gathers its own once a step, keeps them until the last micro-batch's backward, adds gradients up in fp32 and reduces
 them once, as torchtitan does by default (``fsdp_reshard_after_forward = "default"``).
+
+Gradients that replicas all-reduce go in one call, or in a plan's buckets (``bucket_mb``), each with its latency.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from kernel_models.collectives import (
 from kernel_models.collectives.call import dtype_name
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Source
+from planner.parallel.buckets import bucket_shares
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.dispatch import dispatched
 from planner.parallel.layer_costs import BlockKernels, LayerCosts
@@ -336,7 +339,8 @@ def _of_state(calls: PlanCalls, key: CallName, each: Communication, plan: Parall
         dtype = FP32 if each.kind is not CollectiveKind.ALL_GATHER and not plan.half_gradients else dtype
     if plan.replicate == 1:
         ranks = plan.spaced("experts" if experts else "dpcp", stage)
-        calls.add(key, each.kind, each.payload_bytes, on.place(ranks), dtype)
+        count = 1 if plan.bucket_mb is None else len(bucket_shares(plan, shape, stage, experts=experts))
+        calls.add(key, each.kind, each.payload_bytes / count, on.place(ranks), dtype, count)
         return
     shards = plan.spaced(f"{kind}shards", stage)
     calls.add(key, each.kind, each.payload_bytes, on.place(shards), dtype)

@@ -212,7 +212,7 @@ class PlanRequest:
         return known, spec
 
     def clusters(self, known: DeviceSpec) -> Callable[[int], CollectiveModel]:
-        """Return the collectives of so many GPUs: of the cluster that was named, or of the device's usual nodes."""
+        """Return the collectives by number of GPUs: of the cluster that was named, or of the device's usual nodes."""
         bandwidths = bandwidths_of(self.comm_profile, self.comm_choices)
         if self.topology is None and (bandwidths is not None or measured_file(
                 self.comm_profile, self.comm_choices) is None):
@@ -276,7 +276,7 @@ class PlanRequest:
         return alone
 
     def host_note(self, rates: CorrectionFactors) -> list[str]:
-        """Say what a launch is taken to cost, where nobody said it."""
+        """Return the note on the assumed cost of a launch; none where the request gives it."""
         if self.host_from is not None:
             return [f"A launch is taken to cost the host {rates.host_us:.3g} µs, as operations of {self.host_from} do, "
                     "with the Python between them."]

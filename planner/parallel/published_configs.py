@@ -94,7 +94,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": {**_GPT_OSS, "num_hidden_layers": 24, "num_local_experts": 32},
     "gpt-oss-120b": {**_GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128},
 }
-"""Config by name. Sources: DeepSeek-V2 (2405.04434, section 3.1.2) and V3 (2412.19437, section 4.2), Mistral 7B
-(2310.06825), Mixtral (2401.04088), Qwen2.5 (2412.15115), Qwen3 (2505.09388), Gemma 2 (2408.00118), gpt-oss
-(2508.10925), Nemotron-H (2504.03624, section 2.1), Granite 4.0, Llama 2 (2307.09288) and 3.1 (2407.21783), Kimi K2
-(2507.20534), and the cards of all, of GLM-5, MiniMax M2 and Qwen3.5 alone."""
+"""Config by name. Sources are the cards of all models, and papers. DeepSeek-V2 (2405.04434, section 3.1.2), V3
+(2412.19437, section 4.2); Mistral 7B (2310.06825); Mixtral (2401.04088); Qwen2.5 (2412.15115); Qwen3 (2505.09388);
+Gemma 2 (2408.00118); ``gpt-oss`` (2508.10925); Nemotron-H (2504.03624, section 2.1); Llama 2 (2307.09288), 3.1
+(2407.21783); Kimi K2 (2507.20534). Granite 4.0, GLM-5, MiniMax M2 and Qwen3.5: cards alone."""

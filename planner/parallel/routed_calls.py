@@ -1,7 +1,7 @@
 """The calls of a block's routed experts for any number of tokens and experts of a rank, from few traces.
 
 In a block with experts the calls between the router and the weighted sum know two numbers alone: rows of an expert and
-experts of a rank. All others know neither. So a block is traced with ``ROWS`` rows an expert, whatever its tokens, and
+experts of a rank. All others know neither. So a block is always traced with ``ROWS`` rows an expert, and
 the experts' calls are put in their place. Those come from traces of four combinations of rows ``r`` and experts ``c``,
 for every figure of theirs is a sum of multiples of 1, r, c and r · c.
 """
@@ -56,7 +56,7 @@ class RoutedCalls:
     row_bytes: tuple[int, ...]
 
     def of(self, rows: int, count: int) -> list[OpCall]:
-        """Return the calls with so many rows of an expert and experts of a rank."""
+        """Return the calls with ``rows`` rows of an expert and ``count`` experts of a rank."""
         more = rows - ROWS
         found = [along(*pair, more, 1) for pair in zip(self.corners[0], self.corners[1], strict=True)]
         if len(self.counts) == 1:
@@ -66,7 +66,7 @@ class RoutedCalls:
         return [along(*pair, count - first, second - first) for pair in zip(found, other, strict=True)]
 
     def kept_bytes(self, rows: int, count: int) -> int:
-        """Return what forward keeps for backward with so many rows of an expert and experts of a rank."""
+        """Return the bytes that forward keeps for backward: ``rows`` rows an expert, ``count`` experts a rank."""
         first, *second = self.row_bytes
         if not second:
             return rows * first
@@ -113,7 +113,7 @@ def with_experts(calls: Sequence[OpCall], usual: Sequence[OpCall], experts: Sequ
 
 
 def _with_rows(shape: TransformerShape, part: TransformerPart, rows: int) -> tuple[TransformerShape, TransformerPart]:
-    """Return the block whose experts get so many rows each."""
+    """Return the block whose experts get ``rows`` rows each."""
     even = part.sent_rows(replace(shape, imbalance=1.0))
     return replace(shape, imbalance=rows * (shape.experts // part.ep) / even), part
 

@@ -1,8 +1,8 @@
-"""The search for the best plan of a decoder on a number of GPUs: plans that cannot be and those that do not fit are
-named with the reason, those that are provably slower than the best are left out, and the rest are estimated.
+"""The search for the best plan of a decoder on a number of GPUs. Plans that cannot be and those that do not fit are
+named with the reason. Plans that are provably slower than the best are left out, and the rest are estimated.
 
-Best first: families of plans, then plans, come in the order of their lower bounds (``Bounds``), and the search ends
-when the next bound is above the slowest plan that is wanted. Nothing that would be among the best can be missed so.
+Best first: families of plans, then plans, come in the order of their lower bounds (``Bounds``). The search ends when
+the next bound is above the slowest plan that is wanted, so that it misses none of the best.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def relief(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, topo
 
 
 def _changes(plan: ParallelPlan, blocks: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what may change, in words and in fields, where a chunk has so many blocks."""
+    """Yield what may change, in words and in fields, where a chunk has ``blocks`` blocks."""
     if plan.samples % 2 == 0:
         yield "micro-batches half as large", {"microbatch": plan.samples // 2, "microbatches": 2 * plan.passes}
     if plan.schedule is not Schedule.ZERO_BUBBLE:
@@ -127,8 +127,8 @@ def _changes(plan: ParallelPlan, blocks: int) -> Iterator[tuple[str, dict[str, A
 class Bounds:
     """Lower bounds on plans of one decoder. Work of equal chunks is added up once, however many plans have them.
 
-    Whatever a schedule does, stage s cannot begin before the first micro-batch has come through the stages before it,
-    then has all its own work to do, and its last backward has yet to go back through them:
+    In any schedule the first micro-batch passes the stages before stage s, then s does all its work, and its last
+    backward goes back through the stages before it:
 
         step ≥ max over s of  Σ (i < s) (forward + gradients of activations of one micro-batch on i) + all work of s
 
@@ -194,7 +194,7 @@ class Bounds:
             back = backward[:, 0] - (0.0 if weights is None else weights[:, 0])
             best, before, after = (-1.0, 0.0), 0.0, 0.0
             for stage in range(plan.pp):
-                # A stage that does gradients of weights so many passes later has them to do while its last goes back.
+                # A stage that delays gradients of weights by some passes does them while its last pass goes back.
                 late = 0.0 if weights is None else min(stage, plan.passes * plan.chunks) * float(weights[stage].max())
                 best = max(best, (float(busy[stage]), before + max(after - late, 0.0)),
                            key=lambda each: each[0] * plan.passes + each[1])
@@ -230,11 +230,11 @@ def _alone(plan: ParallelPlan) -> ParallelPlan:
 
 
 BEST = 10
-"""Plans that are certainly among those found, if there are so many."""
+"""Number of the best plans that are certainly found, if there are that many."""
 MOST_SHOWN_TASKS = 4096
 """Tasks of the largest plan whose memory over time is given."""
 REACH = 1.05
-"""All plans are found that take up to so many times as long as the fastest: what trades time for memory is of use."""
+"""All plans up to this multiple of the fastest step are found: plans that trade time for memory are of use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +257,8 @@ class Ranked:
 @dataclass(slots=True)
 class Refused:
     """Plans that cannot be, for one reason: how many, and the first of them. Sizes that the model cannot be divided by
-    count as one plan, whatever else it would be. Of plans that do not fit, the example is the one that needs least of
-    a device's memory, ``least_bytes``."""
+    count as one plan. Of plans that do not fit, the example is the plan that needs the least device memory,
+    ``least_bytes``."""
 
     reason: str
     example: str
@@ -280,7 +280,7 @@ class Found:
         plans: feasible ones, the fastest first.
         refused: why others are not among them, each reason with its number of plans.
         relief: what would have to change for the one plan that was asked for, where it does not fit, or where none
-            does for the one that needs least.
+            does, for the plan that needs least memory.
         needs: memory of that plan's fullest stage, and needs_us: its step if it fitted; limit_bytes: what there is.
         stages: of the one plan that was asked for, the memory of each stage, and over its step.
         slower: plans that were not estimated, for none of them takes less than ``slower_us``; whether they fit is not
@@ -313,7 +313,7 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerC
         memory_limit: bytes of a device; by default all it has.
         framework: the only one whose plans are wanted.
         best: how many plans are wanted; ``None`` for all that can be and fit.
-        reach: plans of up to so many times the fastest one's time are wanted too.
+        reach: plans of up to this multiple of the fastest plan's time are wanted too.
         profile: of the framework; ``pieces`` and ``rates`` are then its own.
 
     Raises:
@@ -416,7 +416,7 @@ class _Search:
             found.slower_us = self._left[0][0]
             found.slower = sum(1 if isinstance(each, ParallelPlan) else len(each.states)
                                for _, _, each, _ in self._left)
-        # Of plans that take the same time, the one that needs least memory comes first.
+        # Of plans that take the same time, the plan with the least memory comes first.
         found.plans.sort(key=lambda each: (each.estimate.time_us, each.memory.total))
         found.refused = sorted(self._reasons.values(), key=lambda each: -each.count)
         return found
@@ -424,7 +424,7 @@ class _Search:
     def _bound(self, floor: float, family: PlanFamily) -> None:
         """Put a family back on the list by what it takes at least, without the plans whose state alone does not fit."""
         kept = []
-        known: dict[tuple[Sharding, int], tuple[float, str | None]] = {}  # whatever is computed again
+        known: dict[tuple[Sharding, int], tuple[float, str | None]] = {}  # the same for all recomputation
         for state in family.states:
             if state[:2] not in known:
                 held = self._state_of(family.plan(state))
@@ -517,7 +517,7 @@ PARTS = {"arithmetic": ("products",), "memory traffic": ("others", "optimizer"),
          "exposed communication": ("layers", "data"), "pipeline bubble": ("pipeline",), "slowest GPU": ("stragglers",)}
 """Parts of an estimate as people name them; together they are the step."""
 REPEATED = 0.005
-"""Share of a step by which runs of one plan differ: a micro-batch of SimuMax's B200 jobs takes 0.5 to 4% longer in
+"""Share of a step by which runs of one plan differ. A micro-batch of SimuMax's B200 jobs takes 0.5 to 4% longer in
 steps of 32 than in steps of 8."""
 LEAST_SHARE = 0.1
 """Least share of all differences between two plans that a part must have to be shown."""

@@ -139,11 +139,11 @@ def _widths(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange
 
 
 REPEATED, SHARE = 0.035, 0.40
-"""Standard deviation of the logarithm of a kernel's time beside the predicted one where its sizes change: what
+"""Standard deviation of the logarithm of a kernel's time over the predicted one where its sizes change. Terms: what
 neighbouring sizes differ by anyway, and a share of the change of its efficiency. Fitted in
 ``benchmarks/shape_advice.py`` to neighbours of four measured sweeps; the others are judged there."""
 REST = "arithmetic and traffic"
-"""The rest beside all terms: work itself, and kernels that these do not describe."""
+"""What no other term covers: work itself, and kernels that the terms do not describe."""
 TOLD = 0.2
 """Reasons that are shown have at least so much of the largest one's time."""
 
@@ -179,7 +179,7 @@ class ShapeAdvice:
     """A change and what it gains.
 
     Attributes:
-        change: of which size to what.
+        change: the size that changes, and its new value.
         us: GPU time of a token with it, µs.
         gain: share of the time that it saves, for each parameter where more of them are more model.
         low, high: 80% interval of the gain.

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 
+from graph_predictor.comm.traffic import MIB
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from planner.parallel.stages import spread
 from tracer.parallel_plan import MOST_TASKS, Graphs, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -127,6 +128,7 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
         and not (plan.half_gradients and framework in (Framework.TORCHTITAN, Framework.NANOTRON))
         and not (plan.tensor_overlap and framework is Framework.NANOTRON)
         and not (plan.balanced and framework is not Framework.NANOTRON)
+        and not (plan.bucket_mb is not None and framework in (Framework.TORCHTITAN, Framework.DEEPSPEED))
         and (framework is Framework.MEGATRON or not (plan.offload_optimizer or _megatron_alone(plan)))
         and _layers_ok(framework, plan, shape)
     )
@@ -186,6 +188,8 @@ def _megatron(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     found += _megatron_stages(plan, shape)
     if plan.sharding:
         found.append("--use-distributed-optimizer")
+    if plan.bucket_mb is not None:  # in parameters
+        found.append(f"--ddp-bucket-size {plan.bucket_mb * MIB // shape.element_bytes}")
     found += ["--grad-reduce-in-bf16"] * plan.half_gradients + ["--optimizer-cpu-offload"] * plan.offload_optimizer
     if plan.sharding in _STRATEGY:
         found += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {_STRATEGY[plan.sharding]}"]

@@ -1,15 +1,15 @@
 """The blocks of each pipeline stage: how a decoder's layers are spread over stages and their chunks.
 
-Layers come in order: chunk 0 of every stage, then chunk 1 of every stage. Without a word in the plan each chunk gets as
-many as the others; where they do not divide, chunks at the ends get one less, the last first, as embedding and loss are
-there too (Llama 3 405B has 126 layers on 16 stages, the first and the last with one less: Grattafiori et al., 2024,
-section 3.3.2). A plan may say what Megatron-Core's arguments say: layers of the first and of the last stage
+Layers come in order: chunk 0 of every stage, then chunk 1 of every stage. By default each chunk gets the same number.
+Where they do not divide, chunks at the ends get one less, the last first, as embedding and loss are there too. Llama 3
+405B has 126 layers on 16 stages, the first and the last with one less (Grattafiori et al., 2024, section 3.3.2). A plan
+may have the settings of Megatron-Core's arguments: layers of the first and of the last stage
 (``--decoder-first-pipeline-num-layers``, ``--decoder-last-pipeline-num-layers``), embedding or loss as a layer
 (``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``). Where the loss counts, each
-multi-token prediction module does: DeepSeek-V3's recipes put one layer beside both on the last of 16 chunks of four
+multi-token prediction module does: DeepSeek-V3's recipes put both and one layer on the last of 16 chunks of four
 ("Et*4|(t*4|)*14tmL", Megatron-Bridge). ``balanced`` is nanotron's: each stage goes on until it has its share of the
-parameters of all products, the head's among them (``build_model`` of nanotron's ``models/base.py`` with
-``get_block_compute_costs`` of its ``models/llama.py``).
+parameters of all products, the head's among them. Source: ``build_model`` of nanotron's ``models/base.py`` with
+``get_block_compute_costs`` of its ``models/llama.py``.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def recomputed(plan: ParallelPlan, shape: TransformerShape) -> Counts:
 
 
 def _first(kinds: tuple[int, ...], layers: int) -> tuple[int, ...]:
-    """Return the first so many of a chunk's blocks, kinds taken to follow one another."""
+    """Return the first ``layers`` of a chunk's blocks, kinds taken to follow one another."""
     taken = []
     for count in kinds:
         taken.append(min(count, layers))

@@ -40,7 +40,7 @@ class LayerWork:
                          self.high + other.high, self.launches + other.launches, sources)
 
     def times(self, factor: float) -> LayerWork:
-        """Return the work of so many of it."""
+        """Return this work times ``factor``."""
         return LayerWork(self.products * factor, self.others * factor, self.low * factor, self.high * factor,
                          round(self.launches * factor), {source: us * factor for source, us in self.sources.items()})
 
@@ -69,10 +69,10 @@ class PieceCost:
 
     Attributes:
         forward, backward: its work.
-        core: of forward, what selective recomputation runs again: the plan's modules, else attention's core, of which
-            nothing is left where attention is fused.
-        recomputed: of forward, what backward runs again, by kinds of recomputation that begin at a block's input: all,
-            or all up to the last product, whose result backward does not need, and what is kept left out.
+        core: of forward, what selective recomputation runs again: the plan's modules, else attention's core. With fused
+            attention the core is empty.
+        recomputed: of forward, what backward runs again, by kinds of recomputation that begin at a block's input. It is
+            all, or all up to the last product, whose result backward does not need, without what is kept.
         weights: of backward, the products that give gradients of weights, which the zero-bubble schedule does later.
     """
 

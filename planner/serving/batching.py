@@ -3,9 +3,9 @@
     requests ──admitted──▶ prompts read in pieces ──▶ sequences that decode ──▶ answers
                  ▲ while the cache has room              │ thrown out, and read again, where it is full
 
-Time goes from step to step. Between two events (a request comes, a prompt ends, an answer ends, the cache is full) all
-steps are alike but for contexts that grow by the tokens of a step, so that they are taken together, at the context in
-their middle.
+Time goes from step to step. Events are: a request comes, a prompt ends, an answer ends, the cache is full. Between two
+events all steps are alike, except that contexts grow by the tokens of a step. They are therefore priced together, at
+the context in their middle.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class _Server:
 
     @property
     def room(self) -> float:
-        """Bytes of all groups' caches, but for what all requests share."""
+        """Bytes of all groups' caches, without the prefix that all requests share."""
         return (self.cache.room - self.cache.token * self.shared) * self.cache.groups
 
     def wanted(self, request: _Request) -> float:
@@ -261,7 +261,7 @@ class _Server:
                 self.reading.append(request)
             else:
                 break
-            # An engine that does not split prompts takes one whole beside what decodes.
+            # An engine that does not split prompts takes a whole prompt together with what decodes.
             new = min(request.to_read, budget if engine.splits else self.setup.step_tokens)
             pieces.append(PrefillChunk(1, new, request.read))
             request.read += new

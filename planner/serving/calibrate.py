@@ -3,7 +3,7 @@
 As ``parallel.calibrate`` does with measured plans: a handful of factors that are least strange, and what is left is
 carried over to rows like those that were measured.
 
-    measured rows ──simulated──▶ log ratios ──fit──▶ CorrectionFactors, likeness ──▶ any other row
+    measured rows ──simulated──▶ log ratios ──fit──▶ CorrectionFactors, residuals ──▶ any other row
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ FACTORS: Mapping[str, float] = {"products": 0.25, "others": 0.4, "collectives": 
 ERROR = 0.05
 """Log scale of a row's error against which strangeness is weighed."""
 FIRST_WEIGHT = 0.25
-"""Weight of a time to the first token beside one between tokens: it strays four times as much."""
+"""Weight of a time to the first token relative to one between tokens: it strays four times as much."""
 REACH, NOISE, WILD = 2.0, 0.15, math.inf
 """Of what is left, as ``parallel.corrections``: rows a factor of four apart in one figure are alike by half."""
 STEPS, NUDGE = 2, 0.05
 """Times that all rows are served again around the factors found, and how far a factor's logarithm is moved to see what
 it changes."""
 USUAL, EXPECTED = 0.18, 0.25
-"""Mean error between tokens that spreads without a calibration stand for (0.8 of their standard deviation), and how
-many rows that counts for: set so that of the looked-at half of the serving table about 80% lie inside, ten rows
-known."""
+"""Mean error between tokens that spreads without a calibration imply (0.8 of their standard deviation), and how many
+rows it counts for. Set so that with ten known rows about 80% of the looked-at half of the serving table lie inside the
+interval."""
 LEAST_SPREAD, MOST_SPREAD, MOST_OFF, DOUBTFUL = 0.15, 2.0, 100.0, 0.3
 """Choices: bounds of the factor on spreads, times that a row may be off what is expected, and the error of what is
 left from which the rows are doubted."""

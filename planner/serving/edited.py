@@ -1,7 +1,7 @@
 """``EditedServingModel``: a served decoder's steps with the edits that change recorded steps.
 
 An edit knows only scenarios. All that a model prices together therefore becomes one (``served_scenario``), edits change
-it, and ``price_kernels`` says what each kernel takes then, as of a recorded step:
+it, and ``price_kernels`` says what each kernel takes then, as it does for a recorded step:
 
     calls ──price──▶ µs ──served_scenario──▶ edits ──price_kernels──▶ µs
 
@@ -91,8 +91,8 @@ class ServedKernel:
 
 @dataclass(frozen=True, slots=True)
 class ServedHost:
-    """Host time of a served step, µs: around the step, of each kernel's launch, and of each collective's; with
-    ``graph_us`` all kernels are launched at once, and that is what it takes."""
+    """Host time of a served step, µs: around the step, of each kernel's launch, and of each collective's launch. With
+    ``graph_us`` one launch of that time starts all kernels."""
 
     step_us: float
     launch_us: float
@@ -212,8 +212,8 @@ class EditedServingModel(ServingModel):
             engine, request_us=engine.request_us * step, reply_us=engine.reply_us * step))
 
     def _of_host(self, graph_us: float | None = None) -> tuple[Scenario, list[float]]:
-        """Return a made-up edited step, and what its host takes, µs, where it took 1 µs of each without the edits: the
-        engine, one launch of a kernel (of the graph, where that takes ``graph_us``), and one of a collective."""
+        """Return a synthetic edited step and its host times, µs; each is 1 µs without the edits. They are the engine's,
+        a kernel's launch (or the graph's, ``graph_us`` without edits), and a collective's launch."""
         edited = self._apply(served_scenario(self._of_step, ServedHost(1.0, 1.0, 1.0, graph_us), self.device,
                                              self.models, self.setup.gpus))
         slices, us = edited.slices, edit_host(edited, None).ns / 1e3

@@ -2,8 +2,8 @@
 
     foretrace.price_layer("llama-3.1-8b", devices=("a100-sxm-80g", "h100-sxm"), batches=(1, 64))
 
-Times are those that ``serve`` adds up. The bound is arithmetic of the data sheet alone, as a roofline has it: floating
-point operations over the peak rate of their type, or bytes over the memory's bandwidth, whichever takes longer.
+Times are those that ``serve`` adds up. The bound follows from the data sheet alone, as in a roofline. It is the longer
+of two times: floating point operations over the peak rate of their type, and bytes over the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PricedLayer(Shown):
 
     Attributes:
         model: the decoder's name.
-        layers, alike: how many it has, and how many are of the kind that is priced, of which it has most.
+        layers, alike: how many it has, and how many are of the priced kind, the most frequent one.
         prompt, context: tokens of a prompt that is read, and of each cache that decoding reads.
         operations: in the layer's order, device by device within phase and batch.
         notes: what was assumed.

@@ -219,7 +219,7 @@ class ServedModelRequest:
         engine: vllm, sglang, trtllm, nemo for TensorRT-LLM of 2023, or compiled for a model without a server.
         gpu_memory_utilization: share of a GPU's memory that the engine uses, as the engine counts it; 0 for its usual.
         cuda_graphs: decoding runs as CUDA graphs.
-        speculate: drafts of so many tokens and how many a step yields, such as "3:2.4".
+        speculate: tokens of a draft, and tokens that a step yields, such as "3:2.4".
         prompt, output: tokens of prompts and answers: 1024, "512-2048" or "1024~0.5".
         rate: requests a second that come by chance, of all replicas together.
         seed: of what is drawn.
@@ -277,7 +277,7 @@ class ServedModelRequest:
                             speculation=None if self.speculate is None else Speculation.parse(self.speculate))
 
     def cluster(self, gpus: int) -> CollectiveModel:
-        """Return the cluster of so many GPUs."""
+        """Return the cluster of ``gpus`` GPUs."""
         return cluster_for(find_device(self.device), gpus, self.topology, self.comm_profile, self.comm_choices)
 
 
@@ -294,14 +294,14 @@ class ServeRequest(ServedModelRequest):
         cached_prefix: tokens with which every prompt of a load begins and which the cache has already.
         step_us: host time of a step that the GPU waits for, where it is known.
         measured: a table of measured rows, as ``calibrate.read_measured_rows`` reads it, or what another call learned.
-        anchor: a trace of this decoder served so on this device, as ``read_anchor`` reads it: what its kernels
-            took over what is predicted of its steps, operation by operation, is taken of all steps. Where its steps'
-            names do not say what they worked on, and ``context`` is given, they decode ``batch`` sequences of it.
+        anchor: a trace of this decoder served so on this device, as ``read_anchor`` reads it. All steps are scaled,
+            operation by operation, by recorded over predicted kernel time. Where its steps' names do not give their
+            sizes, and ``context`` is given, they decode ``batch`` sequences of it.
         anchor_capture: a trace of the capture of its CUDA graphs, whose operations have their kernels.
         step_region: the anchor's steps are the regions of this name.
 
     Raises:
-        ServingError: a figure is none, or one is given without what it is of.
+        ServingError: a figure is not possible, or an option lacks the option that it needs.
     """
 
     tp: int = 1
@@ -432,7 +432,7 @@ def serve(request: ServeRequest) -> Served:
 
 def cluster_for(spec: DeviceSpec, gpus: int, topology: str | None, comm_profile: str | None,
                 comm_choices: str | None) -> CollectiveModel:
-    """Return the cluster of so many GPUs. Raises ``PlanError`` where there is none so large."""
+    """Return a cluster of ``gpus`` GPUs. Raises ``PlanError`` where there is none so large."""
     if topology is not None or measured_file(comm_profile, comm_choices) is not None:
         found = cluster_of(topology, comm_profile, None, comm_choices)
     else:
@@ -467,8 +467,8 @@ def prompt_time(model: ServingModel, tokens: int) -> StepTime:
 
 def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
                 calibration: ServingCalibration | None = None) -> ServedLoad:
-    """Return what a load gets from a replica, with intervals: of clients that wait all times scale with those of steps,
-    a rate is served again with all steps as short and as long as they may be."""
+    """Return what a load gets from a replica, with intervals. For clients that wait, all times scale with the steps'. A
+    rate is simulated again with the steps at the low and the high ends of their intervals."""
     setup = model.setup
     got = simulate_serving(load, setup, model.surface, cache)
     tokens = max(math.ceil(load.prompt.mean), 1)

@@ -84,23 +84,23 @@ class Engine:
         sequence_us: the same for each sequence of the step.
         request_us: of the server's front for each request, one after another: parsing, tokenisation, sending. Requests
             that come together so reach the engine one by one, and end up in different steps.
-        reply_us: of the way of a request and its first token to the client, which keeps nobody else waiting.
+        reply_us: of the way of a request and its first token to the client, which delays no other request.
         launch_us: host time of a kernel's launch outside CUDA graphs.
         graph_batch: sequences up to which decoding is captured as a CUDA graph.
-        piecewise: steps with prompts are captured too, up to so many tokens, but for attention: a graph for each layer.
+        piecewise: tokens up to which steps with prompts are captured too, a graph for each layer, attention excepted.
         all_reduce_us: least time of its all-reduce kernel within a node; infinite where it leaves them to NCCL.
-        reserves: whether a sequence starts only where the cache has room for all that it may become; else sequences
-            are thrown out, and read again later, where the cache is full.
+        reserves: whether a sequence starts only where the cache has room for its full length. Else sequences are
+            evicted where the cache is full, and read again later.
         of_rest: whether the share of memory is of what weights leave, all of it for caches.
         turns_in_cache: whether one kernel turns queries and keys (rotary positions) and writes the cache.
         wait_tokens: that prompts must have together before a step that decodes takes any, so that fewer steps are
             slowed down; TensorRT-LLM's ``batch_wait_max_tokens_ratio``, times the tokens of a step.
         wait_steps: of decoding after which they are taken all the same; its ``batch_wait_timeout_iters``. 0: prompts do
-            not wait for each other, as all engines have it unless they are told.
+            not wait for each other, the default of all engines.
         first_tokens: of an answer that its first message has, which a client sees as its first token: TensorRT-LLM's
             ``stream_interval`` where it holds the first one back.
-        begin_us: host time of a step that reads prompts, besides: a session whose buffers are made for each batch.
-        reserve: room that it leaves for answers that are being made; none where it admits whatever fits now.
+        begin_us: further host time of a step that reads prompts: a session whose buffers are made for each batch.
+        reserve: room that it leaves for answers that are being made; none where it admits all that fits now.
     """
 
     name: str
@@ -147,12 +147,12 @@ ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine
 """Engines by name; "compiled" is a compiled model in a loop without a server, such as gpt-fast.
 
 "trtllm" is TensorRT-LLM as it serves today (1.0 and later). "nemo" is its first releases as NeMo exported them in 2023
-(``nemo/export/trt_llm``): a Python session that launches kernels one by one without CUDA graphs, whose build leaves
-all-reduces to NCCL. Its host's times were set with five of the published latencies (Llama-2-7B on A100, batch 1;
-``benchmarks/serving.py --rows latency``, which judges the others).
+(``nemo/export/trt_llm``). A Python session launches kernels one by one without CUDA graphs, and all-reduces are left to
+NCCL. Its host's times were set with five of the published latencies (Llama-2-7B on A100, batch 1). The others judge it
+(``benchmarks/serving.py --rows latency``).
 
 Steps of at most 8,192 tokens are vLLM's ``max_num_batched_tokens`` for a server on GPUs of 70 GB and more, SGLang's
-``chunked-prefill-size`` on such GPUs, and TensorRT-LLM's ``max_num_tokens``; shares of memory are their
+``chunked-prefill-size`` on such GPUs, and TensorRT-LLM's ``max_num_tokens``. Shares of memory are their
 ``gpu-memory-utilization``, ``mem-fraction-static`` and ``free_gpu_memory_fraction``. Piecewise graphs up to 512 tokens
 are vLLM's default (``cudagraph_mode``, ``max_cudagraph_capture_size``); the others have them where they are asked to.
 Launches were set with the looked-at half. Least times of all-reduce kernels are those of ``custom_all_reduce_h200`` in
@@ -223,7 +223,7 @@ def weight_type(precision: str, device: DeviceSpec) -> WeightType:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Speculative decoding: a draft of so many tokens, checked in one step.
+    """Speculative decoding: a draft of several tokens, checked in one step.
 
     Attributes:
         tokens: of a draft.
@@ -385,8 +385,8 @@ class ServingSetup:
 
 
 FIRST_TOKEN = 0.3
-"""Standard deviation of the logarithm of a time to the first token, added to that of its steps: what is measured as its
-mean depends on how a benchmark begins, and on the server's own queues."""
+"""Standard deviation of the logarithm of a time to the first token, added to that of its steps. Its measured mean
+depends on how a benchmark begins, and on the server's own queues."""
 FIRST_LEAST = 0.5
 """Share of it that a calibration leaves at least: rows tell times between tokens far better."""
 BETWEEN_TOKENS = 0.10
@@ -411,7 +411,7 @@ class CacheAccount:
         weights: of its share of the model.
         workspace: activations of a step, logits, CUDA graphs, context and communicators.
         room: what is left for caches within the engine's share of memory; below 0: not even the weights fit.
-        sequence: that each sequence takes whatever its length: a recurrence's state and full windows.
+        sequence: that each sequence takes at any length: a recurrence's state and full windows.
         token: that each token of a sequence's context takes.
         groups: of GPUs that have sequences of their own.
     """
@@ -425,16 +425,16 @@ class CacheAccount:
     groups: int
 
     def of(self, context: float) -> float:
-        """Return what a sequence of so many tokens takes on a GPU of its group."""
+        """Return the bytes that a sequence of ``context`` tokens takes on a GPU of its group."""
         return self.sequence + self.token * context
 
     def largest_batch(self, context: int) -> int:
-        """Return how many sequences of so many tokens fit a replica."""
+        """Return how many sequences of ``context`` tokens fit a replica."""
         each = self.of(context)
         return self.groups * int(max(self.room, 0.0) // each) if each else 1 << 20
 
     def check(self, batch: int, context: int, what: str) -> None:
-        """Raise ``ServingError``, in one sentence, unless so many sequences of so many tokens fit."""
+        """Raise ``ServingError``, in one sentence, unless ``batch`` sequences of ``context`` tokens fit."""
         if self.room <= 0:
             raise ServingError(f"{what} does not fit: a GPU's share of the weights is {self.weights / 1e9:,.1f} GB, "
                                f"work space {self.workspace / 1e9:,.1f}, and the engine uses "
@@ -447,7 +447,7 @@ class CacheAccount:
 
 
 def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSpec, longest: int) -> CacheAccount:
-    """Return the memory of a replica whose sequences have so many tokens at most."""
+    """Return the memory of a replica whose sequences have at most ``longest`` tokens."""
     linear, experts = weight_type(setup.precision, device), weight_type(setup.of_experts, device)
     weights, token, sequence = 0.0, 0.0, 0.0
     width = setup.kv_bytes(shape)
@@ -497,7 +497,7 @@ class Lengths:
     """Numbers of tokens.
 
     Attributes:
-        least, most: uniform between them; equal: always so many.
+        least, most: uniform between them; equal: always that number.
         spread: coefficient of variation of a gamma distribution about ``least`` in place of that; 0 for none.
     """
 
@@ -534,7 +534,7 @@ class Lengths:
         return self.most if not self.spread else math.ceil(self.least * (1 + 4 * self.spread))
 
     def draw(self, count: int, random: np.random.Generator) -> Int64:
-        """Return so many numbers of tokens."""
+        """Return ``count`` random numbers of tokens."""
         if self.spread:
             shape = 1.0 / self.spread**2
             found = random.gamma(shape, self.least / shape, count)
@@ -620,7 +620,7 @@ class Requests:
             if self.apart and self.output.least == self.output.most and not self.output.spread:
                 outputs = np.rint(outputs * random.uniform(1 - NEARLY, 1 + NEARLY, n)).astype(np.int64)
             return np.zeros(n), prompts, outputs
-        # So many arrivals of a Poisson process within the time that they take in the mean: the rate is met exactly.
+        # ``n`` arrivals of a Poisson process within the time that they take in the mean: the rate is met exactly.
         return np.sort(random.uniform(0.0, n / self.rate * 1e6, n)), prompts, outputs
 
 

@@ -126,8 +126,8 @@ def published_name(source: str) -> str:
 
 
 def _published(source: str) -> tuple[str, WeightTypes | None] | None:
-    """Return a published model and the types that its name says; ``None`` for a name with words that may stand for
-    other sizes ("DeepSeek-R1-Distill-Qwen-32B" is no DeepSeek-R1)."""
+    """Return a published model and the types that its name says; ``None`` for a name with words that may mean other
+    sizes ("DeepSeek-R1-Distill-Qwen-32B" is no DeepSeek-R1)."""
     if source.count("/") > 1:
         return None
     plain = source.rpartition("/")[2].lower().removeprefix("meta-")
@@ -150,7 +150,7 @@ def served_decoder(source: str, settings: Sequence[str] = (), preset: str | None
 
     Args:
         source: a published model's name, a ``config.json`` or its folder, or a workload.
-        settings: as ``parallel.planning.plan`` takes them, but for ``batch`` and ``seq``.
+        settings: as ``parallel.planning.plan`` takes them, except ``batch`` and ``seq``.
         preset: of a workload.
 
     Raises:

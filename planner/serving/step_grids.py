@@ -23,7 +23,7 @@ PIECES = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 PASTS = (0, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072, 1 << 20)
 """Points of the grids: tokens of a step, sequences, their contexts, tokens of a prompt's piece and those before it."""
 COMPANY = 8
-"""Prompts that share an attention kernel, of which one's share is priced: a kernel works on all pieces of a step."""
+"""Prompts that share an attention kernel. One prompt's share is priced: a kernel works on all pieces of a step."""
 COLUMNS = 6
 PRODUCT, OTHER, WITHIN, BETWEEN, LAUNCHES, CALLS = range(COLUMNS)
 """Columns of parts: µs of products with attention, of other kernels, of collectives within a node and of those that

@@ -1,12 +1,12 @@
 """Operations of a served decoder's step: what one GPU computes and communicates, as calls that models price.
 
-A step reads new tokens: one (or a draft) of each sequence that decodes, and pieces of prompts. All but attention and
-the logits depends on how many tokens there are, whoever they belong to:
+A step reads new tokens: one (or a draft) of each sequence that decodes, and pieces of prompts. Only attention and
+the logits depend on which sequences the tokens belong to. All other work depends on the number of tokens alone:
 
-    of tokens      norms, products, rotary positions, cache, experts; collectives
-    of decoding    attention of one query to a cache, recurrences' states
-    of prompts     attention of a prompt's piece to itself and to what the cache has of it
-    of rows        the last norm, logits, sampling: a row for each sequence that gets a token
+    ``of_tokens``      norms, products, rotary positions, cache, experts; collectives.
+    ``of_decoding``    attention of one query to a cache, recurrences' states.
+    ``of_prompts``     attention of a prompt's piece to itself and to what the cache has of it.
+    ``of_rows``        the last norm, logits, sampling: a row for each sequence that gets a token.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StepOperations:
         self._dtype = shape.dtype
 
     def of_tokens(self, kind: TransformerShape, tokens: int) -> Iterator[StepOperation]:
-        """A block's operations on so many tokens of each attention group."""
+        """Yield a block's operations on ``tokens`` tokens of each attention group."""
         if kind.attends:
             yield from self._norm("norms", tokens, kind)
             yield from self._latent(kind, tokens) if kind.latent is not None else self._grouped(kind, tokens)
@@ -85,7 +85,7 @@ class StepOperations:
             yield from self._feed_forward("", tokens, kind, kind.ffn // self.setup.dense_tp)
 
     def exchanges(self, kind: TransformerShape, tokens: int) -> Iterator[StepExchange]:
-        """A block's communication for so many tokens of each attention group."""
+        """Yield a block's communication for ``tokens`` tokens of each attention group."""
         setup, stream = self.setup, float(tokens * self.shape.hidden * self.shape.element_bytes)
         if kind.attends or kind.state is not None:
             yield from self._exchange("all-reduce", CollectiveKind.ALL_REDUCE, stream, setup.tp)
@@ -97,7 +97,7 @@ class StepOperations:
             yield from self._exchange("all-reduce", CollectiveKind.ALL_REDUCE, stream, setup.tp)
 
     def of_decoding(self, kind: TransformerShape, sequences: int, context: int) -> Iterator[StepOperation]:
-        """A block's work on the caches of decoding sequences, of so many tokens each."""
+        """Yield a block's work on the caches of decoding sequences, of ``context`` tokens each."""
         setup, queries = self.setup, self.setup.drafted
         if kind.attends:
             held = min(context, kind.window) if kind.window else context
@@ -117,7 +117,7 @@ class StepOperations:
             yield from self._pass("state-space recurrence", "scan", state, state, "fp32")
 
     def of_prompts(self, kind: TransformerShape, prompts: int, new: int, past: int) -> Iterator[StepOperation]:
-        """A block's attention of pieces of prompts, so many new tokens each, to themselves and what came before."""
+        """Yield a block's attention of pieces of prompts, ``new`` tokens each, to themselves and ``past`` tokens."""
         setup = self.setup
         if kind.attends:
             kernel = PREFILL_KERNELS.get(self.device.architecture, "flash")
@@ -140,13 +140,13 @@ class StepOperations:
                 yield StepOperation("state-space recurrence", call)
 
     def embedded(self, tokens: int) -> Iterator[StepOperation]:
-        """The embedding of so many tokens."""
+        """Yield the embedding of ``tokens`` tokens."""
         rows = -(-self.shape.vocab // self.setup.tp)
         for call in embedding("embedding", tokens, tokens, rows, self.shape.hidden, 1, self._dtype, "int64"):
             yield StepOperation("embedding", call)
 
     def of_rows(self, rows: int) -> Iterator[StepOperation]:
-        """The last norm, the logits and the sampling of so many sequences."""
+        """Yield the last norm, the logits and the sampling of ``rows`` sequences."""
         shape = self.shape
         yield from self._norm("norms", rows, shape.kinds[0])
         for call in gemm(1, rows, -(-shape.vocab // self.setup.tp), shape.hidden, self._dtype, "nt"):
@@ -208,7 +208,7 @@ class StepOperations:
         yield from self._linear(kind, "attention's output", tokens, kind.hidden, heads * of.values)
 
     def _mixer(self, kind: TransformerShape, tokens: int) -> Iterator[StepOperation]:
-        """A state-space mixer but for its recurrence."""
+        """Yield a state-space mixer's operations without its recurrence."""
         assert kind.state is not None
         own = kind.state.share(self.setup.tp)
         yield from self._linear(kind, "state-space projections", tokens, own.projected, kind.hidden, by_norm=True)
@@ -275,7 +275,7 @@ class StepOperations:
             yield StepOperation(name, call)
 
     def _turned(self, turned: int, tokens: int, width: int) -> Iterator[StepOperation]:
-        """Rotary positions of so many values, and what is written to the cache."""
+        """Yield rotary positions of ``turned`` values, and the write to the cache."""
         if not turned or self.setup.engine.turns_in_cache:
             yield from self._cache(tokens, max(turned // tokens, width))
             return

@@ -1,11 +1,11 @@
 """``step_predictor``: the time of each step that an engine's own scheduler makes up, for simulators that run it.
 
     predictor = foretrace.step_predictor("llama-3.1-70b", device="h200-sxm", tp=8, engine="sglang")
-    predictor.seconds(new=[1, 1, 512], computed=[900, 40, 0])       # two sequences decode beside a piece of a prompt
+    predictor.seconds(new=[1, 1, 512], computed=[900, 40, 0])       # two sequences decode next to a piece of a prompt
 
-SGLang's simulator (``tools/sglang-simulator`` of its repository; forks of it run vLLM's scheduler) asks its
-``InferTimePredictor`` for ``predict_infer_time(batch)``: seconds of a batch whose ``reqs`` each have ``extend_length``,
-tokens that the step computes, and ``past_kv_length``, those that the cache has. ``StepPredictor`` is one.
+SGLang's simulator (``tools/sglang-simulator`` of its repository; forks of it run vLLM's scheduler) calls
+``InferTimePredictor.predict_infer_time(batch)`` for seconds. Each of the batch's ``reqs`` has ``extend_length``, tokens
+that the step computes, and ``past_kv_length``, tokens in the cache. ``StepPredictor`` is such a predictor.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StepPredictor:
         return self.seconds([each.extend_length for each in batch.reqs], [each.past_kv_length for each in batch.reqs])
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return what the simulator shows of a predictor besides: nothing."""
+        """Return further metrics that the simulator shows of a predictor: none."""
         return {}
 
     def reset_metrics(self) -> None:

@@ -167,8 +167,8 @@ class ServingModel:
         return self._other(rates=rates)
 
     def with_factors(self: SomeModel, factors: Mapping[str, float]) -> SomeModel:
-        """Return the same whose operations of these names take so many times as long, beside the rates: what a trace
-        says of them."""
+        """Return the same model with a trace's factors on the times of operations, by name, in addition to the
+        rates."""
         return self._other(_factors=dict(factors), _grids=[])
 
     def with_chunk(self: SomeModel, chunk: int) -> SomeModel:
@@ -186,7 +186,7 @@ class ServingModel:
     waits = True
     """Whether the engine waits for a step before it prepares the next."""
     hides = False
-    """Whether collectives run beside all else."""
+    """Whether collectives overlap all other work."""
     graph_us = GRAPH_LAUNCH_US
     """Host time of launching a step's CUDA graph."""
 
@@ -361,7 +361,7 @@ class ServingModel:
                 found[row, column] += count * us * self._factor(each.name)
                 found[row, CALLS] += count
             if self.hides:
-                # What is longer than the work beside it is still waited for.
+                # What is longer than the overlapping work is still waited for.
                 left = max(found[row, WITHIN] + found[row, BETWEEN] - found[row, PRODUCT] - found[row, OTHER], 0.0)
                 found[row, WITHIN], found[row, BETWEEN] = left, 0.0
         return found

@@ -1,13 +1,13 @@
 """``match_kernels``: the operation of a served step that each of its recorded kernels belongs to, by name and by order.
 
-A kernel's name, or the operation that launched it (of a CUDA graph the one that launched it while it was captured),
-says its role: attention, a norm, a product, … Which of the step's products it is only its place says::
+A kernel's role (attention, a norm, a product, …) follows from its name or from the operation that launched it. For a
+CUDA graph that is the operation of its capture. Which of the step's products it is only its place says::
 
     recorded    norm  gemm  rope  cache  fmha  gemm  copy  all_reduce  copy  norm  gemm  topk  moe  moe  …
     predicted   norm  qkv   ──rope──     attn  out   ─────all-reduce─────    norm  ─routing─  ─experts─  …
 
 Both go layer by layer, from one attention to the next, and are aligned with the fewest left out on either side. What no
-operation has (replicas, fills, fused pointwise kernels) counts with the collective that it lies beside, else with the
+operation has (replicas, fills, fused pointwise kernels) counts with the collective that it is next to, else with the
 next kernel, whose input it prepares.
 
 ``read_anchor``: a server's trace as the calibration of predictions: its kernels' times over those predicted.
@@ -19,10 +19,10 @@ vLLM names its steps by what they work on, so that each can be predicted as it w
                                                                       sequences with 34,489 tokens in their caches
 
 Each kernel, whether it was launched by itself or within a CUDA graph, belongs to one of the step's operations
-(``matching``). What those took over what is predicted of them in the same steps is a factor on them in all steps: of
-the recorded step it gives the recorded times, of others their own times scaled as the models scale them. Operations
-that no recorded step has (attention of decoding, where it read prompts alone) get what their kind took: products and
-attention, others, collectives.
+(``matching``). An operation's recorded over predicted time in these steps is a factor on its time in all steps. The
+recorded step thus gets its recorded times, and other steps scale as the models do. Operations that no recorded step has
+(attention of decoding, where it read prompts alone) get the factor of their kind: products and attention, others,
+collectives.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _ROLES: tuple[tuple[KernelRole, str], ...] = (
     (KernelRole.EMBEDDING, r"embedding"),
     (KernelRole.CAST, r"quant|_to_copy|cast"),
 )
-"""First match wins, but for products: see ``kernel_role``."""
+"""First match wins, except for products: see ``kernel_role``."""
 _OF_NAMES = {
     "norms": KernelRole.NORM, "rotary positions, cache": KernelRole.CACHE, "experts": KernelRole.EXPERTS,
     "attention of decoding": KernelRole.ATTENTION, "attention of prompts": KernelRole.ATTENTION,
@@ -319,7 +319,7 @@ class TraceCalibration:
         steps: that were recorded, and whose names say what they worked on.
         measured, predicted: µs of kernels of each kind, of all steps.
         rates: with factors of it.
-        factors: beside the rates, by name of the operation.
+        factors: in addition to the rates, by name of the operation.
         own, beside: shares of the kernels' time that operations have by the kernels' names and order, and by their
             neighbours'.
         assumed: whether nothing but the caller says what the steps worked on.
@@ -441,7 +441,7 @@ def _check_device(graph: ExecutionGraph, path: str, device: DeviceSpec) -> None:
 
 
 def _sizes(text: str, count: int) -> tuple[int, int]:
-    """New tokens and all tokens of so many sequences; without the latter as many as there are new ones."""
+    """Return the new tokens and all tokens of ``count`` sequences; a text without all tokens has only new ones."""
     match = _SIZES.match(text)
     if match is not None:
         return int(match.group(1)), int(match.group(2))

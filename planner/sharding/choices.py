@@ -1,7 +1,7 @@
 """``Choices``: every way each table may lie, as columns of what one unit of it adds to a rank.
 
-A choice has one or more equal units. A unit lies on one rank, on all ranks of a node, or on all ranks; wherever it
-lies, it adds the same to each of its ranks, so that a rank is known from sums and maxima of its units alone.
+A choice has one or more equal units. A unit lies on one rank, on all ranks of a node, or on all ranks. It adds the same
+to each of its ranks, independent of where it lies. Sums and maxima over its units therefore describe a rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 
 LENGTH_BYTES = 4.0
-"""A bag's length beside its indices (TorchRec's ``KeyedJaggedTensor`` has them as int32)."""
+"""A bag's length, sent with its indices (TorchRec's ``KeyedJaggedTensor`` has them as int32)."""
 INPUT_COPIES = 2.0
 """Indices in memory at once: this batch's and, prefetched, the next one's (TorchRec's storage estimator takes two for
 ``TRAIN_SPARSE_DIST``)."""
@@ -213,7 +213,7 @@ def _kinds(problem: ShardingProblem, table: EmbeddingTable, split: bool, copied:
     if not possible:
         raise ShardingError(f"Table {table.name!r} of {table.columns} columns can be sharded in none of the allowed "
                             f"kinds ({', '.join(sorted(kind.value for kind in allowed))}) over {problem.ranks} ranks.")
-    # Of many tables, most lie whole on a rank whatever is tried.
+    # Of many tables, most lie whole on a rank, with any choice for the others.
     narrow = [each for each in possible if each[0] is ShardKind.TABLE_WISE
               or (copied if each[0] is ShardKind.DATA_PARALLEL else split)]
     return narrow or possible

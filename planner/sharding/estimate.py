@@ -5,13 +5,13 @@ memory of each rank, and what binds.
 
 ::
 
-    dense part   measured                  (on another device or with another batch × model(there) / model(recorded))
-    look-ups     model × measured / model(recorded sharding)                          likewise on another device
-    exchanges    model × measured / model(recorded sharding)                          priced anew on another cluster
-    host         what the recorded step's device had nothing to do: it stays
+    ``dense part``   measured          (on another device or with another batch × model(there) / model(recorded)).
+    ``look-ups``     model × measured / model(recorded sharding)                likewise on another device.
+    ``exchanges``    model × measured / model(recorded sharding)                model alone on another cluster.
+    ``host``         idle time of the recorded step's device: it stays.
 
-The recorded step is taken to exchange its own indices before its look-ups, not the next batch's beside them, unless it
-is of a captured workload with ``pipelined=true``.
+The recorded step is assumed to exchange its own indices before its look-ups, not the next batch's during them. Captured
+workloads with ``pipelined=true`` are the exception.
 """
 
 from __future__ import annotations

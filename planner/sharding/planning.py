@@ -2,8 +2,8 @@
 
     foretrace.shard("tables.csv", 16, device="h200-sxm")
 
-How a sharding bears data that drift: the step of the same plan when rows are looked up by other laws or bags are
-longer, beside the best plan that could be found for that data.
+How a sharding bears data that drift: rows are looked up by other laws, or bags are longer. The step of the same plan
+is compared with that of the best plan found for such data.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def drifted(problem: ShardingProblem, plans: Sequence[ShardingPlan], drift: Data
         standing = scores.standing(assignment_of(plan, scores.choices))
         steps.append(standing.step_us if scores.fits(standing) else math.inf)
     best = search(changed, 1, seed, model=model).best[0][0]
-    # A plan that was carried over may still beat what the search finds anew.
+    # A plan that was carried over may still beat what the new search finds.
     return DriftedStep(drift, tuple(steps), min([best, *steps]))
 
 
@@ -166,7 +166,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     Args:
         source: a file of tables (.csv, .parquet, .json, .toml), a workload with tables, or a trace or capture.
         gpus: of the job.
-        device: of each: a name, a file, or its figures; by default the one that a recorded source ran on, else
+        device: of each: a name, a file, or its figures; by default the device of a recorded source, else
             ``sources.DEFAULT_DEVICE``.
         topology: of the cluster; by default the device's usual nodes.
         memory: bytes of a device; by default all it has.
@@ -180,9 +180,9 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
         profile: fitted models of the device.
         comm_profile: a file of measured collectives.
         comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
-        pipelined: whether the next batch's indices are exchanged beside the dense part.
-        fused: whether a rank's tables are looked up by one kernel with the optimizer in its gradient (FBGEMM's), or
-            table by table with sparse gradients (``nn.EmbeddingBag``); by default as it was recorded, else fused.
+        pipelined: whether the next batch's indices are exchanged during the dense part.
+        fused: whether a rank's tables are looked up by one kernel with the optimizer in its gradient (FBGEMM's). Else
+            table by table with sparse gradients (``nn.EmbeddingBag``). By default as it was recorded, else fused.
         seed: of what the search draws.
         step_region: the steps of a trace or capture are the regions of this name.
 

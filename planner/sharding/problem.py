@@ -3,15 +3,15 @@
 ``ShardingPlan``: where each embedding table lies, checked, and written and read as ``tracer.lookup_data.plan_file``
 has it.
 
-==============  ===================================  =================================================================
-kind            a rank holds                         what moves in forward (backward: the reverse)
-==============  ===================================  =================================================================
-table-wise      a whole table                        indices to it; pooled vectors from it (all-to-all)
-column-wise     some columns of every row            likewise, the indices once for each rank that has columns
-row-wise        a block of rows, on all ranks        indices to their rows; partial sums (reduce-scatter)
-table-row-wise  a block of rows, within one node     partial sums within the node, then an all-to-all across nodes
-data-parallel   a whole table, on all ranks          nothing; dense gradients are all-reduced
-==============  ===================================  =================================================================
+==================  ==================================  ==============================================================
+kind                a rank holds                        what moves in forward (backward: the reverse)
+==================  ==================================  ==============================================================
+``table-wise``      a whole table                       indices to it; pooled vectors from it (all-to-all).
+``column-wise``     some columns of every row           likewise, the indices once for each rank that has columns.
+``row-wise``        a block of rows, on all ranks       indices to their rows; partial sums (reduce-scatter).
+``table-row-wise``  a block of rows, within one node    partial sums within the node, then an all-to-all across nodes.
+``data-parallel``   a whole table, on all ranks         nothing; dense gradients are all-reduced.
+==================  ==================================  ==============================================================
 
 Source: TorchRec, ``torchrec.distributed.types.ShardingType`` and ``sharding_plan``.
 
@@ -223,7 +223,7 @@ def why_not(table: EmbeddingTable, sharding: TableSharding, ranks: int, per_node
 
 
 def can_split_columns(columns: int, parts: int) -> bool:
-    """Return whether so many columns are ``parts`` equal parts that FBGEMM takes."""
+    """Return whether ``columns`` columns divide into ``parts`` equal parts that FBGEMM takes."""
     return parts >= 1 and columns % parts == 0 and (parts == 1 or columns // parts % COLUMNS_MULTIPLE == 0)
 
 
@@ -233,7 +233,7 @@ def node_ranks(node: int, ranks: int, per_node: int) -> tuple[int, ...]:
 
 
 def shards_of(table: EmbeddingTable, sharding: TableSharding) -> list[TableShard]:
-    """The parts of one table: blocks of rows are equal but for the last, which may be shorter or empty."""
+    """The parts of one table: blocks of rows are equal, except the last, which may be shorter or empty."""
     kind, on, rows, columns = sharding.kind, sharding.ranks, table.rows, table.columns
     if kind is ShardKind.COLUMN_WISE:
         width = columns // len(on)
@@ -254,15 +254,15 @@ class DenseWork:
     """A rank's work outside the look-ups for one step, µs with its 80% interval; nothing where only tables are given.
 
     Attributes:
-        bottom_forward, bottom_backward: of the MLP beside the look-ups: it hides the exchange of pooled vectors.
+        bottom_forward, bottom_backward: of the MLP that needs no look-ups: it hides the exchange of pooled vectors.
         top_forward, top_backward: of the rest: interaction, top MLP and loss.
         optimizer: of the dense parameters.
-        inputs: copies of a batch to the device; with a pipeline they are the next batch's, beside the rest.
+        inputs: copies of a batch to the device; with a pipeline they are the next batch's and overlap the rest.
         low, high: ends of the interval of all of it.
         gradient_bytes: that data parallelism all-reduces.
         memory_bytes: parameters, gradients, optimizer state and activations.
         sources: µs by ``Source``.
-        host: in which a recorded step's device had nothing to do: it stays whatever the sharding.
+        host: in which a recorded step's device had nothing to do: it is the same for all shardings.
     """
 
     bottom_forward: float = 0.0
@@ -305,8 +305,8 @@ class ShardingProblem:
         pipelined: whether the next batch's indices are exchanged while this one's dense part runs, as TorchRec's
             ``TrainPipelineSparseDist`` does.
         anchors: what was measured of look-ups and exchanges.
-        fused: whether a rank's tables are looked up by one kernel, whose gradient has the optimizer in it, as FBGEMM's
-            are; else table by table with a sparse gradient and an optimizer's step, as ``nn.EmbeddingBag`` does.
+        fused: whether a rank's tables are looked up by one kernel, whose gradient has the optimizer in it (FBGEMM's).
+            Else table by table with a sparse gradient and an optimizer's step, as ``nn.EmbeddingBag`` does.
 
     Raises:
         ShardingError: the tables are larger than all memory, some are trained and others not, or a pin or number is
@@ -452,12 +452,12 @@ class ShardingProblem:
         return free if pin is None else free & (np.arange(self.ranks) == pin)
 
     def vectors(self, table: EmbeddingTable, samples: float) -> float:
-        """Vectors that a table gives for so many samples: one each with pooling, else one a look-up."""
+        """Vectors that a table gives for ``samples`` samples: one each with pooling, else one a look-up."""
         return samples if table.pooling != "none" else table.lookups(samples)
 
 
 def own_order(tables: Sequence[EmbeddingTable]) -> Int64:
-    """An order of tables that follows from what they are, names last: searches and draws go by it, so that their
-    results do not depend on the order in which tables are given."""
+    """An order of tables by their properties, names last. Searches and draws follow it, so that their results do not
+    depend on the order in which tables are given."""
     keys = [(*astuple(table)[1:], table.name) for table in tables]
     return np.array(sorted(range(len(keys)), key=lambda i: keys[i]), np.int64)

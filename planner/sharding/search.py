@@ -2,22 +2,22 @@
 
 Baselines: the ways that tables are spread by without a model of the step, and TorchRec's planner's.
 
-By size, by look-ups and by dimension are those that the literature compares with (DreamShard, arXiv 2210.02023): the
-largest table first, to the rank whose sum is least and that has the memory. A table that fits no rank is cut into the
-fewest parts that do; one that no device has room left for goes to the host's memory where tables may lie there.
+The literature compares with orders by size, by look-ups and by dimension (DreamShard, arXiv 2210.02023). The largest
+table goes first, to the rank that has the memory and whose sum is least. A table that fits no rank is cut into the
+fewest parts that do. If no device has room left, it goes to the host's memory where tables may lie there.
 
 Planning as TorchRec's planner does it, as a baseline: its estimate of a shard, its proposals, its placement.
 
 A shard's time is bytes over bandwidths, forward and backward, with nothing of what the rows reuse::
 
-    moved     = B·bag·8 + B·bag·columns·element + B·columns·element      (row-wise: the first two over the ranks)
-    forward   = moved · penalty(columns) / memory + B·columns·element / link
-    backward  = 2 × forward's computation + 2.455 × copies + the same exchange
-                (data-parallel: all-reduce of rows·columns)
+    ``moved``     = B·bag·8 + B·bag·columns·element + B·columns·element      (row-wise: the first two over the ranks);
+    ``forward``   = moved · penalty(columns) / memory + B·columns·element / link;
+    ``backward``  = 2 × forward's computation + 2.455 × copies + the same exchange
+                    (data-parallel: all-reduce of rows·columns).
 
-Proposals take each table's best way by its largest shard, then by the sum of its shards, then one kind for all; from
-each greedy one, the table with most memory goes on to its next best way. A rank gets the next largest shard where the
-sum of estimates is least, and the proposal with the smallest largest sum wins.
+Proposals take each table's best way by its largest shard, then by the sum of its shards, then one kind for all. From
+each greedy proposal, the table with most memory goes on to its next best way. The rank with the least sum of estimates
+gets the next largest shard, and the proposal with the smallest largest sum wins.
 
 Source: torchrec.distributed.planner (``constants``, ``shard_estimators``, ``proposers``, ``partitioners``); written
 from its published formulas, with this cluster's bandwidths in place of its default A100's.
@@ -77,7 +77,7 @@ class _Placing:
         Args:
             row: of the choice. Units of ranks go to different ones, each to the free one whose sum is least.
             cost: of a unit, added to the sums.
-            nodes: the load of each node, of which the least is taken [nodes].
+            nodes: the load of each node; the least loaded is taken [nodes].
             draw: draws the ranks instead.
         """
         choices, problem = self._choices, self._problem
@@ -134,7 +134,7 @@ def orders(choices: Choices, alike: Int64) -> list[Int64]:
     """Orders of tables by several costs of their first way, the largest first.
 
     Args:
-        alike: the choice that stands for each table [tables].
+        alike: the choice that represents each table [tables].
     """
     columns = [choices.work[alike], choices.memory[alike], choices.sent_bytes[alike], choices.index_bytes[alike]]
     mixed = sum((column / max(float(column.sum()), 1e-12) for column in columns), np.zeros(len(alike)))
@@ -452,8 +452,8 @@ FEW_TABLES = 128
 SEVERAL_TABLES = 1_000
 """With no more, the best baseline is improved as well as the best greedy placement, else the better of the two."""
 MOST_CHANGES, ROUNDS, SHAKEN, SHARES = 3_000, 6, 3, (1.0, 0.5, 0.25)
-"""Choices: changes of one local search; times that a small problem's best sharding is shaken and improved again; tables
-that each time go elsewhere; and shares of a rank's mean that no unit of a seed takes more than."""
+"""Choices. Changes of one local search. Times that a small problem's best sharding is shaken and improved again. Tables
+that go elsewhere each time. Upper limits of a seed's unit, as shares of a rank's mean."""
 
 
 @dataclass(slots=True)

@@ -3,16 +3,15 @@ stays.
 
 ::
 
-    GPU     |look-ups|..all-to-all..|dense|.all-to-all.|look-ups' gradients|      |   . collectives that nothing runs
-    of it    forward     waited      dense    waited         backward        host     beside; host: nothing runs at all
+    GPU     |look-ups|..all-to-all..|dense|.all-to-all.|look-ups' gradients|      |   . collectives that overlap
+    of it    forward     waited      dense    waited         backward        host     nothing; host: nothing runs at all
 
-On a CPU operations are the kernels: the own time of each, and host time is that in no operation. Table work beside the
-look-ups themselves (a division of gradients, the optimizer's pass) is known by tensors that have the shape of a table
-or of its sparse gradient, and belongs to the backward. What a collective's call takes of a CPU is part of the
-collective.
+On a CPU operations are the kernels: the own time of each, and host time is that in no operation. Other table work than
+the look-ups (a division of gradients, the optimizer's pass) belongs to the backward. Its tensors have the shape of a
+table or of its sparse gradient. What a collective's call takes of a CPU is part of the collective.
 
 Sources of tables to shard: a file of tables, a workload of the suite with tables, or a trace or capture of a step
-that looks rows up; with the work outside the look-ups where it is known."""
+with look-ups. Work outside the look-ups is included where it is known."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ class RecordedStep:
     """A step of each rank, µs.
 
     Attributes:
-        device: it ran on; ``None`` if nobody knows it.
+        device: it ran on; ``None`` if it is not known.
         step: its length, without waiting for ranks that came later for other reasons than their work.
         parts: time in each ``StepPart`` [parts, ranks], at most one at a time.
         exchanged: all collectives' transfers, from when their last rank came.
@@ -197,7 +196,7 @@ FUSED_OPTIMIZER = "rowwise_adagrad"
 _FEWEST_ROWS, _PEEKED = 8, 1 << 16
 """Rows of the tables with which a workload is traced, and bytes of a file that are looked at: choices."""
 BOTTOM = ("bottom", "bot")
-"""Parts of the module names of what runs beside the look-ups' exchange."""
+"""Parts of the names of modules that overlap the look-ups' exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +229,11 @@ class RecordedSharding:
 
     Attributes:
         step: taken apart.
-        shardings: of each table as it ran; ``None`` where a plan has no such sharding, or nobody knows.
+        shardings: of each table as it ran; ``None`` where a plan has no such sharding, or it is not known.
         ranks: of the job.
         samples: of a batch on one rank.
         dense: work outside the look-ups by models, where and with the batch that it ran.
-        pipelined: whether the next batch's indices were exchanged beside it, as far as the recording says.
+        pipelined: whether the next batch's indices were exchanged during it, as far as the recording says.
     """
 
     step: RecordedStep
@@ -246,7 +245,7 @@ class RecordedSharding:
 
 
 def device_of(source: str) -> DeviceSpec:
-    """The device that a recorded source ran on, ``DEFAULT_DEVICE`` of any other source or where nobody knows it.
+    """The device that a recorded source ran on, ``DEFAULT_DEVICE`` of any other source or where it is not known.
 
     Raises:
         ForetraceError: the source cannot be read.

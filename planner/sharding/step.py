@@ -8,7 +8,7 @@ over their size, so that a search asks for millions of them.
 A collective ends when its slowest rank has come, so that each phase takes what its slowest rank takes::
 
     indices ─▶ look-ups ─▶ vectors ─▶ interaction, top MLP ─▶ gradients ─▶ look-ups' backward, fused optimizer
-     (1)        max rank    (2)        (rest of the dense part)  (2)          max rank │ dense all-reduce beside it (3)
+     (1)        max rank    (2)        (rest of the dense part)  (2)          max rank │ dense all-reduce during it (3)
 
 (1) Copies of the batch to the device; all-to-all of lengths, then of indices. With a pipeline they are the next batch's
     and the dense part hides them.
@@ -48,7 +48,7 @@ SUMS = ("forward_stream", "forward_flight", "backward_stream", "backward_flight"
         "sent_bytes", "memory", "host_bytes")
 """Columns that add up on a rank."""
 CHAINS = ("forward_wait", "backward_wait")
-"""Columns of which a rank has the longest."""
+"""Columns whose maximum over a rank's units counts."""
 
 
 @dataclass(slots=True)
@@ -209,8 +209,8 @@ class PricedExchange:
 class ExchangeCurve:
     """Time of one kind of collective of one group over its payload.
 
-    The payload of an uneven all-to-all is that of the busiest rank (``collectives.uneven_all_to_all``): where rank r
-    sends S_r split evenly over all, every rank receives the mean of S, so that max S is it.
+    The payload of an uneven all-to-all is that of the busiest rank (``collectives.uneven_all_to_all``). Where rank r
+    sends S_r split evenly over all, every rank receives the mean of S, so that the payload is max S.
     """
 
     def __init__(self, problem: ShardingProblem, kind: CollectiveKind, placement: Placement) -> None:
@@ -295,7 +295,7 @@ class StepModel:
         self._lengths = float(self.exchanges.all_to_all.us(LENGTHS_BYTES))
 
     def shared(self, loads: RankLoads) -> CommonTimes:
-        """Return what is the same whatever lies on single ranks."""
+        """Return the times that do not depend on what lies on single ranks."""
         e = self.exchanges
         node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
         across = float(e.across_nodes.us(cross))
@@ -338,7 +338,7 @@ class StepModel:
 
 
 POWER = 8
-"""Power of the mean over ranks that stands for unevenness, a power of two: near the maximum, and still moved by the
+"""Power of the mean over ranks that measures unevenness, a power of two: near the maximum, and still moved by the
 second slowest rank."""
 SHARE = 0.05
 """Weight of unevenness in the objective."""
@@ -458,7 +458,7 @@ class Scores:
                         float(score[rank]), float(step[rank]))
 
     def _mean(self, powers: Float64) -> Float64:
-        """The mean over ranks that sums of powers stand for."""
+        """The mean over ranks that sums of powers give."""
         found = np.maximum(powers, 0.0) / self.problem.ranks
         for _ in range(POWER.bit_length() - 1):
             found = np.sqrt(found)
@@ -537,7 +537,7 @@ class LocalSearch:
         self._fixed = pinned[choices.table]
 
     def improved(self, start: Standing, most: int, tick: Callable[[Standing], None] = lambda _: None) -> Standing:
-        """The end of the search from a standing, after at most so many changes.
+        """Return the end of the search from a standing, after at most ``most`` changes.
 
         Args:
             tick: called with every standing on the way.

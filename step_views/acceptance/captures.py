@@ -1,9 +1,9 @@
-"""Part 2: captures of several models, with the device's management library and without it, held against own clocks.
+"""Part 2: captures of several models, with and without the device's management library, compared with own clocks.
 
 ::
 
-    own clock      |── batch, step, wait for the device ──|        with the library: every step drained by the program
-    recorded       |══════ step by the capture ══════|             without it: steps as a plain loop runs them
+    own clock:     |── batch, step, wait for the device ──|        with the library: every step drained by the program
+    recorded:      |══════ step by the capture ══════|             without it: steps as a plain loop runs them
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ def _libraries(there: bool) -> Iterator[None]:
 
 def capture_with_own_clock(lab: Lab, name: str, settings: Settings, out: Path, *, drained: bool
                            ) -> tuple[Times, Times, list[float]]:
-    """Capture a workload and time its steps beside the capture.
+    """Capture a workload, and time its steps with a clock of one's own at the same time.
 
     Args:
         lab: of the device.
         name, settings: of the workload.
         out: directory of the capture.
-        drained: whether the program waits for the device at the end of its steps, as its clock needs.
+        drained: whether the program waits for the device at the end of each step, as its own clock needs.
 
     Returns:
-        Steps timed without the profiler, those under it, and what some take when the capture is over, in seconds.
+        Times of steps without the profiler and under it, and times of some steps after the capture, seconds.
     """
     chosen = workloads.configure(name, **{"device": lab.device, **settings})
     workload = workloads.create(chosen)
@@ -156,8 +156,8 @@ def _samples(what: str, context: Mapping[str, Any], library: bool, is_cuda: bool
 
 
 def free_running(what: str, context: Mapping[str, Any], is_cuda: bool) -> AcceptancePoint:
-    """Say how long steps take where the host runs ahead, beside those that wait for the device; a GPU's must be
-    known."""
+    """Return the time of steps whose host runs ahead, relative to steps that wait for the device. On a GPU the capture
+    must have timed both."""
     name, drained = f"{what}: free-running over drained steps", context.get("unprofiled_median_ns")
     window = context.get("timing", {}).get("free_running")
     if not drained or not window:

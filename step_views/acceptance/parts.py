@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 
 class AcceptancePart(NamedTuple):
-    """A part: its number and title, the module here whose generator of that name yields its points, the longest it may
-    take on a GPU and on a CPU (seconds), patterns of the names that it leaves in its folder, and the parts whose files
-    it reads."""
+    """A part: its number and title, and the module here whose generator ``function`` yields its points. ``gpu_s`` and
+    ``cpu_s`` are the longest times it may take, in seconds. ``leaves`` are patterns of the names that it leaves in its
+    folder, ``after`` the parts whose files it reads."""
 
     number: int
     title: str

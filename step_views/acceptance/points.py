@@ -31,7 +31,7 @@ class PointVerdict(str, Enum):
 
 
 class AcceptancePoint(msgspec.Struct, frozen=True):
-    """One thing that was asked.
+    """One checked claim of an acceptance run, and its outcome.
 
     Attributes:
         name: what was looked at.

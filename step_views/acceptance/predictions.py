@@ -1,11 +1,11 @@
 """Parts 3 and 5: sizes and variants of a program that were never recorded, predicted, then really run.
 
-All is predicted before any of it runs. A case runs in turns with the recorded program it is predicted from, in one
-process; what it takes there over what the recorded one takes there, times the recorded step, is the measured step::
+All cases are predicted before any of them runs. A case then alternates with the recorded program in one process. Its
+measured step is the recorded step × the ratio of the two programs' medians there::
 
     | recorded | case | recorded | case | …      measured = recorded step × median(case) / median(recorded)
 
-so that a machine that has changed its speed since the recording does not make a prediction wrong.
+So a machine whose speed has changed since the recording does not make a prediction look wrong.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ from tracer.output_file import whole_file
 MEASURED = "measured.json"
 OPTIONS = ("--replace", "--form", "foretrace", "--execution-trace", "none")
 ROUNDS, BLOCK, WARM_UP = 4, 5, 3
-"""Turns of each program, its steps in a turn (the first of which is left out), and steps before the first turn."""
+"""Turns of each program, its steps in a turn (the first step is not counted), and steps before the first turn."""
 SAME_MAPE = 0.01
-"""By so much a calibrated profile may make the mean error worse."""
+"""A calibrated profile may increase the mean error by up to this share."""
 
 Measured = dict[str, list[int]]
 """Steps of each case, ns, as they would have taken during the recording."""
@@ -167,8 +167,8 @@ def _origin(scale: AcceptanceScale, name: str) -> int:
 
 def _run_in_turns(own: Path, scale: AcceptanceScale, sizes: Settings, names: Sequence[str], found: Measured
                   ) -> Iterator[AcceptancePoint]:
-    """Run cases in turns with a recorded size and add their steps to ``found``; say which cannot be run, and what the
-    recorded size takes now over what it took."""
+    """Run cases alternately with a recorded size and add their steps to ``found``. Yield points on cases that cannot
+    run, and on the recorded size's time now relative to its recorded time."""
     lab = Lab(scale.device)
     recorded_ns = statistics.median(timed_steps(own / size_label(sizes)))
     base = _Running(lab, scale.workload, {**scale.fixed, **sizes})

@@ -63,8 +63,8 @@ class PartResult(msgspec.Struct):
 
 
 class AcceptanceResults(msgspec.Struct):
-    """The content of ``results.json``: the scale ("cuda" or "cpu"), the parts that ran, why the last call did not run
-    parts that it was asked for by number, and what machine they are of."""
+    """The content of ``results.json``: the scale ("cuda" or "cpu"), the parts that ran, and their machine. ``unrun``
+    gives, by number, why the last call did not run parts that it was asked for."""
 
     scale: str
     parts: list[PartResult]
@@ -74,7 +74,7 @@ class AcceptanceResults(msgspec.Struct):
 
     @property
     def left(self) -> list[AcceptancePart]:
-        """Parts that have not run, or were interrupted."""
+        """Return the parts that have not run, or were interrupted."""
         done = {part.number for part in self.parts if part.verdict is not PointVerdict.INTERRUPTED}
         return [part for part in PARTS if part.number not in done]
 
@@ -146,7 +146,7 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
         minutes: the time box; a part whose longest time no longer fits is left for the next call.
         scale: name of one of ``SCALES``.
         again: run only these parts, from their beginning where they have ended; all that are left if empty.
-        say: is told of each part.
+        say: called with a line on each part.
 
     Raises:
         ForetraceError: a time or part cannot be, the folder cannot be written, another run uses it, or it holds
@@ -278,7 +278,7 @@ def _run(part: AcceptancePart, own: Path, folder: Path, scale: str, longest: flo
 
 
 def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[str, str]) -> tuple[int, str]:
-    """Run a process and all it starts, at most so many seconds; return its status, and why it did not end well."""
+    """Run a process and all it starts for at most ``longest`` seconds; return its status, and why it failed if so."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **also}
     # A command that is ended from outside must not leave a part on the device.
     with termination_unwinds(), output.open("wb") as stream:

@@ -16,9 +16,9 @@ from tracer.campaign.micro import measure
 HELD_US, HELD_WITHIN = 1_000.0, 0.05
 IDLE_S, BUSY_RUNS, BUSY_SIDE = 1.0, 2_000, 4096
 CACHE_BYTES = 20e6
-"""Of the input and output of the operation that is timed with and without its data in L2 (H100: 50 MB)."""
+"""Bytes of input and output of the operation that is timed with and without its data in L2 (H100: 50 MB)."""
 EVENT_US, EVENT_WITHIN = 0.5, 0.01
-"""Events agree with the profiler within so many µs; above 50 µs, where kernels themselves vary, within this share."""
+"""Events agree with the profiler within 0.5 µs; above 50 µs, where kernels themselves vary, within 1%."""
 SIZES = ((64, 1024), (512, 1024), (2048, 1024), (8192, 1024), (8192, 4096), (16384, 8192))
 """Of element-wise operations from some 3 to some 500 µs on an H100."""
 SHORTEST_US, LONGEST_US = 2.0, 1_000.0

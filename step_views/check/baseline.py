@@ -38,9 +38,9 @@ from tracer.output_file import whole_file
 from tracer.versions import installed_version
 
 LEAST_SHARE = 0.004
-"""Controls have at least this share of the time: shorter ones measure the clock."""
+"""Least share of the time that a control has: shorter controls measure the clock."""
 FEWEST = 5
-"""Fewest distinct controls with which something is said of the machine."""
+"""Fewest distinct controls that allow a statement on the machine."""
 BUSY = 0.8
 """A device that works this share of the step decides it, and kernels are the controls; else host operations are."""
 
@@ -64,7 +64,7 @@ def machine_slowdown(old: Iterable[ExecutionGraph], new: Iterable[ExecutionGraph
 
 
 def disturbance(graphs: Iterable[ExecutionGraph], *, device_decides: bool) -> float:
-    """Log of how much longer the same work took in the mean than at its lower quartile, beyond ``CALM``; at least 0."""
+    """Return the log ratio of the same work's mean time to its lower quartile, beyond ``CALM``; at least 0."""
     times = _joined(_kernels(graph) if device_decides else _operations(graph) for graph in graphs)
     least = sum(float(np.quantile(each, 0.25)) * len(each) for each in times.values())
     total = sum(float(each.sum()) for each in times.values())
@@ -80,7 +80,7 @@ def _joined(ranks: Iterable[Times]) -> Times:
 
 
 def _grouped(graph: ExecutionGraph, columns: list[np.ndarray], ns: np.ndarray, text: list[bool]) -> Times:
-    """Times by the values of the columns, which are string codes where ``text`` says so."""
+    """Return the times by the values of the columns, which are string codes where ``text`` says so."""
     if not len(ns):
         return {}
     keys, group = np.unique(np.stack([np.asarray(column, np.int64) for column in columns]), axis=1, return_inverse=True)
@@ -93,7 +93,7 @@ def _grouped(graph: ExecutionGraph, columns: list[np.ndarray], ns: np.ndarray, t
 
 
 def _operations(graph: ExecutionGraph) -> Times:
-    """Own time of each call of each operation in a step, ns."""
+    """Return the own time of each call of each operation in a step, ns."""
     own = exclusive_time(graph)
     ops = graph.ops
     ns = np.bincount(own.op, weights=own.end_ns - own.start_ns, minlength=len(ops)) if len(own.op) else np.zeros(
@@ -103,7 +103,7 @@ def _operations(graph: ExecutionGraph) -> Times:
 
 
 def _kernels(graph: ExecutionGraph) -> Times:
-    """Duration of each run of each kernel in a step, by name and grid, ns."""
+    """Return the duration of each run of each kernel in a step, by name and grid, ns."""
     kernels = graph.kernels
     rows = np.flatnonzero((kernels.kind == KernelKind.COMPUTE) & (kernels.step >= 0) & (kernels.duration_ns > 0))
     return _grouped(graph, [kernels.name[rows], kernels.grid_x[rows], kernels.grid_y[rows], kernels.grid_z[rows]],
@@ -226,7 +226,7 @@ class BaselineFile:
                              "make a new one with --update-baseline.") from error
 
     def read_for(self, captures: list[StoredCapture]) -> GateBaseline:
-        """The same, and make sure that it was made from these captures. Raises ``CheckError`` if it was not."""
+        """Return the same, and make sure that it was made from these captures. Raises ``CheckError`` if it was not."""
         found = self.read()
         here = {capture.name: capture for capture in captures}
         told = []
@@ -249,11 +249,11 @@ class BaselineFile:
         return found
 
     def write(self, captures: dict[str, BaselineEntry], reason: str) -> None:
-        """Write it anew, whole or not at all; earlier reasons are kept.
+        """Replace the baseline file, whole or not at all; earlier reasons are kept.
 
         Raises:
-            CheckError: what is there is another program's or of a newer version, and is left.
-            ForetraceError: it cannot be written.
+            CheckError: the existing file is another program's or of a newer version; it stays as it is.
+            ForetraceError: the file cannot be written.
         """
         earlier = self.read().reasons if self.path.exists() else []
         now = Reason(datetime.date.today().isoformat(), " ".join(reason.split()), installed_version("foretrace"))

@@ -1,18 +1,16 @@
-"""The three things ``foretrace check`` does with a directory: judge the models, judge a program, renew the baseline.
+"""The three tasks of ``foretrace check`` for a directory (judge the models, judge a program, renew the baseline), and
+its test of a script.
 
-Whether a script got slower: its present version against another one, both run here and now, in turns.
-
-What a machine does between two sessions (other work, clocks, a changed kernel) is no difference of two programs, and
-nothing taken off afterwards makes up for it. Runs in turns have it on both sides: each pair gives one log of the ratio
-of its two median steps, which without a change is as likely above zero as below, by as much. That is all that is
-assumed:
+The test of a script answers whether its present version is slower than another one. Both run here and now, alternately.
+Other work, clocks or a new kernel change a machine between two sessions, and no later correction removes their effect.
+In alternating runs both versions meet the same changes. Each pair of runs gives one log ratio of its two median steps.
+The only assumption: without a change of the program these logs are symmetric around zero.
 
 * p-value: Wilcoxon's signed-rank test of "longer by no more than ``least``", exact for few pairs;
 * estimate: the median of the pairs' means two by two (Hodges and Lehmann 1963);
-* interval: those of these means that the same test does not exclude, so that one pair in which the machine was busy
-  moves none of them much.
+* interval: the means two by two that the same test does not exclude. One pair on a busy machine moves it little.
 
-What is counted is compared as with a baseline.
+Counts are compared as with a baseline.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def check_directory(directory: str, *, tolerance: float | None = None,
         tolerance: errors may be this much larger than the stored ones (as a share of what was measured); 5%.
         profiles: fitted models by name of the device.
         step_region: the captures' steps are the regions of this name.
-        cycle: so many of them are one, see ``tracer.read_job``.
+        cycle: recorded steps that make one step, see ``tracer.read_job``.
 
     Raises:
         CheckError: there is no capture or no baseline, or they do not belong together.
@@ -82,7 +80,7 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None,
         resolution: growth that must be excluded, or a figure is inconclusive; 25%, of host memory 50%.
         explain: asked about every program that got worse.
         step_region: the captures' steps are the regions of this name, the old ones' and the new ones'.
-        cycle: so many of them are one, see ``tracer.read_job``.
+        cycle: recorded steps that make one step, see ``tracer.read_job``.
 
     Raises:
         CheckError: as ``check_directory``; or a new capture is of none of its programs.
@@ -117,13 +115,13 @@ def _name_causes(found: GateOutcome, pair: Pair, explain: Explain | None) -> Non
 
 def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None,
                     step_region: str | None = None, cycle: int | None = None) -> GateOutcome:
-    """Measure and predict every capture and write the directory's baseline anew, whole or not at all. Raises
-    ``CheckError``: no reason is given, a capture cannot be measured, or the old file is none of foretrace's."""
+    """Measure and predict every capture, and replace the directory's baseline, whole or not at all. Raises
+    ``CheckError``: no reason is given, a capture cannot be measured, or foretrace did not write the old file."""
     if not reason.strip():
         raise CheckError("A new baseline needs a reason: --reason TEXT says why the figures changed.")
     captures = _captures(directory, step_region, cycle)
     file = BaselineFile(directory)
-    # Before the work: one that must not be replaced is told at once.
+    # Before the work: a file that must not be replaced is reported at once.
     before = file.read().captures if file.path.exists() else {}
     entries = {capture.name: new_entry(capture, profiles) for capture in captures}
     file.write(entries, reason)
@@ -135,7 +133,7 @@ def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] 
 
 
 def _partial(captures: list[StoredCapture]) -> list[str]:
-    """A note on each capture that ended before it had everything."""
+    """Return a note on each capture that ended before it had everything."""
     return [f"The capture {capture.name} is not complete: {context.get('ended') or 'it ended early'}."
             for capture in captures for context in capture.contexts[:1] if context.get("complete") is False]
 
@@ -151,7 +149,7 @@ TOLERANCE = 0.05
 
 
 def new_entry(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> BaselineEntry:
-    """All there is to store of a capture. Raises ``CheckError`` if it cannot be measured or predicted."""
+    """Return the baseline entry of a capture. Raises ``CheckError`` if it cannot be measured or predicted."""
     measured = measure(capture)
     return BaselineEntry(capture.program, capture.digest, measured.environment, measured.counts, measured.run,
                          accuracy(capture, profiles), capture.step_region or "")
@@ -166,7 +164,7 @@ def check_models(captures: list[StoredCapture], stored: Mapping[str, BaselineEnt
 
 
 def judge(name: str, before: Accuracy, now: Accuracy, tolerance: float) -> list[Verdict]:
-    """Verdicts on one capture's figures: those that were stored, and those that are new."""
+    """Return the verdicts on one capture's figures: those that were stored, and those that are new."""
     old, new = before.figures(), now.figures()
     return [_judge_figure(name, figure, old.get(figure), new.get(figure), tolerance)
             for figure in FIGURES if figure in old or figure in new]
@@ -231,7 +229,7 @@ def paired(logs: Sequence[float], least: float) -> Paired:
 
 
 def _chances(number: int) -> Float64:
-    """Chance of each sum of the ranks 1 to ``number`` of which every one is as likely in as out."""
+    """Return the probability of each sum of ranks from 1 to ``number``, each rank included with probability 1/2."""
     chances = np.ones(1)
     for rank in range(1, number + 1):
         chances = (np.append(chances, np.zeros(rank)) + np.append(np.zeros(rank), chances)) / 2.0
@@ -241,10 +239,10 @@ def _chances(number: int) -> Float64:
 def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs: int = PAIRS,
                  tolerance: float | None = None, resolution: float | None = None,
                  explain: Explain | None = None) -> GateOutcome:
-    """Run a script in two trees in turns and compare its steps. ``base`` is as in ``noise.other_tree``. Growth of the
-    step time up to ``tolerance`` (1%) is too small to matter; growth by ``resolution`` (25%) must be excluded, or the
-    step time is inconclusive. Raises ``CheckError``: too few pairs, no such
-    tree or script, or the script fails in one of them."""
+    """Run a script alternately in two trees and compare its steps. ``base`` is as in ``noise.other_tree``. Growth of
+    the step time up to ``tolerance`` (1%) is too small to matter; growth by ``resolution`` (25%) must be excluded, or
+    the step time is inconclusive. Raises ``CheckError``: too few pairs, no such tree or script, or the script fails in
+    one of them."""
     if pairs < FEWEST:
         raise CheckError(f"{pairs} pairs cannot show with {1 - LEVEL:.0%} confidence that a program got slower: give "
                          f"--pairs {FEWEST} or more.")

@@ -42,11 +42,11 @@ class StoredCapture:
     """One recording: a capture's directory, or a directory of ranks' traces.
 
     Attributes:
-        name: where it lies in the directory that was given, with ``/``.
-        path: the same on this machine.
-        program: what it records; repeated runs of one program lie in one directory, which is its name.
-        step_region: the steps are the regions of this name (see ``tracer.read_job``); by default those it marks.
-        cycle: so many of them are one; by default as many as its work repeats after.
+        name: path within the given directory, with ``/``.
+        path: its path on this machine.
+        program: what it records; repeated runs of one program lie in one directory with the program's name.
+        step_region: the steps are the regions of this name (see ``tracer.read_job``); by default the marked steps.
+        cycle: recorded steps that make one step; by default the number after which the work repeats.
     """
 
     name: str
@@ -57,7 +57,7 @@ class StoredCapture:
 
     @cached_property
     def contexts(self) -> list[dict[str, Any]]:
-        """``context.json`` of every rank's part; of traces recorded otherwise the directory's own, if there is one."""
+        """Return ``context.json`` of every rank's part; for other traces the directory's own, if there is one."""
         if self.path.is_file():
             return []
         found = [read_context(part.path) for part in find_parts(self.path)] or [read_context(self.path)]
@@ -76,7 +76,7 @@ class StoredCapture:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of its files."""
+        """Return the SHA-256 of its files."""
         total = hashlib.sha256()
         for path in self.files:
             with open_input(path) as stream:
@@ -112,12 +112,12 @@ class StoredCapture:
 
     @property
     def workload(self) -> str:
-        """The workload's name, where it is one of the suite."""
+        """Return the workload's name, where it is one of the suite."""
         return str(self._workload.get("name", ""))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The workload's settings."""
+        """Return the workload's settings."""
         found = self._workload.get("settings")
         return found if isinstance(found, dict) else {}
 
@@ -128,7 +128,7 @@ class StoredCapture:
 
 
 def find_captures(directory: str, step_region: str | None = None, cycle: int | None = None) -> list[StoredCapture]:
-    """The captures in a directory, by name; or the directory itself, if it is one.
+    """Return the captures in a directory, by name; or the directory itself, if it is one.
 
     A directory in it is a program: a capture, or several of them that repeat the same run. Their steps are the regions
     of the name ``step_region``, if one is given, and ``cycle`` of them one. Raises ``CheckError``: there is no such
@@ -158,7 +158,7 @@ def find_captures(directory: str, step_region: str | None = None, cycle: int | N
 def _is_capture(path: Path) -> bool:
     if find_parts(path):
         return True
-    # A directory of traces; not one that holds captures beside a stray file.
+    # A directory of traces; not one with captures and a stray file.
     return bool(_traces(path)) and not any(child.is_dir() and find_parts(child) for child in path.iterdir())
 
 
@@ -188,7 +188,7 @@ def _by_name_and_shapes(graph: ExecutionGraph) -> Counter[tuple[str, str]]:
 
 
 def likeness(one: Job, other: Job) -> float:
-    """Share of the smaller program's operations, by name and shapes, that the larger one has too."""
+    """Return the share of the smaller program's operations, by name and shapes, that the larger one has too."""
     a, b = operations(one), operations(other)
     if not a or not b:  # traces of device work alone
         a, b = _kernel_checks(one), _kernel_checks(other)
@@ -221,11 +221,11 @@ class Pair:
 
 
 def pair_captures(old: list[StoredCapture], new: list[StoredCapture]) -> list[Pair]:
-    """Old and new captures by program, in the old ones' order; programs without a new capture are left out.
+    """Return old and new captures by program, in the old ones' order; programs without a new capture are left out.
 
-    A workload of the suite goes by its name and settings; anything else by its directory's name, or, where that is none
-    of the old ones', by what it runs. Raises ``CheckError``: a new capture is of no old one's program, or of the same
-    workload with other settings.
+    A workload of the suite is identified by its name and settings. Any other program is identified by its directory's
+    name or, if no old capture has this name, by what it runs. Raises ``CheckError``: a new capture's program has no old
+    capture, or it is the same workload with other settings.
     """
     programs: dict[str, list[StoredCapture]] = {}
     for capture in old:
@@ -403,7 +403,7 @@ def _slowest(ranks: list[list[int]]) -> list[int]:
 
 
 def count_steps(graphs: list[ExecutionGraph]) -> dict[str, Count]:
-    """``COUNTS`` of the ranks of a job, recorded or made up."""
+    """Return ``COUNTS`` of the ranks of a job, recorded or made up."""
     found = {name: _added([counter(graph) for graph in graphs]) for name, counter in _COUNTERS.items()}
     report = communication_report(graphs)
     ranks = max(len(graphs), 1)
@@ -413,7 +413,7 @@ def count_steps(graphs: list[ExecutionGraph]) -> dict[str, Count]:
 
 
 def _added(ranks: list[np.ndarray]) -> Count:
-    """Counts of the ranks' steps, added up; steps are taken in order."""
+    """Return the counts of the ranks' steps, added up; steps are taken in order."""
     most = max((len(rank) for rank in ranks), default=0)
     total = np.zeros(most, np.int64)
     for rank in ranks:

@@ -1,31 +1,30 @@
-"""Whether repeated measurements got larger, beyond what repeating them does: a one-sided test on runs of step times.
+"""Test whether repeated measurements got larger, beyond their noise: a one-sided test on runs of step times.
 
-Steps of one run share what the run met: the machine's other work, clocks, memory layout. Ten thousand steps of one run
-say no more about the next run than a hundred do, so that a rank test of one run's steps against another's finds any two
-runs different. Here a run is one observation, of the log of its typical step. Its variance has three parts:
+Steps of one run share its conditions: the machine's other work, clocks, memory layout. So ten thousand steps of a run
+predict the next run no better than a hundred do. A rank test on the steps of any two runs would find a difference. Here
+a run is one observation: the log of its typical step. Its variance has three parts:
 
-* *between runs*, ``s²``: estimated from repeated runs where there are any, together with a prior of ``Prior.sd`` worth
-  ``Prior.weight`` runs, s² = (weight · sd² + Σ(x − mean)²) / (weight + n − 1), as a scaled inverse χ² prior gives;
+* *between runs*, ``s²``: estimated from repeated runs where there are any, and a prior of ``Prior.sd`` worth
+  ``Prior.weight`` runs. A scaled inverse χ² prior gives s² = (weight · sd² + Σ(x − mean)²) / (weight + n − 1);
 * *within a run*, the variance of its own median, by a bootstrap of blocks of consecutive steps (Künsch 1989), because
-  neighbouring steps are alike.
+  neighbouring steps are alike;
+* *what the machine did*, ``disturbed``: the spread, within each run's recording, of work that is always the same.
 
-* *what the machine did*, ``disturbed``: the spread that each run's recording shows of work that is always the same.
+The difference less ``least``, over its standard error, is Student's t with weight + n − 1 degrees of freedom. The null
+hypothesis is "slower by no more than ``least``": a difference too small to matter never fails. The difference is the
+smallest of those of medians, lower quartiles and lower deciles. A slower program moves all three; a machine with a bad
+moment mostly moves the slower half.
 
-The difference less ``least`` over its standard error is Student's t with weight + n − 1 degrees of freedom; the null
-hypothesis is "slower by no more than ``least``", so that a difference too small to matter never fails. The difference
-is the smallest one of the medians', of the lower quartiles' and of the lower deciles': a program that got slower
-moves all three, a machine that had a bad moment mostly the slower half.
-
-A script run in turns in two trees of its program: the present one, and the one it is compared with.
+This module also runs a script alternately in two trees of its program: the present one, and the base to compare with.
 
 ::
 
-    pair 1   base | present          each run is a process of its own: warm-up, steps timed with nothing watching,
-    pair 2   present | base          then profiled ones, for what is counted
-    pair 3   base | present  …
+    pair 1:  base | present          each run is a process of its own: warm-up, steps timed without the profiler,
+    pair 2:  present | base          then profiled steps for the counts
+    pair 3:  base | present  …
 
-What the machine does meanwhile is in both runs of a pair alike, and what it does in time (warming up, another's work)
-falls on either side as often. The other tree is a directory, or a commit of the script's git repository.
+Both runs of a pair meet the same machine. Its slow changes (warming up, other work) fall on both sides equally often.
+The other tree is a directory, or a commit of the script's git repository.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class Slowdown:
 
     @property
     def confidence(self) -> float:
-        """1 − p."""
+        """Return 1 − p."""
         return 1.0 - self.p_value
 
 
@@ -163,7 +162,7 @@ SIDES = ("base", "present")
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree of the program: the directory that stands for the current one, and the tree's own root."""
+    """A tree of the program: ``here`` is its counterpart of the current directory, ``root`` the tree's own root."""
 
     name: str
     here: Path
@@ -172,9 +171,9 @@ class Tree:
 
 @contextmanager
 def other_tree(base: str) -> Iterator[tuple[Tree, Tree]]:
-    """The tree to compare with and the present one. ``base`` is a directory, which stands for the current one, or a
-    commit of the repository around it, whose files are put into a temporary directory; neither index nor working tree
-    is touched. Raises ``CheckError``: it is neither."""
+    """Yield the tree to compare with and the present one. ``base`` is a directory to use in place of the current one,
+    or a commit of the repository around the current one. A commit's files go into a temporary directory; index and
+    working tree are not touched. Raises ``CheckError``: ``base`` is neither."""
     here = Path.cwd()
     if Path(base).is_dir():
         if os.path.samefile(base, here):
@@ -279,6 +278,6 @@ def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: 
 
 
 def _moved(entry: str, present: Path, root: Path) -> str:
-    """A directory of Python's modules; one within the present tree is the same place of the other."""
+    """Return a module directory for the other tree: a directory within the present tree moves to the other one."""
     inside = bool(entry) and Path(entry).is_absolute() and Path(entry).is_relative_to(present)
     return os.fspath(root / Path(entry).relative_to(present)) if inside else entry

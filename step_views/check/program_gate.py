@@ -1,11 +1,10 @@
-"""Whether a program got slower: new captures of it against the baseline's.
+"""Judge whether a program got slower: new captures of it against the baseline's.
 
-Counts (launches, host reads, collectives, bytes) repeat exactly from run to run, and one more is a failure; where they
-change from step to step, one more than in any step before is. Times and
-memory do not: each is tested (``noise``), with what the machine itself did taken off (``machine``). All tests of a
-check share one level by Holm's method: the chance that a check fails without a change is ``LEVEL``, however many
-programs it compares. What did not fail has passed only where the measurements exclude a growth that anybody would want
-to know of; else they decide nothing, and the quantity is inconclusive.
+Counts (launches, host reads, collectives, bytes) repeat exactly from run to run: one more is a failure. Where counts
+change from step to step, one more than the greatest count before is a failure. Times and memory do not repeat: each is
+tested (``noise``) after the machine's own effect is subtracted (``machine``). All tests of a check share one level by
+Holm's method: the chance that a check fails without a change is ``LEVEL``, for any number of programs. A quantity that
+did not fail passes only where the measurements exclude a growth that matters; else it is inconclusive.
 """
 
 from __future__ import annotations
@@ -238,7 +237,7 @@ def _skipped(program: str, quantity: str, why: str) -> Verdict:
 
 
 def _judged(tests: Sequence[_Test], least: float) -> list[Verdict]:
-    """Test all, with one level for all of them (Holm 1979)."""
+    """Run all tests, with one level for all of them (Holm 1979)."""
     tested = [_tested(test, least, LEVEL / len(tests)) for test in tests]
     results = [_least_sure(sides) for sides in tested]
     failed: set[int] = set()
@@ -251,7 +250,7 @@ def _judged(tests: Sequence[_Test], least: float) -> list[Verdict]:
 
 
 def _tested(test: _Test, least: float, level: float) -> list[Slowdown]:
-    """The test's result, and the witness's if there is one."""
+    """Return the test's result, and the witness's if there is one."""
     sides = [(test.base, test.new), *([test.witness] if test.witness is not None else [])]
     return [slowdown(base, new, test.prior, least=least, level=level, shared=_taken_off(test, base, new),
                      shared_sd=MACHINE_SD if test.machine else 0.0, disturbed=test.disturbed) for base, new in sides]
@@ -265,7 +264,7 @@ def _taken_off(test: _Test, base: Sequence[Sequence[float]], new: Sequence[Seque
 
 
 def _least_sure(sides: Sequence[Slowdown]) -> Slowdown:
-    """A real change shows at both moments: the less sure one counts."""
+    """Return the less sure result: a real change shows at both moments."""
     return max(sides, key=lambda result: result.p_value)
 
 
@@ -296,7 +295,7 @@ def _verdict(test: _Test, sides: Sequence[Slowdown], failed: bool) -> Verdict:
 
 
 def sure(confidence: float) -> str:
-    """A confidence in percent, with as many nines as it has, five at most."""
+    """Return a confidence in percent, with all its nines, at most five."""
     if confidence >= 0.99999:
         return "over 99.999%"
     decimals = next(n for n in range(1, 6) if confidence < 0.99 or round(confidence * 100, n) < 100)

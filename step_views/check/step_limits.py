@@ -1,6 +1,6 @@
 """Limits of a training step that never ran: traced by shapes, predicted for a device, and compared.
 
-What a limit is broken by is told with its top offenders. Counts are compared with stored ones (``StepStore``).
+The message on a broken limit names the top offenders. Counts are compared with stored ones (``StepStore``).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class StepStore:
     path: Path
 
     def read(self) -> dict[str, StepFigures]:
-        """Everything in it, by name of the test; empty if there is no such file. Raises ``CheckError``: it is damaged,
-        another program's, or of a newer version."""
+        """Return everything in it, by name of the test; empty if there is no such file. Raises ``CheckError``: it is
+        damaged, another program's, or of a newer version."""
         try:
             head: Any = from_json(read_input(self.path))
         except FileNotFoundError:
@@ -74,7 +74,7 @@ class StepStore:
                              "store the counts anew with pytest --foretrace-update.") from error
 
     def put(self, test: str, figures: StepFigures) -> None:
-        """Store a test's figures beside those of the others; the file is written whole or not at all. Raises
+        """Store a test's figures in the file with those of other tests; the file is written whole or not at all. Raises
         ``ForetraceError``: as ``read``, or it cannot be written."""
         steps = self.read()
         if steps.get(test) == figures:
@@ -88,7 +88,7 @@ class StepStore:
 TOP = 5  # chosen: more rows are not read in a test's report
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
            "communicated_bytes": "communicated_bytes"}
-"""Names for ``no_added`` beside "memory", and the count behind each ("syncs" are calls that wait)."""
+"""Names for ``no_added`` in addition to "memory", and the count behind each ("syncs" are calls that wait)."""
 MEMORY = "memory"
 TYPES = "wider_types"
 _WIDTHS = {1: "fp8", 2: "fp16", 4: "fp32", 8: "fp64"}
@@ -153,8 +153,8 @@ class StepBounds:
 
 class StepFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The stored figures of a step: its device, counts, peak memory and its parts (bytes), launches and waits by
-    operation, and operations by the widest floating type among their inputs (none in files of earlier versions).
-    """
+    operation. ``operations_by_type`` counts operations by the widest floating type of their inputs (empty in older
+    files)."""
 
     device: str
     torch: str
@@ -265,7 +265,7 @@ def _widened(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
 
 
 def _by_type(graph: ExecutionGraph) -> dict[str, int]:
-    """Operations a step by the widest floating type among their inputs."""
+    """Return the operations a step by the widest floating type among their inputs."""
     rows = np.flatnonzero((graph.ops.kind == OpKind.OPERATION) & (graph.ops.step >= 0) & (graph.ops.dtypes >= 0))
     codes, numbers = np.unique(graph.ops.dtypes[rows], return_counts=True)
     found: Counter[str] = Counter()
@@ -278,7 +278,7 @@ def _by_type(graph: ExecutionGraph) -> dict[str, int]:
 
 
 def more_calls(before: Mapping[str, int], now: Mapping[str, int], most: int = TOP) -> list[str]:
-    """Operations called more often than before, as "aten::item: 0 → 32 a step", the most added ones first."""
+    """Return operations called more often than before ("aten::item: 0 → 32 a step"), the most added first."""
     added = sorted(((number - before.get(name, 0), name) for name, number in now.items()
                     if number > before.get(name, 0)), key=lambda each: (-each[0], each[1]))
     lines = [f"{name}: {before.get(name, 0):,} → {now[name]:,} a step" for _, name in added[:most]]
@@ -303,7 +303,7 @@ def _grown_parts(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]
 
 
 def _by_operation(graphs: Sequence[ExecutionGraph], kinds: Sequence[int]) -> dict[str, int]:
-    """Calls a step of the given kinds, by the operation that makes them, of all ranks."""
+    """Return the calls a step of the given kinds, by the operation that makes them, of all ranks."""
     found: Counter[str] = Counter()
     for graph in graphs:
         launches = graph.launches
@@ -315,7 +315,7 @@ def _by_operation(graphs: Sequence[ExecutionGraph], kinds: Sequence[int]) -> dic
 
 
 def _waits(traced: ExecutionGraph, made: Sequence[ExecutionGraph]) -> dict[str, int]:
-    """Waits of the host for the device a step, by the operation that waits.
+    """Return the waits of the host for the device a step, by the operation that waits.
 
     ``traced`` tells those that the user's code asks for itself; ``made`` has the calls that wait and the copies to
     pageable memory, which their call waits for.
@@ -331,7 +331,7 @@ def _waits(traced: ExecutionGraph, made: Sequence[ExecutionGraph]) -> dict[str, 
 
 
 def _gpu_time(graphs: Sequence[ExecutionGraph]) -> dict[str, float]:
-    """Device time a step by the operation that launched it, ns, of all ranks."""
+    """Return the device time a step by the operation that launched it, ns, of all ranks."""
     found: dict[str, float] = {}
     for graph in graphs:
         codes, place = np.unique(_names(graph, graph.kernels.op), return_inverse=True)
@@ -343,7 +343,7 @@ def _gpu_time(graphs: Sequence[ExecutionGraph]) -> dict[str, float]:
 
 
 def _names(graph: ExecutionGraph, op: np.ndarray) -> np.ndarray:
-    """String codes of the operations' names; ``NONE`` for none."""
+    """Return the string codes of the operations' names; ``NONE`` for none."""
     return np.append(graph.ops.name, NONE)[op]
 
 

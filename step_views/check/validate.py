@@ -4,8 +4,8 @@
 
     capture ──> predict the others ──> run them, with no profiler on ──> errors, bias, coverage
 
-All that is predicted is predicted before any of it is run. What a step takes is the median of those that the capture
-times with nothing watching; other work on the machine shows in it.
+All sizes are predicted before any of them runs. The measured step is the median of the steps that the capture times
+without the profiler; other work on the machine affects it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 FIGURES: Mapping[str, str] = {
     "step": "predicted step time", "replay": "replayed steps", "device": "modelled device time",
     "families": "modelled device time by family"}
-"""Figures and what they are of, in words."""
+"""Figures and their descriptions."""
 
 
 def accuracy(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> Accuracy:
@@ -100,7 +100,7 @@ def _step(baseline: Baseline) -> float | None:
 
 
 def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]:
-    """``device`` and ``families``."""
+    """Return ``device`` and ``families``."""
     families = modelled_families(job, baseline)
     if not families:
         return None, None
@@ -110,8 +110,8 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
 
 
 def modelled_families(job: Job, baseline: Baseline) -> dict[str, tuple[float, float]]:
-    """Return the time of a job's work by family, ns: as the kernel models price it without looking at its times, and as
-    recorded; empty where the device is unknown or sizes are lacking."""
+    """Return the (modelled, recorded) time of a job's work by family, ns. The kernel models do not use recorded times.
+    Empty where the device is unknown or sizes are missing."""
     scenario = baseline.scenario
     if scenario.devices.source is None:
         return {}
@@ -132,7 +132,7 @@ def modelled_families(job: Job, baseline: Baseline) -> dict[str, tuple[float, fl
 
 
 def _priced(pieces: Sequence[tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> np.ndarray:
-    """Time of each piece by the models, ns."""
+    """Return the time of each piece by the models, ns."""
     owner = np.repeat(np.arange(len(pieces)), [len(calls) for calls in pieces])
     times = price([call for calls in pieces for call in calls], spec, models).times_us
     return np.bincount(owner, weights=times, minlength=len(pieces)) * 1e3
@@ -223,7 +223,7 @@ class ValidatedCase:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Return the predicted over measured, less one."""
         return self.predicted_us / self.measured_us - 1.0
 
     @property
@@ -234,7 +234,7 @@ class ValidatedCase:
 
 @dataclass(frozen=True, repr=False)
 class Validation(Shown):
-    """Predictions beside what was measured afterwards; ``captured`` are the sizes they rest on."""
+    """Predictions compared with later measurements; ``captured`` are the sizes they were made from."""
 
     captured: Sequence[Sizes]
     cases: Sequence[ValidatedCase]
@@ -242,17 +242,17 @@ class Validation(Shown):
 
     @property
     def mape(self) -> float:
-        """Mean absolute error, a share."""
+        """Return the mean absolute error, a share."""
         return float(np.mean([abs(case.error) for case in self.cases]))
 
     @property
     def bias(self) -> float:
-        """Mean error with its sign, a share."""
+        """Return the mean error with its sign, a share."""
         return float(np.mean([case.error for case in self.cases]))
 
     @property
     def coverage(self) -> float:
-        """Share of the measured times that lie in their 80% interval."""
+        """Return the share of the measured times that lie in their 80% interval."""
         return float(np.mean([case.covered for case in self.cases]))
 
     def headline(self) -> str:
@@ -263,13 +263,13 @@ class Validation(Shown):
                 f"{'' if number == 1 else 's'} in the 80% interval")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``cases``: sizes, predicted and measured step (µs), interval, error (a share), and whether it is inside."""
+        """Return ``cases``: sizes, predicted and measured step (µs), interval, error (a share), and if it is inside."""
         return {"cases": lambda: pd.DataFrame([{
             **case.sizes, "predicted_us": case.predicted_us, "low_us": case.low_us, "high_us": case.high_us,
             "measured_us": case.measured_us, "error": case.error, "covered": case.covered} for case in self.cases])}
 
     def chart(self) -> Chart:
-        """Return what was predicted, with its interval, beside what was measured."""
+        """Return a bar chart of predicted times, with their intervals, and measured times."""
         return Chart("bars", self.headline(), [size_label(case.sizes) for case in self.cases], [
             ChartSeries("predicted", [case.predicted_us / 1e3 for case in self.cases],
                         [case.low_us / 1e3 for case in self.cases], [case.high_us / 1e3 for case in self.cases]),
@@ -287,7 +287,7 @@ class Validation(Shown):
 
 @dataclass(frozen=True, slots=True)
 class PredictedCase:
-    """What is said of a size before it runs."""
+    """The prediction for a size, made before it runs."""
 
     sizes: Sizes
     predicted_us: float
@@ -296,7 +296,7 @@ class PredictedCase:
     warnings: tuple[str, ...]
 
     def beside(self, measured: Sequence[int]) -> ValidatedCase:
-        """Return it beside the steps that were timed, ns."""
+        """Return the case with its prediction and the median of its timed steps (ns)."""
         return ValidatedCase(self.sizes, self.predicted_us, *self.interval_us, float(np.median(measured)) / 1e3,
                              len(measured), self.bound, self.warnings)
 

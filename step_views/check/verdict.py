@@ -58,7 +58,7 @@ class Verdict:
         return self.status is Status.FAILED
 
     def value(self, number: float | None) -> str:
-        """``before`` or ``now`` with its unit."""
+        """Return ``before`` or ``now`` with its unit."""
         return in_unit(number, self.unit)
 
     def to_json(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class GateOutcome(Shown):
         return self.summary
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``verdicts``: each figure's status, what it was and what it is."""
+        """Return ``verdicts``: each figure's status, what it was and what it is."""
         return {"verdicts": lambda: pd.DataFrame([verdict.to_json() for verdict in self.verdicts])}
 
     def chart(self) -> Chart:
@@ -138,7 +138,7 @@ class GateOutcome(Shown):
 
 
 def in_unit(number: float | None, unit: str) -> str:
-    """A value in words: "12.345 ms", "1.20 GB", "412", "+3.1%"; a dash for none."""
+    """Return a value in words: "12.345 ms", "1.20 GB", "412", "+3.1%"; a dash for none."""
     if number is None:
         return "–"
     if unit == "ns":
@@ -195,7 +195,7 @@ def _by_program(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
 
 
 def markdown(outcome: GateOutcome) -> str:
-    """A summary for a pull request: what failed and why first, then every figure, folded away."""
+    """Return a summary for a pull request: what failed and why first, then every figure, folded away."""
     failed = [*outcome.failures, *outcome.inconclusive]
     mark = "❌" if outcome.failures else "❔" if failed else "✅"
     lines = [f"### {mark} foretrace check: {_cell(outcome.what)}", "", _cell(outcome.summary), ""]
@@ -217,5 +217,5 @@ def _table(verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text that can neither end a table's cell nor become markup: names come from files others wrote."""
+    """Return the text that can neither end a table's cell nor become markup: names come from files others wrote."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(_clean(text).split()))

@@ -122,13 +122,13 @@ def _spans(report: Report, result: reports_breakdown.Breakdown) -> None:
 
 
 def _heading(bound: engine.Bound) -> str:
-    """A bound's name in two short lines."""
+    """Return a bound's name in two short lines."""
     return bound.label.replace("communication", "comm.").replace(" ", "\n", 1)
 
 
 def _host_columns(title: str, entries: list[reports_breakdown.OperationTime]
                   | list[reports_breakdown.ModuleTime]) -> list[Column]:
-    """Waiting and the GPU get a column where there is any."""
+    """Return the table's columns; waiting and GPU have one only where there is any."""
     return [Column(title, name=True, path=title == "module"), Column("calls"), Column("host"),
             *([Column("waiting")] if any(e.waiting_ns for e in entries) else []),
             *([Column("GPU")] if any(e.gpu_ns for e in entries) else [])]

@@ -124,7 +124,7 @@ def calibrate(
     families: Annotated[str, typer.Option(
         metavar="NAME,NAME,…", help="Only these families of kernels; default: all that the device has.")] = ALL,
     work: Annotated[str, typer.Option(
-        metavar="DIR", help="Directory of the measurements; default: beside PROFILE.")] = "",
+        metavar="DIR", help="Directory of the measurements; default: next to PROFILE.")] = "",
     resume: Annotated[bool, shared("--resume")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU's operations.")] = 1,
     seed: Annotated[int, shared("--seed", "the cases that are measured", least=0)] = 0,
@@ -189,7 +189,7 @@ def _host(graphs: Sequence[graph.ExecutionGraph]) -> host_overheads.HostOverhead
 
 
 def _best(found: run.Calibration) -> list[kernel_models_profile.ProfileEntry]:
-    """The preferred model of each family."""
+    """Return the preferred model of each family."""
     return [found.profile.entries_of(family)[0] for family in found.profile.families]
 
 

@@ -56,7 +56,7 @@ def check(
     arguments: Annotated[list[str] | None, typer.Argument(
         metavar="ARGS", help="Arguments of the script, after --.")] = None,
     base: Annotated[str | None, typer.Option(
-        metavar="COMMIT|DIR", help="Run SCRIPT.py as it is and as it was there, in turns: did it get slower?")] = None,
+        metavar="COMMIT|DIR", help="Run SCRIPT.py alternately as it is and as it was there: is it slower?")] = None,
     pairs: Annotated[int | None, typer.Option(
         metavar="N", help="With --base: how often each of the two is run (8).")] = None,
     against: Annotated[str | None, typer.Option(
@@ -70,7 +70,7 @@ def check(
     inconclusive: Annotated[Undecided, typer.Option(
         help="An inconclusive check ends with code 3 (report), 1 (fail) or 0 (pass).")] = Undecided.REPORT,
     update: Annotated[bool, typer.Option(
-        "--update-baseline", help="Write baseline.json anew from the captures; needs --reason.")] = False,
+        "--update-baseline", help="Write a new baseline.json from the captures; needs --reason.")] = False,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why the baseline changes; kept in it.")] = "",
     profile: Annotated[list[str] | None, shared("--profile", "repeatable")] = None,
     step_region: StepRegion = None,
@@ -84,8 +84,8 @@ def check(
     """Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether it did.
 
     Without --against every capture is predicted again: did the models get worse? With it the new captures are compared:
-    did the program get slower, beyond what repeating it does? With --base a script is run here and now, in turns with
-    what it was: foretrace check train.py --base main -- --batch 8
+    did the program get slower, beyond noise? With --base a script runs here and now, alternately with its base version:
+    foretrace check train.py --base main -- --batch 8
     """
     check_html(html, [])
     share = None if tolerance is None else share_of(tolerance)
@@ -129,8 +129,8 @@ def check(
 
 
 def share_of(text: str, option: str = "--tolerance") -> float:
-    """A share of "5%" or "0.05". Raises ``ForetraceError``: it is neither, or negative; or a number such as 5, which
-    more likely means 5% than 500%."""
+    """Return a share of "5%" or "0.05". Raises ``ForetraceError``: it is neither, or negative; or a number such as 5,
+    which more likely means 5% than 500%."""
     try:
         value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:

@@ -128,7 +128,7 @@ def _fitted(columns: Sequence[Column], cells: list[list[str]], width: int) -> li
 
 
 def shortened(text: str, width: int, *, keep_end: bool = False) -> str:
-    """At most ``width`` characters: the end of a name gives way, a kernel's leading ``void`` first."""
+    """Return at most ``width`` characters: the end of a name gives way, a kernel's leading ``void`` first."""
     if len(text) > width:
         text = text.removeprefix("void ")
     if len(text) <= width:
@@ -157,7 +157,7 @@ def _json_escape(found: re.Match[str]) -> str:
 
 
 def _encodable(value: Any) -> Any:
-    """The value with every text valid Unicode: half of a surrogate pair in a trace's name is replaced."""
+    """Return the value with every text valid Unicode: half of a surrogate pair in a trace's name is replaced."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -188,7 +188,7 @@ BYTES_AN_EVENT = {"predict": 570, "report": 700, "opportunities": 780}
 
 
 def too_large(events: int, free: float | None) -> str:
-    """What to do where free memory is less than commands are likely to take; empty where there is enough."""
+    """Return advice where free memory is less than commands are likely to take; empty where there is enough."""
     most = events * max(BYTES_AN_EVENT.values())
     if free is None or most <= free:
         return ""

@@ -166,7 +166,7 @@ _FIELDS = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_b
 
 
 def _figure(spec: known_devices.DeviceSpec, key: str) -> str:
-    """A figure by "table.key" of its file."""
+    """Return a figure by "table.key" of its file."""
     table, _, name = key.partition(".")
     if table in ("matrix_tflops", "vector_tflops"):
         return f"{getattr(spec, table)[name]:g}"

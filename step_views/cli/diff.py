@@ -118,6 +118,6 @@ def _report(result: diff_result.Difference, top: int) -> None:
 
 
 def _sides(part: diff_result.Part) -> list[str]:
-    """A part's time in A and in B, and its difference as these show it."""
+    """Return a part's time in A and in B, and its difference as these show it."""
     return [*("–" if ns is None else milliseconds(ns) for ns in (part.before_ns, part.after_ns)),
             signed_milliseconds(1e3 * part.shown_us())]

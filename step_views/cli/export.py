@@ -74,8 +74,8 @@ def export(
 ) -> None:
     """Export a job for Perfetto, Chakra, TensorBoard, or as tables.
 
-    Recorded as it is: what was measured, and its replay. With edits as of predict: the predicted step, in its steady
-    state. foretrace export runs/a -o a.pftrace; foretrace export runs/a --device h200-sxm -o a.et
+    Without edits: the measured job and its replay. With edits as in predict: the predicted step, in its steady state.
+    foretrace export runs/a -o a.pftrace; foretrace export runs/a --device h200-sxm -o a.et
     """
     chosen = exports_export.format_of(out, format)
     wanted = request_study.Configuration(

@@ -28,7 +28,7 @@ from tracer.output_kind import PROFILE, check_output
 
 @contextmanager
 def showing_fits() -> Iterator[fitting.Progress]:
-    """Show fits that run beside each other."""
+    """Show the progress of fits that run at the same time."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _tell_begin
         return
@@ -165,7 +165,7 @@ def steps_table(report: Report, profile: kernel_models_profile.DeviceProfile) ->
 
 
 def shown_errors(entry: kernel_models_profile.ProfileEntry) -> tuple[dict[str, float] | None, bool]:
-    """The errors to show for a model, and whether they are cross-validated for want of held-out calls."""
+    """Return the errors to show for a model, and whether they are cross-validated for want of held-out calls."""
     held = entry.facts.get("held_out") or {}
     crossed = entry.facts.get("cross_validation")
     if held.get("n", 0) >= LEAST_HELD_OUT or not crossed:
@@ -174,7 +174,7 @@ def shown_errors(entry: kernel_models_profile.ProfileEntry) -> tuple[dict[str, f
 
 
 def error_cells(errors: dict[str, float] | None) -> list[str]:
-    """Cells for n, MAPE, median, bias, p90 and max; dashes where nothing was judged."""
+    """Return the cells for n, MAPE, median, bias, p90 and max; dashes where nothing was judged."""
     if not errors or not errors.get("n"):
         return ["–"] * 6
     bias = errors.get("bias")
@@ -242,7 +242,7 @@ def evaluate(
 
 
 def _profiles(path: str) -> list[str]:
-    """A profile's path itself, or those of a directory."""
+    """Return a profile's path itself, or those of a directory."""
     if "://" in path or not os.path.isdir(path):
         return [path]
     found = sorted(str(one) for one in Path(path).glob(f"*{kernel_models_profile.ENDING}"))

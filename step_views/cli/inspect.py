@@ -120,7 +120,7 @@ def _steps(found: inspection.Inspection) -> str:
 
 
 def _active(found: inspection.Inspection) -> str:
-    """GPU active time of a step, or of a window without steps."""
+    """Return the GPU active time of a step, or of a window without steps."""
     if found.gpu_active_ns is None:
         return "no GPU work recorded"
     of = "the window" if found.recorded is None else "the step"

@@ -36,7 +36,7 @@ def memory(
     cycle: Cycle = None,
     json: Json = False,
 ) -> None:
-    """Show what memory held at its fullest: by kind, by module, measured beside predicted.
+    """Show what memory held at its fullest: by kind, by module, measured next to predicted.
 
     A snapshot is read as plain values: nothing in it is run. foretrace memory snapshot.pickle --code train.py:build
     """

@@ -92,17 +92,17 @@ SHARED = {
 
 
 def complete_device(incomplete: str) -> list[str]:
-    """Names of devices that begin so, for the shell."""
+    """Return the names of devices that begin so, for the shell."""
     return [name for name in devices.device_names() if name.startswith(incomplete)]
 
 
 def complete_cluster(incomplete: str) -> list[str]:
-    """Names of nodes that begin so, for the shell."""
+    """Return the names of nodes that begin so, for the shell."""
     return [name for name in topology.node_names() if name.startswith(incomplete)]
 
 
 def complete_workload(incomplete: str) -> list[str]:
-    """Names of the suite's workloads that begin so, for the shell."""
+    """Return the names of the suite's workloads that begin so, for the shell."""
     return [name for name in workloads.names() if name.startswith(incomplete)]
 
 
@@ -246,13 +246,13 @@ def numbers(text: str, option: str, example: str) -> list[int]:
 
 
 def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.DeviceProfile]:
-    """The profiles of files. Raises ``ForetraceError``: a file cannot be read."""
+    """Return the profiles of files. Raises ``ForetraceError``: a file cannot be read."""
     return [kernel_models_profile.load_profile(path) for path in paths or ()]
 
 
 def profile_of(paths: Sequence[str] | None, spec: device.DeviceSpec) -> kernel_models_profile.DeviceProfile | None:
-    """The first profile of a device among files; ``None`` if none were given. Raises ``ForetraceError``: a file cannot
-    be read, or all are of other devices."""
+    """Return the first profile of a device among files; ``None`` if none were given. Raises ``ForetraceError``: a file
+    cannot be read, or all are of other devices."""
     found = loaded_profiles(paths)
     for profile in found:
         if profile.device.name == spec.name:

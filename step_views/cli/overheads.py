@@ -105,7 +105,7 @@ def _operations(report: Report, found: prediction_overheads.JobOverheads, top: i
 
 
 def _side_by_side(report: Report, found: list[prediction_overheads.JobOverheads], top: int) -> None:
-    """The operations of the first host that cost it most, beside the second host's."""
+    """Add a table of the operations that cost the first host most, with the second host's costs next to them."""
     theirs = {row.name: row for row in found[1].operations(ALL)}
     rows = [[_short(row.name), *(f"{mine} | {other}" for mine, other in zip(
         _means(row), _means(theirs[row.name]), strict=True))]

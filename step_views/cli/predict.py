@@ -157,7 +157,7 @@ def _report(result: prediction_result.Prediction, top: int) -> None:
 
 
 def _shares(result: prediction_result.Prediction) -> str:
-    """Sources of all host and device time of the step."""
+    """Return the sources of all host and device time of the step."""
     shares = ", ".join(f"{name} {part_percent(share)}" for name, share in result.sources.items())
     if result.edits and set(result.sources) == {op_call.Source.MEASURED.label}:
         return f"{shares} (of what is left; none of it was changed)"

@@ -40,8 +40,8 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 def price(
     operation: Annotated[str, typer.Argument(metavar="OPERATION", help="Such as aten::linear.")],
     shapes: Annotated[str, typer.Option(
-        metavar="SIZES", help="Sizes of its tensors in the order of its arguments, such as 8192x4096,11008x4096; "
-        "none for one that is left out, 1 for a tensor of one element, [1024x1024;512] for a list of tensors.")],
+        metavar="SIZES", help="Sizes of its tensors in the order of its arguments, such as 8192x4096,11008x4096. "
+        "Write none for an omitted tensor, 1 for a tensor of one element, [1024x1024;512] for a list of tensors.")],
     dtype: Annotated[str, shared("--dtype", "one for each tensor, separated by commas, or one for all")] = "fp32",
     device: Annotated[str | None, shared("--device", "the profile's if left out")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
@@ -112,7 +112,7 @@ def calls_to_price(
     name: str, shapes: str, dtype: str, values: Sequence[str] = (), *, backward: bool = False, tf32: bool = False,
     told: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[op_call.OpCall], Asked]:
-    """The device work of an operation written as on the command line, and what was made of the text.
+    """Return the device work of an operation written as on the command line, and what was made of the text.
 
     No calls where a tensor without elements leaves nothing to do. Raises ``PriceError``: the name, sizes, types or
     values cannot be understood, or do not fit the operation.
@@ -155,8 +155,8 @@ def calls_to_price(
 
 
 def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
-    """What ``--assume`` says, by name. Raises ``PriceError``: a name that no operator leaves open, or a value that it
-    cannot have."""
+    """Return the values of ``--assume`` by name. Raises ``PriceError``: a name that no operator leaves open, or a value
+    that it cannot have."""
 
     found: dict[str, str] = {}
     if texts and name.startswith("aten::"):
@@ -188,7 +188,7 @@ def _is_exponent(text: str) -> bool:
 
 
 def _looked_up(calls: Sequence[op_call.OpCall], text: str, operation: str) -> list[op_call.OpCall]:
-    """The calls with rows looked up by other indices."""
+    """Return the calls with rows looked up by other indices."""
     indices = lookup_data_indices.read_indices(text)
     found = []
     for call in calls:
@@ -241,7 +241,7 @@ def _work(calls: Sequence[op_call.OpCall]) -> str:
 
 def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[known_devices.DeviceSpec, pricing.Models
                                                                        | None]:
-    """The device to price on and the models to price with."""
+    """Return the device to price on and the models to price with."""
     if name is not None:
         spec = known_devices.find_device(name)
         return spec, profile_of(profiles, spec)

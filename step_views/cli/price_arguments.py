@@ -32,7 +32,7 @@ class PriceError(ForetraceError):
 
 @dataclass
 class Asked:
-    """An operation put together from text, and what was assumed of it.
+    """An operation built from the command line's text, and the assumptions made.
 
     Attributes:
         operation: with all its arguments.
@@ -60,7 +60,7 @@ class _Given:
 
 
 def full_name(name: str) -> str:
-    """The operation's name with its name space. Raises ``PriceError``: it has none, and ``aten`` has no such
+    """Return the operation's name with its name space. Raises ``PriceError``: it has none, and ``aten`` has no such
     operation."""
 
     if re.fullmatch(r"\w+(::\w+)+(\.\w+)?", name, re.ASCII):
@@ -71,7 +71,7 @@ def full_name(name: str) -> str:
 
 
 def near_operations(name: str) -> str:
-    """Names like it, as the end of a sentence."""
+    """Return the end of a sentence that names similar operations."""
     registry.forward_rule("aten::mm")  # loads the families
     near = difflib.get_close_matches(name if "::" in name else f"aten::{name}", list(registry.FORWARD), n=3,
                                      cutoff=0.6)
@@ -105,13 +105,13 @@ def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Ask
 
 
 def put_together(name: str, placed: Sequence[_Given], numbers: Sequence[Any]) -> kernel_models_operation.Operation:
-    """The operation of entries and numbers."""
+    """Return the operation of entries and numbers."""
     return kernel_models_operation.operation(name, [one.sizes for one in placed], [one.dtype for one in placed],
                                              values=list(numbers))
 
 
 def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) -> tuple[list[_Given], list[Any]]:
-    """Every argument of the schema in its order; numbers take no entry but "none"."""
+    """Return every argument of the schema in its order; numbers take no entry but "none"."""
     queue = _as_lists(name, names, given, found)
     if "_foreach_" in name and not names:
         return queue, [None] * len(queue)
@@ -195,13 +195,13 @@ def _completed(
 
 
 def registry_names(name: str) -> tuple[str, ...]:
-    """Names of the operation's arguments, as far as they count."""
+    """Return the names of the operation's arguments, as far as they count."""
     rule = registry.forward_rule(name)
     return rule.names if rule is not None else ()
 
 
 def missing(name: str, wanted: Asked) -> str:
-    """Numbers that sizes hang on and that were not given, as the end of a sentence."""
+    """Return the end of a sentence that names missing arguments that sizes depend on; empty if none is missing."""
     names = [one for one in (*registry_names(name), *arguments.more_values(name)) if one not in wanted.values
              and one in _DECISIVE]
     return f", or give --value {' or '.join(f'{one}=…' for one in names)}" if names else ""
@@ -218,7 +218,7 @@ def is_empty(calls: Sequence[op_call.OpCall], wanted: Asked) -> bool:
 
 
 def _split(shapes: str) -> list[str]:
-    """At commas outside brackets."""
+    """Split a text at commas outside brackets."""
     if shapes.count("[") != shapes.count("]") or re.search(r"\[[^\]]*\[", shapes):
         raise PriceError(f"{shapes!r} has brackets that do not match; write a list like [1024x1024;512x1024].")
     return re.split(r",(?![^\[]*\])", shapes)
@@ -321,7 +321,7 @@ class _Sizes:
     values: Mapping[str, Any]
 
     def refuse(self, why: str) -> PriceError:
-        """The error of sizes that do not fit."""
+        """Return the error of sizes that do not fit."""
         shapes = ", ".join(f"{name} {shown(sizes)}" for name, sizes in self.tensors.items())
         return PriceError(f"{self.name} cannot take {shapes}: {why}.")
 

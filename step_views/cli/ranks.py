@@ -89,7 +89,7 @@ def ranks(
 def _times(source: list[str], window: int, step_region: str | None, cycle: int | None,
            wanted: request_study.Configuration, step: str | None, profiled: bool) -> tuple[
                ranks_times.JobTimes, list[str]]:
-    """The simulated job, and what was said when it was read."""
+    """Return the times of the simulated job, and the notes of reading it."""
     script = source[0] if request_study.is_script(source, step_region) else None
     reader = partial(read, step_region=step_region, cycle=cycle)
     with working("Reading" if script is None else "Tracing"):

@@ -1,7 +1,7 @@
 """How a command starts and ends: imported when it runs, its failures one sentence on stderr and an exit code.
 
-``--help`` needs only the names and first sentences of commands. The file of a command imports the modules it works with
-at its top, and those are run when it first uses them (``imported_late``): of ``predict --help``, none is.
+``--help`` needs only the names and first sentences of commands. A command's file imports its modules at the top, but
+their code runs only when the command first uses them (``imported_late``): never for ``predict --help``.
 
 """
 
@@ -38,8 +38,8 @@ LATE_IMPORTING = ("step_views.cli.", "planner.cli.", "graph_predictor.request.")
 
 
 class LateModule(ModuleType):
-    """A module that runs when something of it is first asked for. (The standard library's runs a second time where
-    imports go in a circle.)"""
+    """A module whose code runs at the first use of an attribute. (The standard library's lazy module runs twice in
+    circular imports.)"""
 
     def __getattr__(self, name: str) -> Any:
         with self.__dict__["__lock__"]:
@@ -66,7 +66,7 @@ class LateLoader(Loader):
         self._loader = loader
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave the module as it is, to be run later."""
+        """Prepare the module, to be run at its first use."""
         vars(module).update(__late__=self._loader, __lock__=RLock())
         module.__class__ = LateModule
 
@@ -98,7 +98,7 @@ def imported_at_once() -> Iterator[None]:
 
 @contextmanager
 def imported_late() -> Iterator[None]:
-    """Import our modules late; one of which a name is taken at once (``from module import name``) runs at once."""
+    """Run our modules only when they are first used; ``from module import name`` uses the module at once."""
     finder = LateFinder()
     sys.meta_path.insert(0, finder)
     try:
@@ -208,12 +208,12 @@ def printable(text: str, most: int = MOST_TEXT) -> str:
 
 
 def one_line(text: str, most: int = MOST_CELL) -> str:
-    """The same without newlines, for a table's cell."""
+    """Return a printable text without newlines, for a table's cell."""
     return printable(text, most).replace("\n", "\\n")
 
 
 def tell(text: str) -> None:
-    """Write a line to stderr; if nobody reads it any more, there is nobody to tell."""
+    """Write a line to stderr; ignore errors, such as a closed pipe."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             sys.stderr.write(printable(text) + "\n")
@@ -238,7 +238,7 @@ def standard_output() -> Iterator[None]:
 
 
 class ClosedOutput(io.TextIOWrapper):
-    """Stands for a standard output that is closed: takes everything, so that work is finished, and knows of it."""
+    """Replace a closed standard output: drop all text, so that work goes on, and note in ``written`` that there was."""
     written = False
 
     def write(self, text: str) -> int:
@@ -353,12 +353,12 @@ def _elsewhere(sentence: str, context: Any) -> str:
 
 
 def _options(command: Any) -> set[str]:
-    """The options of a command as they are written."""
+    """Return the options of a command as they are written."""
     return {text for one in command.params for text in (*one.opts, *one.secondary_opts)}
 
 
 def _told(error: BaseException) -> tuple[int, str]:
-    """Exit code and sentence of an exception."""
+    """Return the exit code and sentence of an exception."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "Interrupted."
     if isinstance(error, ForetraceError):

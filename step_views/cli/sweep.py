@@ -59,7 +59,7 @@ KNOWN = (Known("items_per_second", "samples/s", digits=1), Known("peak_memory_by
 @in_one_sentence
 def sweep(
     source: Annotated[list[str], typer.Argument(
-        metavar="SOURCE", help="As of foretrace predict: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
+        metavar="SOURCE", help="As in foretrace predict: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
     out: Annotated[str, shared(
         "--out", "FILE.parquet or FILE.csv; FILE.journal keeps finished points until then, from which the same command "
                  "goes on", short="-o")],

@@ -1,32 +1,31 @@
 """Causes of a difference, from the times of two aligned steps.
 
-Of every place and resource it is known how long it took altogether, ``own``, and how much of that lay on the critical
-path. With the changes Δown and Δpath,
+For every place and resource, ``own`` is its whole time, and ``path`` is the part of it on the critical path. The
+changes Δown and Δpath are split into three:
 
-* *moved* is as much of Δpath as Δown explains, the middle one of 0, Δown and Δpath: what an operation that got longer
-  costs where it is exposed, what one that got shorter saves where it was;
+* *moved* is the part of Δpath that Δown explains, the median of 0, Δown and Δpath. It is what a longer operation costs
+  where it is exposed, and what a shorter one saves where it was exposed;
 * *shifted* is the rest of Δpath: the same work came onto the path or left it;
-* *hidden* is the rest of Δown: it moves nothing.
+* *hidden* is the rest of Δown, which does not move the step time.
 
 All three are antisymmetric: B against A gives the same with the other sign.
 
-A part shows the two times that it is the difference of: of the work on the critical path of A or of B, how long it
-takes in A and in B. What the machine explains is taken off the slower one. A part that only one side has shows nothing
-of the other side: the pauses that the other has in its place are taken off.
+A part is the difference of two times, which it shows: how long the work on the critical path of A or B takes in A and
+in B. The machine's share is subtracted from the slower one. A part of one side only shows no time of the other side:
+the pauses in its place there are subtracted.
 
-A host or a device that is slower altogether is slower everywhere. The ratio ``r`` of comparable work (aligned and
-unchanged operations one by one, their weighted median) gives the machine's part of Δown of every name,
-(√r − 1/√r) · min(own_A · √r, own_B / √r): for a name that follows the ratio all of Δown, for one that took longer
-besides all but what it took longer, and for what only one side has nothing. What is left is the operation's. How far
-names stray from the ratio (the median absolute deviation, in logs), and the operation from step to step, says how much
-of that could be the measurement.
+A slower host or device is slower everywhere. The ratio ``r`` of comparable work is the weighted median over aligned,
+unchanged operations. The machine's share of Δown of every name is (√r − 1/√r) · min(own_A · √r, own_B / √r). It is all
+of Δown for a name that follows the ratio. If a name took even longer, the excess is not included; for work of one side
+only it is zero. The rest is the operation's. How much of it may be noise follows from the names' deviations from the
+ratio (median absolute deviation, in logs), and from the operation's variation between steps.
 
-Time outside operations, and fetching data, cannot be compared: nobody knows what ran there, or whether anything did. It
-tells nothing of the machine, and where it follows the machine's ratio, as far as unchanged work does, the machine
-explains as much of it as did change.
+Time outside operations and time to fetch data cannot be compared, because the work in it is unknown. So it does not
+count towards ``r``. Where it changes by the machine's ratio, within the scatter of unchanged work, the machine explains
+the change.
 
-All of it is done for the mean step, whose parts add up, and once more for *steady* times, of each place the median over
-the steps: an interrupted operation is no cause, and how sure a cause is goes by its steady time.
+All this is computed for the mean step, whose parts add up, and again for *steady* times, the median over the steps of
+each place. So an interrupted operation is no cause, and a cause's certainty follows its steady time.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ from tracer.arrays import Float64, Int64
 from tracer.graph import Phase
 
 FEWEST = 5
-"""Fewest distinct names from which something is said of the machine."""
+"""Fewest distinct names that allow a statement on the machine."""
 LONG = 0.95
 """Quantile of operations' times from which on a longer one counts no more for the machine's ratio."""
 SPREADS = 3.0
 """Median deviations of unchanged work that are taken for its noise."""
 LEAST_SPREAD = 0.05
-"""Work that nobody changed differs at least this much between two recordings, in logs."""
+"""Least noise of unchanged work between two recordings, in logs."""
 MAD_TO_SD = 1.4826  # of a normal distribution
 COMPARABLE = (DifferenceKind.HOST, DifferenceKind.KERNEL_TIME)
 """Kinds of work that is the same on both sides, operation by operation."""
@@ -105,7 +104,7 @@ class Ratio:
 
 @dataclass(slots=True)
 class Aligned:
-    """Two programs' typical steps of one rank, and everything that says what is where."""
+    """The aligned typical steps of two programs, for one rank: their trees, places and changes."""
 
     one: StepTree
     other: StepTree
@@ -196,7 +195,7 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
 
 
 class _Split:
-    """The change of every place and resource told apart, [resources, places], ns (see the module's text)."""
+    """The change of every place and resource, split into moved, shifted and hidden, [resources, places], ns."""
 
     def __init__(self, before: CauseTimes, after: CauseTimes, shape: tuple[int, int], end: int) -> None:
         self.path_a, self.path_b = before.path.reshape(shape), after.path.reshape(shape)
@@ -278,7 +277,7 @@ class _Groups:
         return np.bincount(self.group, values, self.number).astype(np.float64)
 
     def _spread(self, times: _Split, of_group: Float64) -> Float64:
-        """Groups' times spread over their places."""
+        """Return the groups' times spread over their places."""
         weight = (times.own_a[self.rows] + times.own_b[self.rows]).astype(np.float64)
         found = np.zeros(times.own_a.shape)
         found[self.rows] = weight * (of_group / np.maximum(self._sums(weight), 1.0))[self.group]
@@ -323,9 +322,9 @@ def add_left_over(causes: Causes, kind: DifferenceKind, what: str, time: int) ->
 
 
 def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
-    """The causes as parts of the mean rank's difference, what most certainly matters first. ``causes`` are of all ranks
-    together. On ``one_machine``, a machine that was slower altogether is no cause in the program, and comes after those
-    that are."""
+    """Return the causes as parts of the mean rank's difference, what most certainly matters first. ``causes`` are of
+    all ranks together. On ``one_machine``, a machine that was slower altogether is no cause in the program, and comes
+    after those that are."""
     parts = []
     reached = given = 0
     for (kind, what), cause in causes.items():
@@ -355,9 +354,9 @@ def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
 
 
 def _sides(before: int, after: int, time: int, only: DifferenceKind | None) -> tuple[int | None, int | None]:
-    """Return a part's times in A and in B, ns, which differ by what it explains; ``None`` for a side without it.
-    ``before`` and ``after`` are of the work on the critical path, whatever explains it; ``time`` is without what the
-    machine explains; ``only`` is the side that alone has the part, if one has."""
+    """Return a part's times in A and in B, ns, whose difference is ``time``; ``None`` for a side without the part.
+    ``before`` and ``after`` are all its work on the critical path; ``time`` leaves out the machine's share of their
+    difference; ``only`` states that one side alone has the part."""
     if only is DifferenceKind.ADDED and time >= 0:
         return None, time
     if only is DifferenceKind.REMOVED and time <= 0:
@@ -372,7 +371,7 @@ def _sides(before: int, after: int, time: int, only: DifferenceKind | None) -> t
 
 
 def _module(modules: Counter[str]) -> str:
-    """The module, or what repeated blocks have in common, or the one with most of the time."""
+    """Return the module, or what repeated blocks have in common, or the one with most of the time."""
     if len(modules) < 2:
         return next(iter(modules), "")
     patterns = {re.sub(r"\d+", "*", module) for module in modules}
@@ -380,7 +379,7 @@ def _module(modules: Counter[str]) -> str:
 
 
 def _kinds(aligned: Aligned) -> list[list[DifferenceKind]]:
-    """Kind of every pair and of the end, for each resource."""
+    """Return the kind of every pair and of the end, for each resource."""
     one, other, places = aligned.one, aligned.other, aligned.places
     left, right = places.left, places.right
 
@@ -434,8 +433,8 @@ def _names(aligned: Aligned) -> list[list[str]]:
 def _ratio(names: list[list[str]], comparable: np.ndarray, own_a: Int64, own_b: Int64) -> Ratio:
     """Return how much longer comparable work takes: the median operation's ratio, weighted by time.
 
-    No operation weighs more than ``LONG`` of them do: the few that took a hundred times as long as others (a lock,
-    memory mapped anew) waited for something, and say little of the machine.
+    Weights are cut at the quantile ``LONG``. A few operations take a hundred times as long as others because they wait
+    (a lock, memory mapped again): they show little about the machine.
     """
     rows = np.nonzero(comparable & (own_a > 0) & (own_b > 0))
     named: dict[str, int] = {}

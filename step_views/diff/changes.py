@@ -1,7 +1,7 @@
-"""Changes of the program that the places of two aligned steps belong to, in the words of whoever made them.
+"""Find the changes of the program behind the places where two aligned steps differ, in the terms of a script's author.
 
 One change of a script touches many operations: a larger batch changes the shapes of nearly all of them, an optimizer
-without ``foreach`` replaces all of its own. A change that the operations give away names all of its places:
+without ``foreach`` replaces all of its own. A change that the operations reveal gives all its places one name:
 
 * gradient accumulation: the backward pass runs k times, and the same parameters accumulate k times as many gradients;
 * checkpointing: operations that autograd records (they have a sequence number) run inside the backward pass;
@@ -37,10 +37,10 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 CASTS = ("aten::to", "aten::_to_copy")
 ZEROS = ("aten::zero_", "aten::_foreach_zero_")
 LIKE_OTHERS = 0.8
-"""Share of the operations of an added layer that the forward pass had before. Chosen: a layer may end another way."""
+"""Least share of an added layer's operations that the forward pass had before. Chosen: a layer may end another way."""
 LEAST_SIZED = 0.25
-"""Share of the aligned operations that other sizes of inputs change at least. Chosen: of a batch they are most of the
-forward and the backward pass, and those beside an operation that was replaced are few."""
+"""Least share of the aligned operations that change with other sizes of inputs. Chosen: another batch changes most of
+the forward and the backward pass; a replaced operation changes only a few neighbours."""
 FEWEST_OF_LAYER = 3  # operations; chosen: fewer are an operation that was added, not a layer
 
 
@@ -68,7 +68,7 @@ class _Program:
                                   if self.names[node] not in ZEROS)
 
     def within(self, nodes: list[int]) -> Iterator[int]:
-        """The nodes and all below them."""
+        """Yield the nodes and all below them."""
         for node in nodes:
             yield from range(node, node + int(self.tree.size[node]))
 
@@ -113,7 +113,7 @@ def _plainly(cause: HunkCause) -> str:
 
 
 def _hunk_change(hunk: Hunk, sides: list[_Program], passes: str, typed: str, sized: str) -> str:
-    """The change that operations of only one program belong to; empty where it is their own."""
+    """Return the change that operations of only one program belong to; empty where it is their own."""
     mine = [(side, list(side.within(nodes))) for side, nodes in zip(sides, (hunk.removed, hunk.added), strict=True)]
     first, node = next((side, nodes[0]) for side, nodes in mine if nodes)
     names = {side.names[each] for side, nodes in mine for each in nodes}
@@ -156,7 +156,7 @@ def _layer(hunk: Hunk, sides: list[_Program]) -> str:
 
 
 def _passes(one: _Program, other: _Program) -> str:
-    """Gradient accumulation: more or fewer passes a step, each of which accumulates as many gradients as before."""
+    """Return a phrase on gradient accumulation: more or fewer passes a step, with the same gradients in each pass."""
     before, after = one.passes, other.passes
     if before == after or one.gradients * after != other.gradients * before or one.parameters != other.parameters:
         return ""
@@ -169,7 +169,7 @@ def _unlike(places: Places, trees: tuple[StepTree, StepTree], column: str) -> np
 
 
 def _most_types(at: Int64, places: Places, trees: tuple[StepTree, StepTree], vocabulary: Vocabulary) -> str:
-    """The most frequent change of tensors' element types, in words; empty if there is none."""
+    """Return the most frequent change of tensors' element types, in words; empty if there is none."""
     counts: Counter[str] = Counter()
     for place in at.tolist():
         texts = [tensor_types(vocabulary.texts[int(tree.dtypes[node])], vocabulary.texts[int(tree.shapes[node])])
@@ -183,8 +183,8 @@ def _most_types(at: Int64, places: Places, trees: tuple[StepTree, StepTree], voc
 
 
 def _most_sizes(at: Int64, places: Places, trees: tuple[StepTree, StepTree], vocabulary: Vocabulary) -> str:
-    """The change of sizes in words: of those by the most frequent ratio the smallest one, of which others are
-    multiples; empty if there is none."""
+    """Return the change of sizes in words, empty if there is none. It names the smallest size that changes by the most
+    frequent ratio: others are its multiples."""
     counts: dict[bool, Counter[tuple[int, int]]] = {True: Counter(), False: Counter()}
     for place in at.tolist():
         left, right = int(places.left[place]), int(places.right[place])
@@ -247,6 +247,6 @@ def tensor_types(dtypes: str, shapes: str) -> str:
 
 
 def type_words(before: str, after: str) -> str:
-    """The types in which two lists of them differ, the first that do: "float → double"."""
+    """Return the types in which two lists of them differ, the first that do: "float → double"."""
     pairs = zip(_NAME.findall(before), _NAME.findall(after), strict=False)
     return next((f"{old} → {new}" for old, new in pairs if old != new), f"{before} → {after}")

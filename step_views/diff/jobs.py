@@ -21,18 +21,18 @@ from tracer.graph import NONE, SHAPE_ONLY
 from tracer.job import Job
 
 LEAST_ALIGNED = 0.5
-"""Programs that share less than this of their operations (in order, by name) are different ones: one model with twice
-the layers still shares two thirds; of the pairs of unlike traces tried, small BERT and DLRM steps share most, 46%,
-through their loaders and optimizers."""
+"""Programs that share less than this of their operations (in order, by name) are different. A model with twice the
+layers still shares two thirds. Of the pairs of unlike traces tried, small BERT and DLRM steps share most, 46%, through
+their loaders and optimizers."""
 
 
 def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = None,
               one_machine: bool | None = None, profiled: bool = False) -> Difference:
     """Return what makes B's step take longer, or shorter, than A's.
 
-    Both are played back exactly (``replay`` with residuals). The time of a typical step along the critical path (the
-    mean of the steps about as long as the median one) is compared place by place of the aligned operations. With
-    several ranks the mean rank is compared.
+    Both are played back exactly (``replay`` with residuals). Times along the critical path of a typical step are
+    compared place by place of the aligned operations. The typical step is the mean of the steps near the median length.
+    With several ranks the mean rank is compared.
 
     Args:
         a: The job before.
@@ -40,8 +40,8 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         step: Only this step: its name, or its number within a rank (from 0; negative from the end).
         step_b: The step of B, where it is another one.
         one_machine: Whether both ran on the same kind of machine; by default, whether the traces name the same device.
-        profiled: Compare the steps under the profiler. By default they are compared without it where both know what
-            that takes.
+        profiled: Compare the steps under the profiler. By default they are compared without it where both captures
+            timed steps without it.
 
     Raises:
         ForetraceError: A job holds nothing that can be compared, or the two are of different programs.
@@ -109,7 +109,7 @@ def _replayed(job: Job, name: str, profiled: bool) -> Replay:
 
 
 def _check_steps(a: Job, b: Job) -> None:
-    """Refuse a job with steps beside one without, and steps that are cycles of unlike many."""
+    """Raise if only one job has steps, or if a step is a cycle of a different number of recorded steps in each."""
     cycles = [max((graph.meta.cycle for graph in job.graphs), default=1) for job in (a, b)]
     if cycles[0] != cycles[1]:
         raise ForetraceError(f"A step of A is {cycles[0]} of its recorded steps and one of B {cycles[1]}, as their "
@@ -130,7 +130,7 @@ def _doubts(result: Replay) -> list[str]:
 
 
 def _chosen(result: Replay, wanted: str | None, name: str) -> dict[int, list[ReplayedStep]]:
-    """The steps to compare of each rank, by its position in the job."""
+    """Return the steps to compare of each rank, by its position in the job."""
     try:
         steps = replayed_steps(result.steps, wanted)
     except ForetraceError as error:
@@ -144,7 +144,7 @@ def _chosen(result: Replay, wanted: str | None, name: str) -> dict[int, list[Rep
 
 def _common_ranks(results: list[Replay], chosen: list[dict[int, list[ReplayedStep]]],
                   notes: list[str]) -> list[tuple[int, int]]:
-    """Positions in A and in B of the ranks to compare."""
+    """Return the positions in A and in B of the ranks to compare."""
     by_rank = [{(result.graphs[at].meta.rank if result.graphs[at].meta.rank >= 0 else at): at for at in each}
                for result, each in zip(results, chosen, strict=True)]
     common = [(by_rank[0][rank], by_rank[1][rank]) for rank in sorted(by_rank[0].keys() & by_rank[1].keys())]
@@ -242,7 +242,7 @@ def _side_by_side(size: int, times: Iterable[tuple[Int64, Int64]]) -> tuple[Bool
 
 
 def _rounded(sums: Int64, number: int) -> Int64:
-    """Means as whole nanoseconds that add up to the rounded mean of the total."""
+    """Return the means as whole nanoseconds that add up to the rounded mean of the total."""
     reached = np.rint(np.cumsum(sums) / number).astype(np.int64)
     return np.diff(reached, prepend=0)
 

@@ -9,9 +9,9 @@
 Time between a hunk's neighbours, in either program, is the hunk's: without the added operation there is one pause
 before the second ``linear``, with it there are two.
 
-A hunk is named by what only one program has: added, lost, or put in place of others. The backward of an added operation
-is the same cause: autograd's sequence number ties it to its forward. So is what an unchanged operation does otherwise
-because its inputs came with other strides (a copy where there was a view).
+A hunk is named by the operations that only one program has: added, lost, or replacing others. The backward of an added
+operation is the same cause: autograd's sequence number ties it to its forward. The same holds for an unchanged
+operation that works differently because its inputs have other strides (a copy in place of a view).
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class Places:
 
     @property
     def end(self) -> int:
-        """The place behind the last operation."""
+        """Return the place behind the last operation."""
         return len(self.left)
 
     @property
     def irregular(self) -> int:
-        """The place of what is not in every step."""
+        """Return the place of what is not in every step."""
         return len(self.left) + 1 + len(self.hunks)
 
     def of_hunk(self, hunk: int) -> int:
@@ -104,7 +104,7 @@ def find_places(one: StepTree, other: StepTree, pair: Int64) -> Places:
 
 
 def next_aligned(tree: StepTree, place: Int64, end: int) -> Int64:
-    """For every node the place of the first aligned one among itself and its later siblings (``end``: none)."""
+    """Return for every node the place of the first aligned one among itself and its later siblings (``end``: none)."""
     order = np.lexsort((np.arange(len(tree)), tree.parent))
     aligned = (place[order] >= 0) & (place[order] < end)
     # Backwards over all lists of siblings; what was found in the next list does not count.
@@ -177,7 +177,7 @@ def _named(hunk: Hunk, one: StepTree, other: StepTree, vocabulary: Vocabulary, *
 
 
 def _listed(tree: StepTree, nodes: list[int], vocabulary: Vocabulary) -> str:
-    """The nodes' names with their numbers, the most frequent first."""
+    """Return the nodes' names with their numbers, the most frequent first."""
     names = Counter(plain_name(vocabulary.texts[code]) for code in tree.name[nodes].tolist())
     return listed([f"{name} ×{number}" if number > 1 else name for name, number in names.most_common()], MOST_NAMES)
 
@@ -203,7 +203,7 @@ def _follow_strides(causes: dict[int, int], places: Places, one: StepTree, other
 
 
 def _forward_hunks(tree: StepTree, place: Int64, graph: ExecutionGraph, places: Places, side: str) -> dict[int, int]:
-    """For hunks of backward operations the hunk of the forward one."""
+    """Return for hunks of backward operations the hunk of the forward operation."""
     nodes = np.flatnonzero(tree.op >= 0)
     sequence = graph.ops.sequence[tree.op[nodes]]
     backward = tree.phase[nodes] == Phase.BACKWARD
@@ -225,7 +225,7 @@ def _forward_hunks(tree: StepTree, place: Int64, graph: ExecutionGraph, places: 
 
 
 def _marked(tree: StepTree, graph: ExecutionGraph, vocabulary: Vocabulary) -> tuple[Int64, Int64]:
-    """Nodes that make the host wait for a value or for the device, and nodes that are collectives."""
+    """Return the nodes that make the host wait for a value or for the device, and nodes that are collectives."""
     texts = vocabulary.texts
     reads = tree.name == vocabulary.codes.get(HOST_READ, -1)
     codes = np.array([is_collective(text) for text in texts], np.bool_)

@@ -56,19 +56,19 @@ class Part:
     """One cause of a difference (B less A, nanoseconds a step).
 
     Attributes:
-        kind: what it is.
+        kind: of the cause.
         what: the operation, kernel or change, in words.
-        module: where it has most of its time; empty where the traces name no modules.
-        places: how many aligned operations, or places in the program, it was found at.
-        time_ns: by how much it moves the step time.
-        hidden_ns: what changed besides, off the critical path: more or less work that moves nothing.
-        before_ns, after_ns: how long the work takes in A and in B that is on the critical path of one of them, which
-            differ by ``time_ns``: what the machine as a whole explains is taken off the slower side. ``None`` where it
-            is not in that program, and of what no operation explains.
-        certain_ns: how large it is in steady times (medians over the steps), less the spread with which unchanged work
-            differs, from A to B and from step to step.
+        module: the module with most of its time; empty where the traces name no modules.
+        places: number of aligned operations, or places in the program, with this cause.
+        time_ns: its effect on the step time.
+        hidden_ns: change of work off the critical path, which does not move the step time.
+        before_ns, after_ns: times in A and B of the work on the critical path of either. They differ by ``time_ns``,
+            because the machine's share is subtracted from the slower side. ``None`` for a program without this work,
+            and for time that no operation explains.
+        certain_ns: its size in steady times (medians over the steps), less the spread of unchanged work from A to B and
+            from step to step.
         change: the change of the program it belongs to, in words; empty where the program is the same there.
-        steady_ns, noise_ns: the two that ``certain_ns`` is the difference of, the first with its sign.
+        steady_ns, noise_ns: the two terms of the difference ``certain_ns``, the first with its sign.
     """
 
     kind: DifferenceKind
@@ -112,12 +112,12 @@ class Change:
 
     Attributes:
         what: the cause in words.
-        counted: whether it is a change of the program's operations, whatever their times.
+        counted: whether the program's operations themselves changed, not only their times.
         unseen: whether it is a time in which code may have run that a recording does not see.
         time_ns, hidden_ns: sums of its parts (B less A).
         steady_ns: the sum in steady times (medians over the steps).
-        certain_ns: the same, less its noise and with its sign; 0 where the noise is more. The parts are
-            of different operations, so that their noises add up as squares.
+        certain_ns: ``steady_ns`` less its noise, with its sign; 0 where the noise is larger. The parts are of different
+            operations, so that their noises add up in quadrature.
     """
 
     what: str
@@ -162,7 +162,7 @@ class Difference(Shown):
 
     @property
     def total_ns(self) -> int:
-        """B's typical step less A's."""
+        """Return B's typical step less A's, ns."""
         return self.after_ns - self.before_ns
 
     def shown_us(self) -> int:
@@ -176,7 +176,7 @@ class Difference(Shown):
                 f"{cause}")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``parts``: every cause, times in µs."""
+        """Return ``parts``: every cause, times in µs."""
         return {"parts": lambda: frame_of((part.to_json() for part in self.parts), PART_COLUMNS)}
 
     def chart(self) -> Chart:
@@ -188,22 +188,22 @@ class Difference(Shown):
 
     @property
     def total_us(self) -> float:
-        """The same in microseconds."""
+        """Return the same in microseconds."""
         return self.total_ns / 1e3
 
     @property
     def attributed(self) -> float:
-        """Share of the difference with a named cause: one less what is left over, whatever its sign."""
+        """Return the share of the difference with a named cause: 1 less the absolute unexplained times' share."""
         left = sum(abs(part.time_ns) for part in self.parts if part.kind in UNEXPLAINED)
         return max(0.0, 1.0 - left / abs(self.total_ns)) if self.total_ns else float(left == 0)
 
     def top(self, number: int = 1) -> list[Part]:
-        """The first causes."""
+        """Return the first causes."""
         return self.parts[:number]
 
     def changes(self) -> list[Change]:
-        """Return the parts put together by what changed, the surest first: changes of the program, and times of
-        unseen code that differ by ``NOTABLE`` of the step or more, before all other times."""
+        """Return the parts grouped by what changed, the surest first. Changes of the program come before all other
+        times, as do times of unseen code that differ by ``NOTABLE`` of the step or more."""
         parts: dict[str, list[Part]] = {}
         for part in self.parts:
             key = part.change or (OUTSIDE if part.kind is DifferenceKind.GAP else _named(part))
@@ -221,7 +221,7 @@ class Difference(Shown):
         return sorted(found.values(), key=lambda each: (-sure(each), not each.counted, -abs(each.time_ns), each.what))
 
     def by_kind(self) -> list[tuple[DifferenceKind, int, int]]:
-        """Kind, time and hidden time (ns) of every kind that occurs, the largest first."""
+        """Return the kind, time and hidden time (ns) of every kind that occurs, the largest first."""
         sums: dict[DifferenceKind, list[int]] = {}
         for part in self.parts:
             known = sums.setdefault(part.kind, [0, 0])
@@ -231,7 +231,7 @@ class Difference(Shown):
         return sorted(found, key=lambda each: (-abs(each[1]), -abs(each[2]), each[0].value))
 
     def hidden(self) -> list[Part]:
-        """Parts with work that changed off the critical path, the largest first."""
+        """Return the parts with work that changed off the critical path, the largest first."""
         return sorted((part for part in self.parts if part.hidden_ns), key=lambda part: -abs(part.hidden_ns))
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
@@ -260,5 +260,5 @@ def _change(what: str, parts: list[Part]) -> Change:
 
 
 def _named(part: Part) -> str:
-    """A part's kind, operation and module."""
+    """Return a part's kind, operation and module."""
     return f"{part.kind.value}: {part.what}" + (f" in {part.module}" if part.module else "")

@@ -82,11 +82,11 @@ class RankSteps:
             np.full(len(blocked.op) + len(calls), NONE, np.int64))
 
     def row(self, step: ReplayedStep) -> int:
-        """The step's row, -1 for the whole window."""
+        """Return the step's row, -1 for the whole window."""
         return NONE if step.name == WINDOW else int(self.replay.program.item_row[step.begin_item])
 
     def kernels(self, row: int) -> Int64:
-        """Device work of a step: what it launched, and orphans that started in it."""
+        """Return the device work of a step: what it launched, and orphans that started in it."""
         kernels = self.graph.kernels
         if row < 0:
             return np.arange(len(kernels))
@@ -96,14 +96,14 @@ class RankSteps:
         return np.flatnonzero((kernels.step == row) | orphan)
 
     def tree(self, step: ReplayedStep) -> StepTree:
-        """The step's operations."""
+        """Return the step's operations."""
         row = self.row(step)
         return step_tree(self.graph, self.codes, row, self.kernels(row))
 
     def times(self, step: ReplayedStep, tree: StepTree, place: Int64, places: Places,
               rows: tuple[Int64, Int64]) -> tuple[Int64, Int64]:
-        """Time on the critical path and time altogether (ns), each [resources × places]. ``place`` is that of each node
-        of the tree; ``rows`` come from ``of_rows``."""
+        """Return the time on the critical path and time altogether (ns), each [resources × places]. ``place`` is that
+        of each node of the tree; ``rows`` come from ``of_rows``."""
         replay, row = self.replay, self.row(step)
         if row < 0:
             start, end = 0, max(self.graph.meta.window_ns, 1)
@@ -169,7 +169,7 @@ class RankSteps:
         return by_op, of_kernel
 
     def _units(self, tree: StepTree, place: Int64, places: Places) -> tuple[Int64, Int64]:
-        """Resource (host or gap) and place of every interval of the cover."""
+        """Return the resource (host or gap) and place of every interval of the cover."""
         ops, cover = self.graph.ops, self.cover
         node_of = np.full(len(ops) + 1, NONE, np.int64)
         nodes = np.flatnonzero(tree.op >= 0).astype(np.int64)

@@ -1,12 +1,12 @@
 """One step's operations as a tree in columns, with codes that two programs share, ready to be aligned.
 
-Nodes are in pre-order, so that the subtree of node ``i`` is the rows ``i`` to ``i + size[i]``: first what the step's
-own thread and the autograd threads ran, by the time of the outermost operation, then other threads, then device work of
-no recorded operation, each piece a node of its own.
+Nodes are in pre-order, so that the subtree of node ``i`` is the rows ``i`` to ``i + size[i]``. First come operations of
+the step's own thread and the autograd threads, by the time of the outermost operation, then those of other threads.
+Last comes device work without a recorded operation, one node each.
 
 Two trees are aligned from the outermost operations inwards. The children of two aligned operations are two sequences of
-names. Subtrees alike at both ends are taken off, the rest is aligned by ``tracer.alignment_loop``: only equal names
-may meet, and of several ways the one wins whose pairs are most alike within, in their modules and in their shapes.
+names. Equal subtrees at both ends are paired first; ``tracer.alignment_loop`` aligns the rest. Only equal names form
+pairs. Of several alignments it takes that with the most similar pairs: in subtrees, modules and shapes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 
 @dataclass(slots=True)
 class Vocabulary:
-    """Codes of texts, the same for all traces that are compared; 0 stands for "none"."""
+    """Codes of texts, the same for all traces that are compared; 0 means "none"."""
 
     texts: list[str] = field(default_factory=lambda: [""])
     codes: dict[str, int] = field(default_factory=lambda: {"": 0})
 
     def add(self, graph: ExecutionGraph) -> Int64:
-        """Shared code of every string of a graph; one more at the end, for ``NONE``."""
+        """Return the shared code of every string of a graph; one more at the end, for ``NONE``."""
         found = []
         for text in graph.strings:
             code = self.codes.setdefault(text, len(self.texts))
@@ -53,8 +53,8 @@ class StepTree:
     """Nodes of one step, [n].
 
     Name, module, shapes, types and strides are codes of the ``Vocabulary`` (0: not recorded). ``parent`` is a node,
-    ``size`` the number of nodes of the subtree, ``op`` the row of ``ops`` (-1: a piece of device work, whose row of
-    ``kernels`` is ``kernel``), ``digest`` a hash of the subtree's names, ``loading`` whether it is part of fetching
+    ``size`` the number of nodes of the subtree, ``digest`` a hash of the subtree's names. ``op`` is the row of ``ops``;
+    where it is -1, the node is device work with the row ``kernel`` of ``kernels``. ``loading`` marks nodes that fetch
     data.
     """
 
@@ -75,13 +75,13 @@ class StepTree:
         return len(self.name)
 
     def children(self, node: int) -> Int64:
-        """The children of a node in order; of -1 the outermost nodes."""
+        """Return the children of a node in order; of -1 the outermost nodes."""
         low, high = (0, len(self)) if node < 0 else (node + 1, node + int(self.size[node]))
         return low + np.flatnonzero(self.parent[low:high] == node)
 
 
 def with_loader(graph: ExecutionGraph) -> ExecutionGraph:
-    """The same graph with the data loader's ranges as operations."""
+    """Return the same graph with the data loader's ranges as operations."""
     codes = [code for code, text in enumerate(graph.strings) if text.startswith(LOADER)]
     if not codes:
         return graph
@@ -90,7 +90,7 @@ def with_loader(graph: ExecutionGraph) -> ExecutionGraph:
 
 
 def step_tree(graph: ExecutionGraph, codes: Int64, row: int, kernels: Int64) -> StepTree:
-    """The tree of one step. ``graph`` has its loader as operations (``with_loader``), ``codes`` come from
+    """Return the tree of one step. ``graph`` has its loader as operations (``with_loader``), ``codes`` come from
     ``Vocabulary.add``; ``row`` is -1 for the whole window."""
     ops = graph.ops
     nearest = np.append(operation_of(graph), NONE)
@@ -135,7 +135,7 @@ def step_tree(graph: ExecutionGraph, codes: Int64, row: int, kernels: Int64) -> 
 
 
 def _sizes(parent: Int64) -> Int64:
-    """Nodes of each subtree, level by level."""
+    """Return the nodes of each subtree, level by level."""
     size = np.ones(len(parent), np.int64)
     above = parent
     while (inside := above >= 0).any():
@@ -145,7 +145,7 @@ def _sizes(parent: Int64) -> Int64:
 
 
 def _digests(name: Int64, size: Int64) -> UInt64:
-    """A polynomial hash (mod 2⁶⁴) of every subtree: names and sizes in pre-order say what the tree is."""
+    """Return a polynomial hash (mod 2⁶⁴) of every subtree: names and sizes in pre-order say what the tree is."""
     with np.errstate(over="ignore"):
         tokens = _mixed(name.astype(np.uint64) * np.uint64(0x100000001B3) + size.astype(np.uint64))
         powers = np.cumprod(np.concatenate([np.ones(1, np.uint64), np.full(len(name), _BASE)]))
@@ -156,7 +156,7 @@ def _digests(name: Int64, size: Int64) -> UInt64:
 
 
 def _mixed(values: UInt64) -> UInt64:
-    """The finaliser of splitmix64 (Steele et al. 2014)."""
+    """Return the finaliser of splitmix64 (Steele et al. 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(values ^ (values >> np.uint64(31)), np.uint64)
@@ -199,7 +199,7 @@ def _alike(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def _sequences(one: StepTree, other: StepTree, a: Int64, b: Int64) -> tuple[Int64, Int64]:
-    """Align two lists of nodes: those of each that have a partner, partner beside partner."""
+    """Align two lists of nodes; return those of each list that have a partner, partners at equal positions."""
     if not len(a) or not len(b):
         return a[:0], b[:0]
     if len(a) == 1 and len(b) == 1:

@@ -190,7 +190,7 @@ class _RankFile:
         self.thread = job.thread_numbers()
 
     def metadata(self) -> Any:
-        """What is said once a file."""
+        """Return the facts that stand once in a file: versions, job, rank, world size, device and process groups."""
         meta = self.graph.meta
         found = self.kinds["GlobalMetadata"](version=VERSION)
         groups = {self.graph.string(int(group)): self.graph.string(int(ranks)) for group, ranks in zip(
@@ -207,7 +207,7 @@ class _RankFile:
         return found
 
     def nodes(self, rows: np.ndarray) -> Iterator[Any]:
-        """The rank's nodes; each is to be written before the next is taken."""
+        """Yield the rank's nodes; each is to be written before the next is taken."""
         node, duration_us = self.kinds["Node"](), self.work.duration_us
         for low in range(0, len(rows), NODES_AT_ONCE):
             some = rows[low:low + NODES_AT_ONCE]
@@ -259,7 +259,7 @@ class _RankFile:
             yield node
 
     def _across(self, node: Any, before: list[int]) -> None:
-        """Add dependencies of which some are on other ranks."""
+        """Add dependencies on nodes of any rank; those on other ranks become an attribute."""
         for other in before:
             if self.work.rank[other] != self.position:
                 self.remote += 1
@@ -346,7 +346,7 @@ class _RankFile:
 
 
 def _pair(ranks: str) -> tuple[int, int] | None:
-    """Sender and receiver, where a text names two ranks."""
+    """Return the sender and receiver, where a text names two ranks."""
     try:
         found = json.loads(ranks)
     except ValueError:

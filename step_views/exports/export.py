@@ -1,14 +1,15 @@
 """``export``: a job or a result in the format of another program.
 
-==============  ================================================  =============================================
-format          of what                                           file
-==============  ================================================  =============================================
-chrome          a job, replayed or predicted                      NAME.json, NAME.json.gz
-perfetto        a job, replayed or predicted                      NAME.pftrace, NAME.perfetto-trace
-chakra          a job, replayed or predicted                      NAME.{rank}.et, one a rank
-csv, parquet    the tables of any result                          NAME.csv, NAME.parquet, or a folder of them all
-tensorboard     a prediction, replay, breakdown or check          a folder
-==============  ================================================  =============================================
+Formats of a job, replayed or predicted:
+
+- ``chrome``: NAME.json, NAME.json.gz
+- ``perfetto``: NAME.pftrace, NAME.perfetto-trace
+- ``chakra``: NAME.{rank}.et, one a rank
+
+Formats of results:
+
+- ``csv``, ``parquet``: the tables of any result, in NAME.csv, NAME.parquet, or a folder of all tables
+- ``tensorboard``: the figures of a prediction, replay, breakdown or check, in a folder
 """
 
 from __future__ import annotations
@@ -79,16 +80,16 @@ def export(source: object, path: str | os.PathLike[str], *, format: str | None =
     """Write a job or a result in the format of another program.
 
     Args:
-        source: for ``chrome``, ``perfetto`` and ``chakra`` a job, its graphs, a replay, a baseline, or what
-            ``Baseline.simulated`` returns; for the others any result with tables (``Shown``), or a mapping of names to
-            such results.
+        source: for ``chrome``, ``perfetto`` and ``chakra`` a job, its graphs, a replay, a baseline, or a simulated job
+            of ``Baseline.simulated``. For the others any result with tables (``Shown``), or a mapping of names to such
+            results.
         path: a file, or a folder for all tables and for TensorBoard.
-        format: a name of ``ExportFormat``; by default the file's name says it.
-        table: of a result, the one to write into a file; by default its first.
+        format: a name of ``ExportFormat``; by default the file's ending decides.
+        table: name of the result's table to write into a file; by default its first.
         at: TensorBoard's step, such as the number of a commit.
 
     Raises:
-        ForetraceError: it cannot be written so.
+        ForetraceError: the source cannot be written in this format, or to this path.
     """
     chosen = format_of(path, format)
     if chosen.of_job:

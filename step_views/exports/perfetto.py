@@ -1,8 +1,8 @@
 """A job's timeline as a Perfetto trace in protobuf, for large jobs: smaller and faster to open than JSON.
 
-Perfetto's messages are those of its own package. A slice is two packets, which differ from others of the same track and
-name in their time alone: all but the time is made once by protobuf, and the time put before it. What happens at one
-time is in the order in which it nests: ends first, then begins, the longest first.
+Perfetto's messages are those of its own package. A slice is two packets. Packets of the same track and name differ in
+their time alone: protobuf makes all but the time once, and the time is put before it. Packets with equal times are in
+the order of nesting: ends first, then begins, the longest first.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _messages() -> Any:
 
 
 def _described(messages: Any, job: SimulatedJob) -> bytes:
-    """The first packet: a track that says what the trace is, and by what it was written."""
+    """Return the first packet: a track that says what the trace is, and by what it was written."""
     packet = messages.TracePacket(trusted_packet_sequence_id=1)
     packet.track_descriptor.uuid = 1
     packet.track_descriptor.name = f"foretrace: {job.title}"
@@ -88,7 +88,7 @@ def varint(value: int) -> bytes:
 
 
 class _Process:
-    """The packets of one process: a sequence of its own, whose names are told once."""
+    """The packets of one process: a sequence of its own that defines each name once."""
 
     def __init__(self, messages: Any, process: TrackList) -> None:
         self.messages, self.process = messages, process
@@ -116,7 +116,7 @@ class _Process:
         return sum(len(part.from_ns) for part in self.arrows)
 
     def packets(self) -> Iterator[bytes]:
-        """All packets: descriptions, names, slices, counts."""
+        """Yield all packets: descriptions, names, slices, counts."""
         yield from self._descriptions()
         # Bodies first: they say which names are needed.
         bodies, place, time = self._events()
@@ -154,7 +154,7 @@ class _Process:
         return _framed(packet.SerializeToString())
 
     def _events(self) -> tuple[list[bytes], Int64, Int64]:
-        """Bodies of packets without their times; and which body comes when, in order."""
+        """Return the bodies of packets without their times; and which body comes when, in order."""
         flows = self._flows()
         bodies: list[bytes] = []
         known: dict[tuple[Any, ...], int] = {}

@@ -68,15 +68,15 @@ def write_all_tables(tables: Tables, folder: str | os.PathLike[str], ending: str
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with texts where values of one column are of several kinds, which Parquet does not have."""
+    """Return the table with texts where values of one column are of several kinds, which Parquet does not have."""
     mixed = [name for name in table.columns if table[name].dtype == object
              and len({type(value) for value in table[name]}) > 1]
     return table.assign(**{name: table[name].astype(str) for name in mixed}) if mixed else table
 
 
 def table_columns(path: str) -> list[str]:
-    """Names of a table's columns; none of what is no table. ``read_frame`` reads whole tables and refuses others: here
-    the first line is enough, and whatever lies at the path is an answer."""
+    """Return the names of a table's columns; empty for a file that is no table. Unlike ``read_frame``, this reads only
+    the header and never raises."""
     try:
         with open_input(path) as stream:
             if Path(path).suffix.lower() == ".csv":
@@ -87,8 +87,8 @@ def table_columns(path: str) -> list[str]:
 
 
 def write_scalars(scalars: Mapping[str, float], folder: str | os.PathLike[str], step: int = 0) -> None:
-    """Write figures as TensorBoard scalars, at one step of its axis, beside what earlier runs wrote into the folder.
-    Raises ``ForetraceError``: it cannot be written; tensorboardX is not installed."""
+    """Write figures as TensorBoard scalars, at one step of its axis; files of earlier runs in the folder stay. Raises
+    ``ForetraceError``: the folder cannot be written, or tensorboardX is not installed."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
@@ -116,7 +116,7 @@ def scalars_of(result: object) -> Mapping[str, float]:
     if isinstance(result, Breakdown):
         return {"step_ms": result.step_ns / 1e6,
                 **{f"critical_path_ms/{name}": us / 1e3 for name, us in result.bounds_us.items() if us}}
-    # A gate's figures: what each is now, beside what it was.
+    # A gate's figures: the new value and the old one.
     if (verdicts := getattr(result, "verdicts", None)) is not None:
         return {f"{one.program}/{one.quantity}/{which}": float(value) for one in verdicts
                 for which, value in (("before", one.before), ("now", one.now)) if value is not None}

@@ -62,7 +62,7 @@ class After(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name people read."""
+        """Return the name people read."""
         return self.name.lower().replace("_", " ")
 
 
@@ -71,7 +71,7 @@ class WorkGraph:
     """Nodes and dependencies of a job.
 
     Attributes:
-        job: what it is of.
+        job: the simulated job.
         kind: a ``WorkKind`` each.
         rank: position in the job.
         row: the item (of host work, calls, their starts and returns) or kernel of the job's program; of a delay the
@@ -103,8 +103,8 @@ class WorkGraph:
 
     @property
     def duration_us(self) -> Int64:
-        """Durations in whole microseconds, rounded so that they add up along every path: a node that ends when
-        another starts does so in whole microseconds too."""
+        """Return the durations in whole microseconds, rounded so that they add up along every path: a node that ends
+        when another starts does so in whole microseconds too."""
         return (self.start_ns + self.duration_ns) // 1000 - self.start_ns // 1000
 
     @property
@@ -293,7 +293,7 @@ class _Builder:
         ending = count + len(begins) + len(returns) + len(threads) + np.arange(len(tailed))
         after_events = count + len(begins) + len(returns) + len(threads) + len(tailed)
 
-        # Which node stands for an event as the source of a dependency, and which as its target.
+        # The nodes that represent an event as the source and as the target of a dependency.
         says, takes = np.full(self.nothing + 1, -1, np.int64), np.full(self.nothing + 1, -1, np.int64)
         says[self.end_of_item:self.start_of_kernel] = self.n
         says[self.end_of_item + returns] = returning
@@ -376,7 +376,7 @@ class _Builder:
                          before[by].astype(np.int64), reason[by].astype(np.int8), left_out)
 
     def _work(self) -> _Work:
-        """Host work before each item, cut by operation in proportion to the slices of the recording."""
+        """Return the host work before each item, cut by operation in proportion to the slices of the recording."""
         job, p = self.job, self.job.program
         slices, slice_ns = job.host_slices()
         rows = np.flatnonzero(~slices.is_cost & (slice_ns > 0))
@@ -438,8 +438,8 @@ class _Work:
 
 
 def _slots(p: Program, kernel_end: Int64) -> tuple[Int64, Int64]:
-    """Launches that may find the queue full, and the kernel whose end makes room for each: of the entries up to its
-    slot, which leave in order, the last to end."""
+    """Return the launches that may find the queue full, and for each the kernel whose end makes room. Entries leave in
+    order, so it is the last kernel to end among the entries up to the launch's slot."""
     if not len(p.queue_depth) or not len(p.item_kind):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     channel = np.maximum(p.item_channel, 0)

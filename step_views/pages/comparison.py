@@ -88,7 +88,7 @@ def _waterfall(result: Difference, shown: PageTable) -> PagePlot:
     least = min(min(v["low"] for v in values if v["sign"] != "step") if len(values) > 2 else 0.0,
                 values[0]["high"], values[-1]["high"])
     span = max(v["high"] for v in values) - least
-    # Where the steps are long beside what they differ by, bars begin near it: the axis says so.
+    # Where steps are long compared with their difference, bars do not begin at zero: the axis says so.
     start = max(least - 0.35 * span, 0.0) if span < 0.5 * least else 0.0
     for value in values:
         value["low"] = max(value["low"], start)
@@ -125,7 +125,7 @@ def _causes(result: Difference) -> PageTable:
 
 
 def _sides(part: diff_result.Part) -> list[Cell]:
-    """A part's time in A and in B, and its difference."""
+    """Return a part's time in A and in B, and its difference."""
     return [*(Cell("–") if ns is None else ms_cell(ns) for ns in (part.before_ns, part.after_ns)),
             Cell(signed_milliseconds(1e3 * part.shown_us()), part.time_ns)]
 

@@ -23,7 +23,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 @dataclass(frozen=True, slots=True)
 class PackedColumns:
-    """Named columns of whole numbers from zero up, and what a browser has to know beside them."""
+    """Named columns of whole numbers from zero up, and the head that a browser needs to read them."""
 
     columns: dict[str, np.ndarray]
     head: dict[str, Any]
@@ -70,7 +70,7 @@ def _width(column: np.ndarray) -> int:
 
 
 def _valid(value: Any) -> Any:
-    """The value with every text valid Unicode and every number one that JSON has."""
+    """Return the value with every text valid Unicode and every number one that JSON has."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -161,7 +161,7 @@ def pack(tracks: list[Track], names: EventNames, length_ns: int, *, most: int = 
         shown[int(number[first])]["runs"].append([first, count])
     used = np.unique(columns["kind"])
     head = {"length_ns": int(length_ns), "unit_ns": unit, "names": list(names.codes), "kinds": [list(k) for k in KINDS],
-            # Kinds of one colour, such as calls and waits, are told apart by their tracks: the first stands for all.
+            # Kinds of one colour, such as calls and waits, are distinguished by their tracks: the first represents all.
             "legend": list({KINDS[kind][1]: list(KINDS[kind]) for kind in used[::-1].tolist()
                             if KINDS[kind][0] != "step"}.values())[::-1], "tracks": shown}
     packed = PackedColumns({"start": np.maximum(delta, 0), "length": np.maximum(end - start, 0),

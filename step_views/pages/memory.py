@@ -100,8 +100,8 @@ def _plot(found: MemoryMoments) -> PagePlot:
 
 
 def _fullest(found: MemoryMoments) -> tuple[list[int], int]:
-    """Return which moments are drawn, and of how many each is the one that needs most in all: a sum of the kinds' own
-    peaks never was, and of several changes at one time a plot would draw the sum."""
+    """Return the moments to draw, and how many moments each represents. Each is the moment with the greatest total: the
+    kinds' own peaks may lie at different times, so their sum never existed."""
     total = [sum(float(column[i]) for column in found.kinds.values()) for i in range(len(found.at))]
     places = [max(same, key=total.__getitem__)
               for _, same in groupby(range(len(total)), key=lambda i: found.at[i])]

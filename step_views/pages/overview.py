@@ -105,7 +105,7 @@ def predicted_overview(result: Prediction, *, loss: LossReport | None = None) ->
 
 
 def broken_down_overview(result: Breakdown, *, loss: LossReport | None = None) -> PageSection:
-    """Return the overview of a breakdown: the step, its bounds, and every step beside the others."""
+    """Return the overview of a breakdown: the step, its bounds, and a table of all steps."""
     name = "Step" if result.steady is not None else "Replayed window"
     figures = [KeyFigure(f"{name} {which_times(result.profiled)}", f"{milliseconds(result.step_ns)} ms",
                          "steady state" if result.steady is not None else ""),
@@ -196,7 +196,7 @@ QUICK_EVENTS = 40_000
 def report_page(job: Job, where: Provenance, *, step: str | None = None, profiled: bool = False,
                 traced: MemoryTimeline | None = None) -> ReportPage:
     """Return the page of a job, recorded or traced by shapes. ``traced`` is the memory of its program, traced by
-    shapes, to be shown beside what was measured. Raises ``ForetraceError``: there is nothing to show."""
+    shapes, to be shown next to measured memory. Raises ``ForetraceError``: there is nothing to show."""
     if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
         baseline = baseline_of(job, step)
         prediction = baseline.predict()

@@ -1,7 +1,7 @@
 """``write_page``: a page's sections as one HTML file that needs nothing else, and no network.
 
-The file forbids itself everything but its own script and what that unpacks (a content security policy with the
-script's hash), so that no name of a kernel can run anything or load anything, whatever it holds.
+A content security policy with the script's hash allows only the file's own script and what the script unpacks. So a
+kernel's name, even a malicious one, cannot run or load anything.
 
 Vega (vl-convert-python) draws plots, DataTables (itables) makes long tables sortable; none is copied into this project.
 Both are put into a page once, gzipped, and unpacked when the first plot or table comes into view. The last section says

@@ -1,7 +1,7 @@
 """What a page is made of: sections of figures, tables, plots and timelines. No HTML: ``page`` makes that.
 
-Cells are text that Python has written, so that a figure on a page is the command line's to the last digit; beside
-them go the numbers that a browser sorts by and draws.
+Python writes the text of cells, so a figure on a page equals the command line's to the last digit. Cells also carry the
+numbers that a browser sorts by and draws.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def count_cell(number: float | None) -> Cell:
 
 
 def number_cell(number: float | None, digits: int = 2) -> Cell:
-    """Return a number with so many decimals."""
+    """Return a cell with a number rounded to ``digits`` decimals, or a dash for ``None``."""
     return Cell("–") if number is None else Cell(f"{number:,.{digits}f}", number)
 
 
@@ -60,7 +60,7 @@ def signed_cell(ns: float) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class PageColumn:
-    """A table's column: its title, whether it holds numbers, and what is said of it."""
+    """A table's column: its title, whether it holds numbers, and a note on it."""
 
     title: str
     number: bool = True
@@ -110,7 +110,7 @@ class PageTable:
 
 def table(key: str, caption: str, columns: Sequence[PageColumn], rows: Iterable[Sequence[Cell | str]], *,
           note: str = "", folded: bool = False, most: int = MOST_ROWS, page: int = STATIC_ROWS) -> PageTable:
-    """Make a table of the first ``most`` rows; a text stands for a cell of it."""
+    """Make a table of the first ``most`` rows; a plain text becomes a cell with that text."""
     cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     if len(cells) > most:
         note = " ".join(filter(None, [note, f"The first {most:,} of {len(cells):,} rows."]))
@@ -119,7 +119,7 @@ def table(key: str, caption: str, columns: Sequence[PageColumn], rows: Iterable[
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """A figure to see first: its name, its text, what is said of it."""
+    """A figure to see first: its name, its text, a detail on it."""
 
     name: str
     text: str
@@ -136,7 +136,7 @@ class KeyFigures:
 
 @dataclass(frozen=True, slots=True)
 class IntervalBar:
-    """A time with its interval, drawn to scale with what was measured beside it (ns)."""
+    """A time with its interval, drawn to scale with marks at measured times (ns)."""
 
     kind: ClassVar[str] = "interval"
     label: str
@@ -211,7 +211,7 @@ class PagePlot:
 
 @dataclass(frozen=True, slots=True)
 class TrackEvents:
-    """A timeline: packed events (see ``timeline``), and what is said of it."""
+    """A timeline: packed events (see ``timeline``), with caption, description and note."""
 
     kind: ClassVar[str] = "timeline"
     key: str
@@ -236,8 +236,7 @@ class PageSection:
 
 @dataclass(slots=True)
 class ReportPage:
-    """A page: its title, one line that says the result, and its sections, of which those without parts are left
-    out."""
+    """A page: its title, a headline that states the result, and its sections; sections without parts are not shown."""
 
     title: str
     headline: str

@@ -1,1 +1,1 @@
-"""Reports: what a person shall see of a recorded or predicted step."""
+"""Reports on recorded and predicted steps."""

@@ -1,9 +1,9 @@
 """Breakdown of a step's time: along the critical path, by operation, by module and by kernel.
 
-The critical path is that of the steady state, as ``predict`` has it, and adds up to its step exactly. Each recorded
-step also has a span of its own, from its begin to its end, which adds up to its simulated time. Host time by operation
-is as recorded, exclusive (an operation's own, not that of operations it calls), with waiting taken out, and the
-profiler's cost where the replay is without it; GPU time is the simulated duration of the work an operation launched.
+The critical path is that of the steady state, as in ``predict``, and adds up to its step exactly. Each recorded step
+also has a span of its own, from its begin to its end, which adds up to its simulated time. Host time by operation is
+recorded self time, without the time of operations it calls and without waiting. Where the replay is without the
+profiler, host time is too. GPU time is the simulated duration of the work an operation launched.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class KernelTime:
 
     @property
     def mean_ns(self) -> float:
-        """Mean duration."""
+        """Return the mean duration."""
         return self.total_ns / self.count if self.count else 0.0
 
 
@@ -106,33 +106,33 @@ class Totals:
         self.bounds, self.parts = bounds, parts
 
     def _made(self, name: str) -> list[tuple[Any, ...]]:
-        """Key and sums of every entry of a list."""
+        """Return the key and sums of every entry of a list."""
         return [entry for views, at in self.parts if name in views for entry in views[name].of_step(at)]
 
     @cached_property
     def span(self) -> list[SpanEntry]:
-        """The span by operation, module and bound."""
+        """Return the span by operation, module and bound."""
         return sorted((SpanEntry(*each) for each in self._made("span")),
                       key=lambda e: (-e.time_ns, e.operation, e.module, e.bound))
 
     @cached_property
     def operations(self) -> list[OperationTime]:
-        """Host and GPU time by operation."""
+        """Return the host and GPU time by operation."""
         return _largest([OperationTime(*each) for each in self._made("operations")])
 
     @cached_property
     def modules(self) -> list[ModuleTime]:
-        """Host and GPU time by module; nothing where the trace names none."""
+        """Return the host and GPU time by module; nothing where the trace names none."""
         return _largest([ModuleTime(*each) for each in self._made("modules")])
 
     @cached_property
     def kernels(self) -> list[KernelTime]:
-        """GPU time by kernel."""
+        """Return the GPU time by kernel."""
         return _largest_kernels(self._made("kernels"))
 
     @cached_property
     def phases(self) -> list[PhaseTime]:
-        """Host and GPU time by module and phase."""
+        """Return the host and GPU time by module and phase."""
         return _largest([PhaseTime(*each) for each in self._made("phases")])
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
@@ -208,26 +208,26 @@ class Breakdown(Shown):
 
     @property
     def step_ns(self) -> float:
-        """The step: the steady state; without one, the mean of the spans that count, of the slowest rank."""
+        """Return the step: the steady state; without one, the mean of the spans that count, of the slowest rank."""
         if self.steady is not None:
             return self.steady.step_time_us * 1e3
         return slowest_mean_ns((step.rank, step.simulated_ns) for step in self.counted)
 
     @property
     def bounds_us(self) -> dict[str, float]:
-        """The critical path by bound, µs a step; without a steady state, the spans of the steps that count."""
+        """Return the critical path by bound, µs a step; without a steady state, the spans of the steps that count."""
         if self.steady is not None:
             return self.steady.bounds_us
         return {bound.label: ns / max(len(self.counted), 1) / 1e3 for bound, ns in self.total().bounds.items()}
 
     @property
     def bound(self) -> str:
-        """What decides the step, in one word."""
+        """Return the bound of the step in one word."""
         return bottleneck(self.bounds_us) if self.steady is None else self.steady.bound
 
     @property
     def critical_path(self) -> list[PathItem]:
-        """The critical path by operation and bound, the longest first; without a steady state, the spans'."""
+        """Return the critical path by operation and bound, the longest first; without a steady state, the spans'."""
         if self.steady is not None:
             return self.steady.critical_path
         total, steps = self.total(), max(len(self.counted), 1)
@@ -248,7 +248,8 @@ class Breakdown(Shown):
                 f"of its critical path {most}")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``critical_path``; ``operations``, ``modules``, ``kernels`` of all steps that count; ``steps``; times in µs.
+        """Return ``critical_path``; ``operations``, ``modules``, ``kernels`` of all steps that count; ``steps``; times
+        in µs.
         """
         found = self.to_json()
         totals = self.total().to_json()
@@ -263,7 +264,7 @@ class Breakdown(Shown):
                      "ms a step")
 
     def total(self) -> Totals:
-        """All steps of all ranks that count added up."""
+        """Return all steps of all ranks that count added up."""
         bounds = Counter(dict.fromkeys(Bound, 0))
         for step in self.counted:
             bounds.update(step.totals.bounds)
@@ -335,7 +336,7 @@ def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) ->
 
 
 def _baseline(replay: Replay, step: str | None) -> tuple[Baseline | None, list[str]]:
-    """The job made ready for its steady state, or why there is none."""
+    """Return the job made ready for its steady state, or why there is none."""
     if replay.scale_kernels != 1.0 or any(one.name == WINDOW for one in replay.steps):
         return None, []
     try:
@@ -354,7 +355,7 @@ def _without_modules(graphs: list[ExecutionGraph]) -> str:
 
 
 def replayed_steps(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
-    """The steps of that name, or of that number within each rank; all without a wish. Raises as ``step_numbers``."""
+    """Return the steps of a name, or of a number within each rank; by default all. Raises as ``step_numbers``."""
     named = [s for s in steps if wanted is None or s.name == wanted]
     if wanted is None or named:
         return named
@@ -371,7 +372,7 @@ def _host_json(entry: OperationTime | ModuleTime | PhaseTime) -> dict[str, Any]:
 
 
 def _largest(entries: list[Any]) -> list[Any]:
-    """Largest host and GPU time together first; what only waited comes last."""
+    """Return a sort key: the largest host and GPU time together first, entries that only waited last."""
     return sorted(entries, key=lambda e: (-(e.host_ns + e.gpu_ns), -e.waiting_ns))
 
 

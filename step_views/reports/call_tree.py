@@ -88,7 +88,7 @@ class _Growing:
         return self.known[key]
 
     def base(self, phase: str, module: str) -> int:
-        """The node of a module in a phase."""
+        """Return the node of a module in a phase."""
         at = self.child(0, phase, "phase")
         for part in filter(None, module.split("/")):
             at = self.child(at, part, "module")
@@ -156,7 +156,7 @@ _MISSING = 2
 """Codes below zero: of an operation that is none, and of work whose launch is unknown."""
 _PHASES = {int(phase): phase.name.lower() for phase in Phase}
 _ROOM = 1024
-"""Sums that there is room for at first, beside one of each slot; it doubles where that is too few."""
+"""Initial room for sums in addition to one of each slot; it doubles where that is too few."""
 _NO_SHARE = np.zeros(0)
 
 
@@ -232,7 +232,7 @@ class _Places:
 class OperationSums:
     """One rank's times by operation.
 
-    It keeps what all steps of the rank share; a step then takes as long as its own events.
+    It keeps what all steps of the rank share, so that the cost of a step grows with its own events only.
     """
 
     def __init__(self, replay: Replay, position: int, causes: Causes) -> None:
@@ -285,8 +285,8 @@ class OperationSums:
     def operation_sums(self, step: ReplayedStep) -> tuple[Int64, Int64]:
         """Return rows of ``graph.ops`` with their calls, own host time, waiting and GPU time (ns) in a step, [4, rows].
 
-        The row after the table's last one stands for what is in no operation, the next for device work whose launch
-        is unknown.
+        The row after the table's last one is for time in no operation, the next for device work whose launch is
+        unknown.
         """
         places = self._places([step])
         rows = np.arange(len(self.graph.ops) + _MISSING)
@@ -312,8 +312,8 @@ class OperationSums:
         return _Places(row, start, end, thread)
 
     def _kernels_in(self, places: _Places) -> tuple[Int64, Int64]:
-        """Device work launched in each step, behind one another after where each step's begins; orphans count where
-        they started."""
+        """Return the device work launched in each step, behind one another after where each step's begins; orphans
+        count where they started."""
         low, high = self.kernels_of.bounds(places.row)
         orphans = [np.where(places.row < 0, 0, np.searchsorted(self.orphans_start, time)) for time in
                    (places.start, places.end)]
@@ -325,7 +325,7 @@ class OperationSums:
 
     def _summed(self, places: _Places, first: Int64, kernels: Int64, slot_of: Int64,
                 room: tuple[Int64, Int64]) -> GroupSums:
-        """Calls, own host time, waiting and GPU time of steps by slots of their operations."""
+        """Return the calls, own host time, waiting and GPU time of steps by slots of their operations."""
         host, blocked = self.host, self.waits
         low, high = self.ops_of.bounds(places.row)
         calls = self.ops_of.order[spans(low, high)]
@@ -374,7 +374,7 @@ class OperationSums:
         found = self._summed(places, first, kernels, self.view_of_op, empty_room(len(self.views), 4))
 
         def by(label: Callable[..., tuple[str, ...]], *columns: int) -> StepSums:
-            """Sums of each step by some of the three codes."""
+            """Return the sums of each step by some of the three codes."""
             kinds, kind = grouped(sum((self.views[:, column] + _MISSING) * self.width ** power
                                       for power, column in enumerate(reversed(columns))))
             keys, place = grouped(found.group * len(kinds) + kind[found.slot])

@@ -98,22 +98,22 @@ class Inspection:
 
     @property
     def devices(self) -> list[str]:
-        """The distinct device names of the ranks that name one."""
+        """Return the distinct device names of the ranks that name one."""
         return sorted({rank.device for rank in self.ranks if rank.device})
 
     @property
     def steps(self) -> int:
-        """Steps of the job: the most any rank recorded."""
+        """Return the steps of the job: the most any rank recorded."""
         return max((rank.steps for rank in self.ranks), default=0)
 
     @property
     def gpu_active_ns(self) -> float | None:
-        """GPU active time of the most active rank, ``None`` if no rank has GPU work."""
+        """Return the GPU active time of the most active rank, ``None`` if no rank has GPU work."""
         return max((rank.gpu_active_ns for rank in self.ranks if rank.gpu_active_ns is not None), default=None)
 
     @property
     def host_outside_ops_share(self) -> float | None:
-        """Mean over the ranks that have steps, ``None`` if none has."""
+        """Return the mean over the ranks that have steps, ``None`` if none has."""
         return _mean([rank.host_outside_ops_share for rank in self.ranks])
 
     def total(self, name: str) -> int:
@@ -121,7 +121,7 @@ class Inspection:
         return sum(getattr(rank, name) for rank in self.ranks)
 
     def loss(self) -> LossReport:
-        """The ranks' loss reports added up; a note of several ranks names them."""
+        """Return the ranks' loss reports added up; a note of several ranks names them."""
         added = LossReport()
         for rank in self.ranks:
             for part in fields(LossReport):
@@ -196,7 +196,7 @@ def _inspect(graph: ExecutionGraph, facts: RankFacts | None) -> RankInspection:
 
 
 def memory_lines(memory: dict[str, int]) -> list[str]:
-    """Two sentences on a traced step's peak memory; none if it was not followed."""
+    """Return two sentences on a traced step's peak memory; none if it was not followed."""
     if not memory:
         return []
     return [f"Peak memory of the step: {MemoryAccount.of_trace(memory)}",
@@ -205,7 +205,7 @@ def memory_lines(memory: dict[str, int]) -> list[str]:
 
 
 def _window_active_ns(graph: ExecutionGraph) -> float | None:
-    """GPU active time of a whole window; ``None`` without GPU work."""
+    """Return the GPU active time of a whole window; ``None`` without GPU work."""
     kernels = graph.kernels
     if not len(kernels):
         return None

@@ -95,7 +95,7 @@ class Opportunities(Shown):
         return f"{step}; {best.name} would save {best.gain:.1%}"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``opportunities``, times in µs, and ``left_out`` with the reasons."""
+        """Return ``opportunities``, times in µs, and ``left_out`` with the reasons."""
         found = self.to_json()
         return {name: partial(frame_of, found[name], columns) for name, columns in _TABLES.items()}
 
@@ -130,7 +130,7 @@ def candidates() -> list[CandidateEdit]:
 
 def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGraph], *, top: int = 10,
                   edits: Sequence[Edit] = (), evidence: bool = False) -> Opportunities:
-    """The changes that would save most, each by itself.
+    """Return the changes that would save most, each by itself.
 
     Args:
         source: a prepared baseline, or what to make one of.
@@ -174,10 +174,10 @@ def _opportunity(candidate: CandidateEdit, before: Prediction, after: Prediction
 
 
 def gain_interval(before: Prediction, after: Prediction) -> tuple[float, float]:
-    """80% interval of a gain, µs.
+    """Return the 80% interval of a gain, µs.
 
-    What the step as it is, is unsure of, is common to both and scales the gain with them; what is left of the new
-    step's (logarithmic) width is the change's own, and adds in quadrature.
+    The uncertainty of the unedited step is common to both steps, so it scales the gain. The rest of the edited step's
+    (logarithmic) width is the change's own, and adds in quadrature.
     """
     gain = before.step_time_us - after.step_time_us
     ends = []

@@ -1,8 +1,8 @@
 """A job's timeline in parts that every format is written from, and as a Chrome trace that Perfetto opens.
 
-Each rank gives a process, "rank 0 simulated", and beside it, where its steps were measured, "rank 0 measured", with the
-same tracks: steps, host threads (operations and calls) and streams; arrows from a launch to its kernel; and counts of
-what is in the launch queue and what runs on the device.
+Each rank gives a process "rank 0 simulated" and, where its steps were measured, a process "rank 0 measured". Both have
+the same tracks: steps, host threads (operations and calls), and streams. Arrows lead from a launch to its kernel.
+Counters show how much is in the launch queue and how much runs on the device.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def write_events(blocks: Iterable[str], path: str | os.PathLike[str]) -> None:
 
 
 def timeline_events(source: Replay | SimulatedJob) -> Iterator[str]:
-    """The events as blocks of JSON objects, with commas between those of a block (blocks may be empty)."""
+    """Yield the events as blocks of JSON objects, with commas between those of a block (blocks may be empty)."""
     tracks = Tracks()
     job = source if isinstance(source, SimulatedJob) else replayed_job(source)
     for listed, parts in job_timeline(job):
@@ -140,7 +140,7 @@ class Tracks:
         """Number of the next arrow."""
 
     def new(self) -> int:
-        """The next number."""
+        """Return the next number."""
         self.used += 1
         return self.used
 
@@ -160,7 +160,7 @@ class TimelineProcess:
 
     def slices(self, category: str, tid: Iterable[int], start: Int64, duration: Int64, names: Iterable[str],
                arguments: Iterable[str] | None = None) -> str:
-        """Complete events; times in ns, ``names`` and ``arguments`` already JSON."""
+        """Return the complete events; times in ns, ``names`` and ``arguments`` already JSON."""
         head = f'{{"ph":"X","cat":"{category}","pid":{self.pid},"tid":%d,"ts":%.3f,"dur":%.3f,"name":%s'
         ts, dur = (start / 1e3).tolist(), (duration / 1e3).tolist()
         if arguments is None:
@@ -170,7 +170,7 @@ class TimelineProcess:
         return ",\n".join([form % row for row in zip(tid, ts, dur, names, arguments, strict=True)])
 
     def metadata(self) -> str:
-        """Names and order of the process and its tracks."""
+        """Return the names and order of the process and its tracks."""
         if not self.tids:
             return ""
         events = [("process_name", 0, {"name": self.name}), ("process_sort_index", 0, {"sort_index": self.pid})]
@@ -181,7 +181,7 @@ class TimelineProcess:
 
 
 def json_text(value: object) -> str:
-    """JSON text; what is no valid text (half a surrogate pair) is replaced."""
+    """Return the JSON text; what is no valid text (half a surrogate pair) is replaced."""
     if isinstance(value, str):
         value = value.encode("utf-8", "replace").decode()
     return msgspec.json.encode(value).decode()
@@ -223,7 +223,7 @@ def known_times(recorded: Program, simulated: Simulated, slices: HostSlices, ns:
 
 
 def carried(times: Int64, recorded: Int64, moved: Int64) -> Int64:
-    """Recorded times (ns) on the simulated clock: between two known times in proportion, beyond them shifted."""
+    """Return recorded times (ns) on the simulated clock: interpolated between known times, shifted beyond them."""
     inside = np.interp(times, recorded, moved)
     inside = np.where(times < recorded[0], times - recorded[0] + moved[0], inside)
     return np.rint(np.where(times > recorded[-1], times - recorded[-1] + moved[-1], inside)).astype(np.int64)
@@ -397,7 +397,7 @@ class _RankRows:
         return SliceBlock(process, "step", np.full(len(name), track), start, duration, name, texts)
 
     def _host(self, process: TrackList, thread: np.ndarray) -> Int64:
-        """Track of each row by its thread."""
+        """Return the track of each row by its thread."""
         found = np.zeros(len(thread), np.int64)
         for number in np.unique(thread).tolist():
             known = self.graph.threads[number] if number >= 0 else None
@@ -406,7 +406,7 @@ class _RankRows:
         return found
 
     def _streams(self, process: TrackList, rows: Int64, start: Int64, end: Int64) -> Int64:
-        """Track of each kernel by its stream; kernels that overlap on one stream get a lane more."""
+        """Return the track of each kernel by its stream; kernels that overlap on one stream get a lane more."""
         found = np.zeros(len(start), np.int64)
         if not len(start):
             return found
@@ -429,7 +429,7 @@ class _RankRows:
 
 
 def _counts(process: TrackList, submitted: Int64, left: Int64, start: Int64, end: Int64) -> Iterator[CountBlock]:
-    """Counts of what was launched and has not started, and of what runs."""
+    """Yield the counts of what was launched and has not started, and of what runs."""
     if len(start):
         yield _count(process, QUEUED, submitted, np.maximum(left, submitted))
         yield _count(process, RUNNING, start, end)
@@ -449,7 +449,7 @@ MOST_LANES = 100  # chosen: more are not read by eye, and one for each kernel ta
 
 
 def lanes(start: Int64, end: Int64) -> Int64:
-    """The first lane in which each interval overlaps no other; the last of ``MOST_LANES`` where each has one."""
+    """Return the first lane in which each interval overlaps no other; the last of ``MOST_LANES`` where each has one."""
     order = np.argsort(start, kind="stable")
     reached = np.maximum.accumulate(end[order])
     lanes = np.zeros(len(start), np.int64)

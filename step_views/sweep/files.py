@@ -51,7 +51,7 @@ def check_plot(path: str) -> None:
 
 
 def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
-    """Step time with its interval against the axis of numbers that has most values; a line for each of the others.
+    """Plot step times with intervals over the numeric axis with most values, a line for each value of other axes.
 
     Raises:
         SweepError: no axis has numbers, or nothing was priced.
@@ -114,8 +114,8 @@ class Journal:
     """The finished points of one output file; written by one process at a time.
 
     Args:
-        output: the table's path; the journal lies beside it.
-        about: plain values that say what the points are of; a journal of other values is refused.
+        output: the table's path; the journal is in the same folder.
+        about: plain values that identify the sweep; a journal with other values is refused.
 
     Raises:
         SweepError: the journal is of another sweep or a newer version, cannot be read or written, or is in use.
@@ -140,7 +140,7 @@ class Journal:
             raise
 
     def __enter__(self) -> Journal:
-        """Itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
@@ -229,8 +229,8 @@ class Journal:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open it for reading and adding, or make it; neither through a link, nor waiting for the reader of a pipe, nor one
-    into which another user could have written points."""
+    """Open or make a journal for reading and appending. Links and pipes are refused, and files into which another user
+    could have written points."""
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | OWN_FILE, 0o600), "a+b")
     try:
         found = os.fstat(file.fileno())

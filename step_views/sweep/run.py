@@ -79,8 +79,8 @@ _COSTS = ("cost_per_million_items", "cost_per_step")
 
 
 def feasible(table: pd.DataFrame, memory_limit: float | None = None) -> pd.DataFrame:
-    """The points that were priced and fit. ``memory_limit`` is bytes of a device; points of unknown peak memory are
-    kept."""
+    """Return the points that were priced and fit. ``memory_limit`` is bytes of a device; points of unknown peak memory
+    are kept."""
     kept = table[table["step_time_us"].notna()]
     if memory_limit is None:
         return kept
@@ -88,7 +88,7 @@ def feasible(table: pd.DataFrame, memory_limit: float | None = None) -> pd.DataF
 
 
 def ranked(table: pd.DataFrame, goal: Goal, memory_limit: float | None = None) -> pd.DataFrame:
-    """The feasible points, the best first. Raises ``SweepError``: nothing says how good a point is."""
+    """Return the feasible points, the best first. Raises ``SweepError``: nothing says how good a point is."""
     kept = feasible(table, memory_limit)
     if goal is Goal.COST:
         column = next((name for name in _COSTS if kept[name].notna().any()), None)
@@ -181,7 +181,7 @@ class Sweep(Shown):
                 f"ms ({best['low_us'] / 1e3:,.3f} to {best['high_us'] / 1e3:,.3f})")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``points``: a row each, as ``table``."""
+        """Return ``points``: a row each, as ``table``."""
         return {"points": lambda: self.table}
 
     def plot(self, ax: Any = None) -> Any:
@@ -196,10 +196,10 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
     """Predict every point of a space.
 
     Args:
-        source: where every point starts.
+        source: the job that every point changes.
         space: the points.
-        output: where the table is written. Until it is, a journal beside it keeps finished points, which are not done
-            again by the next run. Without, nothing is written.
+        output: path of the table; by default nothing is written. Until the table is written, a journal in its folder
+            keeps finished points, and the next run does not repeat them.
         price_per_hour: of one device.
         backend: "local", "dask" or "ray".
         scheduler: address of a Dask scheduler, or of a Ray cluster.
@@ -219,7 +219,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
     study = source.study()
     points = list(space)
     study.check_named([point.configuration for point in points])
-    job = study.job  # what is wrong with it is said before any worker starts
+    job = study.job  # its errors are reported before any worker starts
     with ExitStack() as stack:
         rows: dict[str, Row] = {}
         journal: Journal | None = None
@@ -247,7 +247,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
 
 def _run(source: SweepSource, study: Study, points: Sequence[Point], price: float | None, backend: str,
          jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
-    """Rows of chunks of points, as they are finished."""
+    """Yield the rows of chunks of points, as they are finished."""
     chunks = list(_chunks(points))
 
     def priced(chunk: list[Point]) -> dict[str, Row]:
@@ -288,9 +288,9 @@ def _forks() -> int:
 
 
 def _chunks(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Points that are traced alike lie together: a worker traces them once. Among them so many hosts as are kept take
-    turns with all rates of the GPU, so that neither is made again for each point; those of one rate that fill a chunk
-    are in one, as far as it is not too large a share of all."""
+    """Yield chunks of points for workers. Points that are traced alike come together, so that a worker traces them
+    once. Within these, groups of ``HOSTS_KEPT`` hosts are combined with all rates of the GPU, so that results for hosts
+    and rates are reused. Points of one rate stay in one chunk, up to a fair share of all points."""
     most = min(max(len(points) // LEAST_CHUNKS, CHUNK), HOSTS_KEPT)
     for _, group in groupby(sorted(points, key=lambda point: repr(point.traced)), key=lambda point: point.traced):
         chunk: list[Point] = []
@@ -305,7 +305,8 @@ def _chunks(points: Sequence[Point]) -> Iterator[list[Point]]:
 
 
 def _by_rates(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Group points of the same rates of the GPU: of ``HOSTS_KEPT`` of their changes beside these, then of others."""
+    """Group points by rates of the GPU: first those with ``HOSTS_KEPT`` combinations of their other changes, then the
+    next such combinations."""
     known: dict[str, int] = {}
 
     def place(point: Point) -> tuple[int, str, int]:
@@ -326,7 +327,7 @@ def _rows(source: SweepSource, points: list[Point], price: float | None) -> dict
 
 @lru_cache(maxsize=1)
 def _read_once(source: SweepSource) -> Study:
-    """A worker's study: read for its first chunk, used for all."""
+    """Return a worker's study: read for its first chunk, used for all."""
     return source.study()
 
 

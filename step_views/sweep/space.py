@@ -38,7 +38,7 @@ def swept_edits() -> dict[str, EditOption]:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One thing that varies.
+    """One axis of a sweep: a size, device, plan or edit that varies.
 
     Attributes:
         name: an attribute of ``Configuration``, ``world_size``, an edit that takes a value, ``edits`` for those that
@@ -173,7 +173,7 @@ class SweepSpace:
 
 
 def data_parallel(world_size: int) -> str | None:
-    """The plan of a data-parallel job; None for one rank. Raises ``SweepError``: it is no number of ranks."""
+    """Return the plan of a data-parallel job; None for one rank. Raises ``SweepError``: it is no number of ranks."""
     if not 1 <= world_size <= MOST_RANKS:
         raise SweepError(f"--world-size {str(world_size)[:20]} is no number of ranks; give 1 to {MOST_RANKS:,}.")
     return f"ddp={world_size}" if world_size > 1 else None

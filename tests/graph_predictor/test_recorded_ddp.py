@@ -25,9 +25,10 @@ from foretrace.edits import (
     Recompute,
     ScaleKernels,
 )
+from graph_predictor.comm.traffic import buckets_of
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.parallel_ranks import NOTE, Gradient, buckets_of, gradients_of, with_ddp
+from graph_predictor.request.parallel_ranks import NOTE, gradients_of, with_ddp
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
@@ -110,8 +111,8 @@ def test_work_whose_sizes_were_not_recorded_is_no_obstacle(alone: Baseline) -> N
 
 
 def test_buckets_are_filled_as_gradients_become_ready() -> None:
-    def gradient(kib: int, dtype: str = "float") -> Gradient:
-        return Gradient((kib * 1024 // (4 if dtype == "float" else 2),), dtype, 0)
+    def gradient(kib: int, dtype: str = "float") -> tuple[str, int]:
+        return dtype, kib * 1024
 
     sizes = [gradient(700), gradient(400), gradient(20_000), gradient(6_000), gradient(100)]
     # 700 + 400 KiB reach the first bucket's 1 MiB; 20,000 + 6,000 the others' 25 MiB; 100 are left.

@@ -20,7 +20,15 @@ from kernel_models.collectives import (
     find_topology,
     uneven_all_to_all,
 )
-from kernel_models.collectives.datasheet import Algorithm, DatasheetModel, Protocol, RankGroup, algorithm_label, lines
+from kernel_models.collectives.datasheet import (
+    Algorithm,
+    DatasheetModel,
+    Protocol,
+    RankGroup,
+    algorithm_label,
+    lines,
+    nccl_lines,
+)
 from kernel_models.collectives.price import overlap_slowdown
 from kernel_models.collectives.topology import networks, node_names, node_type, read_node
 from kernel_models.device import device
@@ -121,6 +129,22 @@ def test_the_switch_reduces_large_messages_of_full_h100_nodes_only():
     # As observed on 8 x H200: ring/LL up to 1 MiB, NVLS from 2 MiB.
     assert [chosen(2.0**20, 8), chosen(2.0**21, 8)] == ["ring/LL", "nvls/Simple"]
     assert chosen(2.0**29, 2) == "ring/Simple"
+
+
+@pytest.mark.parametrize(("name", "ranks", "kind", "more"), [
+    ("dgx-h100", 4, CollectiveKind.ALL_REDUCE, 4.4), ("dgx-h200", 8, CollectiveKind.ALL_REDUCE, 4.4),
+    ("dgx-h100", 2, CollectiveKind.SEND_RECV, 0.0), ("dgx-a100", 4, CollectiveKind.ALL_REDUCE, 0.0),
+    ("dgx-h100x2", 16, CollectiveKind.ALL_REDUCE, 0.0)])
+def test_simple_starts_later_than_the_tuner_has_it_in_hopper_nodes_alone(
+        name: str, ranks: int, kind: CollectiveKind, more: float):
+    where, sizes = find_topology(name), np.geomspace(2.0**10, 2.0**30, 200)
+    place = where.first(ranks)
+    ways = nccl_lines(where, kind, RankGroup(ranks, place.nodes, place.widest, place.narrowest))
+    times = DatasheetModel(where).predict(CollectiveBatch.of(kind, sizes, place))
+    tuner = np.min([way.latency_us + way.us_per_byte * sizes for way in ways], axis=0)
+    simple = np.array([algorithm_label(int(code)).endswith("Simple") for code in times.algorithm])
+    assert times.time_us - tuner == pytest.approx(more * simple)
+    assert simple.any() and (np.diff(times.time_us) > 0).all()
 
 
 def test_two_pods_share_an_oversubscribed_network():

@@ -41,8 +41,8 @@ def own() -> LayerCosts:
 
 def test_every_figure_has_a_source() -> None:
     for profile in framework_profiles().values():
-        figures = [f"{part}.{key}" for part in ("shape", "plan", "piped", "shared", "rates", "spreads", "meeting",
-                                                "widths", "memory") for key in getattr(profile, part)]
+        figures = [f"{part}.{key}" for part in ("shape", "plan", "piped", "shared", "ddp", "rates", "spreads",
+                                                "meeting", "widths", "memory") for key in getattr(profile, part)]
         assert set(figures) == set(profile.sources)
         assert all(each.source for each in profile.passes)
         assert Framework(profile.framework)

@@ -146,20 +146,20 @@ class HostEvent:
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
 
 class HostStream:
     """The host itself, which does everything in order."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def wait_event(self, event: Any) -> None:
-        """In order anyway."""
+        """Do nothing: all runs in order anyway."""
 
     def wait_stream(self, stream: Any) -> None:
-        """In order anyway."""
+        """Do nothing: all runs in order anyway."""
 
 
 class HostMachine:
@@ -179,13 +179,13 @@ class HostMachine:
         return HostEvent(self._clock_ns)
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def scale_hold(self) -> None:
-        """Nothing is held on a host."""
+        """Do nothing: nothing is held on a host."""
 
     def hold(self, microseconds: float) -> None:
-        """Nothing is queued on a host."""
+        """Do nothing: nothing is queued on a host."""
 
     def flush(self) -> None:
         """Evict the core's caches (not a shared one)."""
@@ -201,7 +201,7 @@ class HostMachine:
 
     @contextmanager
     def on(self, stream: HostStream) -> Iterator[None]:
-        """Nothing changes."""
+        """Change nothing."""
         yield
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:

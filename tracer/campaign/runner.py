@@ -309,7 +309,7 @@ class _Run:
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """Turns a failing disk into one sentence."""
+    """Turn a failing disk into one sentence."""
     try:
         yield
     except OSError as error:

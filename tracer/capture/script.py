@@ -76,7 +76,7 @@ class Optimizers:
         return False
 
     def end_step(self) -> None:
-        """A captured step ends."""
+        """Note that a captured step ends."""
         self._steps += 1
         for number, each in enumerate(self.seen):
             made = self._pending.get(number, 0) if number != self._counted else 1
@@ -262,7 +262,7 @@ def _run_workload(settings: Settings, capture: Capture, spread: Callable[[Any], 
 
 @contextmanager
 def _real_groups(device: str) -> Iterator[None]:
-    """The process groups of a job that torchrun started: NCCL for GPUs, gloo for CPUs."""
+    """Hold the process groups of a job that torchrun started: NCCL for GPUs, gloo for CPUs."""
     import torch
     import torch.distributed as dist
 
@@ -311,8 +311,8 @@ class _StepFinder:
             self._hook.remove()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The hook runs inside torch's ``Optimizer.step`` range. Counted steps end outside it, around the whole call,
-        except the first step."""
+        """Handle the end of an optimizer's step, inside torch's ``Optimizer.step`` range. Counted steps end outside it,
+        around the whole call, except the first step."""
         if not self.optimizers.note(optimizer) or self.seen:
             return
         self.seen = True

@@ -81,7 +81,7 @@ class LlamaStage(nn.Module):
         self.register_buffer("sines", model.sines, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The stage's part of the model."""
+        """Run the stage's part of the model."""
         with autocast(self.settings.dtype, x.device.type):
             if self.tokens is not None:
                 x = self.tokens(x)

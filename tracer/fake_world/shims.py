@@ -160,15 +160,15 @@ class HoldingGroup(dist.ProcessGroup):
         return str(self.inner.group_name)
 
     def allreduce(self, tensors: Any, *options: Any) -> _HeldWork:
-        """As the inner group's."""
+        """Do as the inner group does."""
         return _HeldWork(list(tensors), self.inner.allreduce(tensors, *options))
 
     def broadcast(self, tensors: Any, *options: Any) -> _HeldWork:
-        """As the inner group's."""
+        """Do as the inner group does."""
         return _HeldWork(list(tensors), self.inner.broadcast(tensors, *options))
 
     def allgather(self, outputs: Any, inputs: Any, *options: Any) -> _HeldWork:
-        """As the inner group's."""
+        """Do as the inner group does."""
         return _HeldWork([t for row in outputs for t in row], self.inner.allgather(outputs, inputs, *options))
 
 

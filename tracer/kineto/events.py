@@ -153,7 +153,7 @@ MAX_US = 9_000_000_000_000_000
 
 
 def decimal_nanoseconds(text: bytes) -> tuple[int, bool]:
-    """JSON text of any number of microseconds, or one in quotes → nanoseconds and whether it is valid.
+    """Turn JSON text of any number of microseconds, also in quotes, into nanoseconds and whether it is valid.
 
     Rounded half up. ``null``, NaN, infinities, other JSON values and numbers beyond ``MAX_US`` are not valid (0).
     """
@@ -260,7 +260,7 @@ _ARG_FIELDS = msgspec.structs.fields(Args)
 
 
 def coerce_event(value: Any) -> Event | None:
-    """An ``Event`` from a generically decoded JSON value whose fields have unexpected types; None if it is no object.
+    """Make an ``Event`` of a decoded JSON value whose fields have unexpected types; None if it is no object.
 
     A field that cannot be read as its type is left out, so one odd argument does not lose the event.
     """

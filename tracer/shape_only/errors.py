@@ -79,8 +79,8 @@ def unexplained(error: BaseException) -> ShapeOnlyError:
 
 
 def user_line(trace: TracebackType | None) -> str:
-    """``file.py:12 (`the line`)`` of the innermost frame that is neither torch's, foretrace's nor Python's own, with
-    the line of an installed library that it came to."""
+    """Return ``file.py:12 (`the line`)`` of the innermost frame that is neither torch's, foretrace's nor Python's own;
+    the line of an installed library that it called is added."""
     return _users(traceback.extract_tb(trace))
 
 

@@ -278,8 +278,8 @@ class KnownValues:
             self._kept.forget(tensor)
 
     def _item(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``Tensor.item`` that gives a stand-in of a number that only data decide. Truths decide what is done, and are
-        refused as before."""
+        """Return a ``Tensor.item`` that gives a stand-in for a number that only data decide. Truth values decide what
+        runs, so that they are refused as before."""
         def item(tensor: Any) -> Any:
             if self._stands_in or not isinstance(tensor, FakeTensor) or tensor.numel() != 1 or (
                     self._kept.get(tensor) is not None or tensor.dtype is torch.bool or tensor.is_complex()):

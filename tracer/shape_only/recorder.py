@@ -357,7 +357,7 @@ class OperatorRecorder(TorchDispatchMode):
             self.waits.waited(row, [self.tracker.number(t) for t in tensors_in((args, kwargs))])
 
     def _optimizer_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Torch's hook before an optimizer's step; its result replaces the step's arguments."""
+        """Note an optimizer's step before it begins, as torch's hook; the result replaces the step's arguments."""
         self.optimizers[id(optimizer)] = optimizer
         self._in_optimizer += 1
         self.tracker.in_optimizer = True

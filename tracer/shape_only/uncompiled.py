@@ -48,8 +48,8 @@ class Uncompiled(ModuleType):
         self._disabled: list[Any] = []
 
     def disable(self, fn: Any = None, recursive: bool = True, *, wrapping: bool = True, **options: Any) -> Any:
-        """As ``torch._dynamo.disable``: return a function that no compiler looks into. PyTorch asks without
-        ``wrapping``, once a function; what else is asked, in a step perhaps, the compiler itself makes."""
+        """Return a function that no compiler looks into, as ``torch._dynamo.disable`` does. PyTorch asks without
+        ``wrapping``, once a function; all other requests (in a step, perhaps) go to the compiler itself."""
         if wrapping or not recursive or not isinstance(fn, FunctionType):
             return self.make_way().disable(fn, recursive, wrapping=wrapping, **options)
         self._disabled.append(fn)

@@ -117,7 +117,7 @@ class JobReport(Shown):
                 f"{self.imbalance['busy'] - 1.0:.0%} above the mean{late}")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``ranks``: where each one's step goes, in µs a step; ``groups``: collectives by process group and kind."""
+        """Return ``ranks``: each step by part, µs a step; and ``groups``: collectives by process group and kind."""
         found = self.to_json()
         return {"ranks": lambda: pd.DataFrame(found["ranks"]), "groups": lambda: pd.DataFrame(found["groups"])}
 
@@ -137,12 +137,12 @@ class JobReport(Shown):
 
     @property
     def steps(self) -> int:
-        """Steps that sums are over."""
+        """Return the number of steps that the sums cover."""
         return len(self.times.windows) * self.times.steps
 
     @property
     def imbalance(self) -> dict[str, float]:
-        """Largest over mean of the ranks: of the step, of busy time, and of a rank's own time (busy and idle)."""
+        """Return the ranks' largest over mean step, busy time, and own time (busy and idle)."""
         columns = {"step": [r.step_ns for r in self.ranks], "busy": [r.busy_ns for r in self.ranks],
                    "own": [r.busy_ns + r.idle_ns for r in self.ranks]}
         return {name: max(ns) / (sum(ns) / len(ns)) if sum(ns) else 1.0 for name, ns in columns.items()}
@@ -173,7 +173,7 @@ class JobReport(Shown):
 
 
 def waiting_ns(row: Traffic, unknown: Any) -> Any:
-    """Mean time a rank spent in a group's collectives before the last one was there; ``unknown`` if not all met."""
+    """Return a rank's mean wait for the last rank in a group's collectives; ``unknown`` if not all met."""
     if not row.matched or row.matched * row.ranks != row.count:
         return unknown
     return (row.kernel_ns - row.transfer_ns) / 1e3
@@ -217,7 +217,7 @@ def _traffic(times: JobTimes) -> list[Traffic]:
 
 
 def timed_graphs(times: JobTimes) -> list[ExecutionGraph]:
-    """The ranks' graphs with the device work of the windows alone, at its simulated times."""
+    """Return the ranks' graphs with only the device work inside the windows, at its simulated times."""
     base = min((w.start_ns for step in times.windows for w in step), default=0)
     made = []
     for rank, graph in enumerate(times.graphs):
@@ -239,7 +239,7 @@ def timed_graphs(times: JobTimes) -> list[ExecutionGraph]:
 
 
 def median_step(windows: list[list[Window]]) -> list[Window]:
-    """The step whose longest window is the (lower) median."""
+    """Return the step whose longest window is the (lower) median."""
     ordered = sorted(windows, key=lambda step: max(w.length_ns for w in step))
     return ordered[(len(ordered) - 1) // 2] if ordered else []
 
@@ -277,9 +277,9 @@ HOST_CLOCK = ("The collectives ran on the hosts' threads (gloo): when ranks met 
 
 def replayed_ranks(job: Job, step: str | None = None, *, profiled: bool = False,
                    known: Replay | None = None) -> tuple[JobTimes, list[str]]:
-    """Replay a recorded job so that its ranks can be compared. ``step`` is as ``breakdown`` takes it; ``known`` is a
-    replay of its graphs as they are, which serves where no collective ran on a host. Raises ``ForetraceError``: there
-    is nothing to replay, or no such step.
+    """Replay a recorded job so that its ranks can be compared. ``step`` is as ``breakdown`` takes it;
+    ``known`` is a replay of its graphs as they are, which serves where no collective ran on a host. Raises
+    ``ForetraceError``: there is nothing to replay, or no such step.
 
     Returns:
         The times, and what is to be said of them.
@@ -294,7 +294,7 @@ def replayed_ranks(job: Job, step: str | None = None, *, profiled: bool = False,
 
 
 def rank_events(report: JobReport) -> Iterator[str]:
-    """Blocks of events: times are those of the simulated job, from the earliest window's begin."""
+    """Yield the blocks of events: times are those of the simulated job, from the earliest window's begin."""
     times = report.times
     base = min((w.start_ns for step in times.windows for w in step), default=0)
     tracks = Tracks()
@@ -329,7 +329,7 @@ def rank_events(report: JobReport) -> Iterator[str]:
 
 
 def _device_tracks(report: JobReport, process: TimelineProcess, rank: int, base: int) -> Iterator[str]:
-    """A rank's computation and its collectives, of the windows."""
+    """Yield a rank's computation and its collectives, of the windows."""
     times = report.times
     kernels = _chosen(report, rank)
     kind = times.kinds[rank][kernels - int(times.program.kernel_ptr[rank])]
@@ -373,6 +373,6 @@ def _group_tracks(report: JobReport, tracks: Tracks, base: int) -> Iterator[str]
 
 
 def _chosen(report: JobReport, rank: int) -> Int64:
-    """A rank's device work launched in the windows."""
+    """Return a rank's device work launched in the windows."""
     rows = [w.kernels for step in report.times.windows for w in step if w.rank == rank]
     return np.concatenate(rows) if rows else np.zeros(0, np.int64)

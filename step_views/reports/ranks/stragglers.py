@@ -70,7 +70,7 @@ def path_ranks(program: Program, path: Path, alone: int) -> Int64:
 
 
 def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
-    """The path of one step, back from the end of its longest window to that window's begin; in time order."""
+    """Return the path of one step, back from the end of its longest window to that window's begin; in time order."""
     window = max(windows, key=lambda w: (w.length_ns, w.end_ns))
     if window.at is None or not window.length_ns:
         return []
@@ -95,14 +95,14 @@ def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
 
 
 def _parts(sums: dict[tuple[str, Bound], float]) -> list[PathPart]:
-    """Parts of a stretch in whole ns that add up to it, the largest first."""
+    """Return the parts of a stretch in whole ns that add up to it, the largest first."""
     reached = np.rint(np.cumsum(list(sums.values()))).astype(np.int64)
     whole = zip(sums, np.diff(reached, prepend=0).tolist(), strict=True)
     return [PathPart(*key, ns) for key, ns in sorted(whole, key=lambda one: (-one[1], one[0])) if ns]
 
 
 def collective_name(times: JobTimes, kernel: int) -> str:
-    """Kind and group of a collective kernel of the program; "" for other kernels and none."""
+    """Return the kind and group of a collective kernel of the program; "" for other kernels and none."""
     if kernel < 0:
         return ""
     rank = int(times.program.kernel_rank()[kernel])
@@ -171,7 +171,7 @@ def arrivals(times: JobTimes, meet: Meetings) -> list[Arrivals]:
 
 
 def like_the_median(times: JobTimes, found: list[Arrivals]) -> dict[int, float]:
-    """The job's step time (ns) if a rank had the median rank's device work and host time, for ranks that hold others.
+    """Return, for each rank that holds up others, the job's step time (ns) with the median rank's work on that rank.
 
     Both are scaled as a whole; a rank that does no more than the median is left out. Of an even number of ranks the
     lower median is taken, so that of two ranks the slower is made like the other.
@@ -189,7 +189,7 @@ def like_the_median(times: JobTimes, found: list[Arrivals]) -> dict[int, float]:
 
 
 def _own_work(times: JobTimes) -> tuple[list[int], list[int]]:
-    """Device work but collectives, and host time without waiting, of every rank over all windows, ns."""
+    """Return the device work but collectives, and host time without waiting, of every rank over all windows, ns."""
     program, simulated = times.program, times.simulated
     device, host = [0] * program.ranks, [0] * program.ranks
     rank_of_item = program.thread_rank[program.item_thread()]
@@ -206,14 +206,14 @@ def _own_work(times: JobTimes) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A rank that computes longer than the median rank, by more than steps differ.
+    """A rank that computes longer than the median rank, by more than its steps vary.
 
     Attributes:
         rank: position in the job.
-        more_ns: how much longer, a step.
-        operations: what it consists of, operation with its module and ns a step, the largest first; only those that
-            are longer by more than their own steps differ.
-        steps: how many steps say so.
+        more_ns: its additional time a step.
+        operations: operations with their modules and additional ns a step, the largest first; only those whose
+            difference is more than the variation of their own steps.
+        steps: number of steps that show it.
     """
 
     rank: int
@@ -270,7 +270,7 @@ def _above_median(work: Float64, rank: int) -> float:
 
 
 def _median_low(work: Float64) -> Float64:
-    """The (lower) median over the ranks, [steps]."""
+    """Return the (lower) median over the ranks, [steps]."""
     return np.asarray(np.sort(work, axis=0)[(len(work) - 1) // 2])
 
 
@@ -284,7 +284,7 @@ def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
         rows = times.graph_row(kernels)
         ns, op = times.program.kernel_duration[kernels], graph.kernels.op[rows].astype(np.int64)
         window = np.repeat(np.arange(len(own)), [len(each) for each in own])
-        # A kernel of no operation goes by its own name.
+        # A kernel without an operation is listed by its own name.
         name = np.where(op >= 0, names[op], graph.kernels.name[rows])
         kept = graph.kernels.kind[rows] != KernelKind.COLLECTIVE
     else:

@@ -61,7 +61,7 @@ class RankParts:
     overlapped_ns: int
 
     def ns(self, part: RankPart) -> int:
-        """Time of one part."""
+        """Return the time of one part."""
         return int(np.diff(self.edge_ns)[self.part == part].sum())
 
 
@@ -79,7 +79,7 @@ class Meetings:
 
 
 def meetings(times: JobTimes) -> Meetings:
-    """The meetings of a job's simulated collectives."""
+    """Return the meetings of a job's simulated collectives."""
     program, simulated = times.program, times.simulated
     ready, met = simulated.kernel_start.copy(), simulated.kernel_start.copy()
     grouped = program.kernel_group >= 0
@@ -226,28 +226,28 @@ class JobTimes:
 
     @property
     def step_ns(self) -> float:
-        """The job's step time: of each step the longest of the ranks, the mean of the steps."""
+        """Return the job's step time: of each step the longest of the ranks, the mean of the steps."""
         return mean_step([[w.length_ns for w in ranks] for ranks in self.windows]) / self.steps
 
     def number(self, rank: int) -> int:
-        """The rank's own number."""
+        """Return the rank's own number."""
         found = self.graphs[rank].meta.rank
         return found if found >= 0 else rank
 
     def graph_row(self, kernel: Int64) -> Int64:
-        """Rows of their rank's ``graph.kernels`` of kernels of the program."""
+        """Return the rows of their rank's ``graph.kernels`` of kernels of the program."""
         rank = self.program.kernel_rank()[kernel]
         return self.kernel[kernel] - self.built.program.kernel_ptr[rank]
 
 
 def mean_step(lengths: list[list[int]]) -> float:
-    """Mean over steps of the longest of the ranks, ns."""
+    """Return the mean over steps of the longest of the ranks, ns."""
     return float(np.mean([max(ranks) for ranks in lengths])) if lengths else 0.0
 
 
 def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
-    """The times of a replayed job. ``step`` is as ``breakdown`` takes it. Raises ``ForetraceError``: there is no such
-    step."""
+    """Return the times of a replayed job. ``step`` is as ``breakdown`` takes it. Raises ``ForetraceError``: there is no
+    such step."""
     built, program = result.built, result.program
     chosen = replayed_steps(result.steps, step)
     if step is None:
@@ -281,7 +281,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
 
 
 def predicted_times(step: SimulatedStep) -> JobTimes:
-    """The times of a predicted job: of its last period."""
+    """Return the times of a predicted job: of its last period."""
     scenario, steady = step.scenario, step.steady
     repeated, cycle = steady.repeated, scenario.cycle
     last = np.flatnonzero(repeated.copy_of_kernel == repeated.copies - 1)
@@ -304,7 +304,7 @@ def predicted_times(step: SimulatedStep) -> JobTimes:
 
 
 def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:
-    """The program with one rank's device work, collectives apart, and host time scaled."""
+    """Return the program with one rank's device work, collectives apart, and host time scaled."""
     program = times.program
     low, high = (int(k) for k in program.kernel_ptr[rank: rank + 2])
     duration = program.kernel_duration.copy()
@@ -317,7 +317,7 @@ def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Prog
 
 
 def _step_of(result: Replay, rank: int, step: ReplayedStep) -> tuple[int, ReplayedStep, Int64]:
-    """A step with the device work launched in it."""
+    """Return a step with the device work launched in it."""
     program, graph = result.program, result.graphs[rank]
     kernels = np.arange(int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1]))
     row = NONE if step.name == WINDOW else int(program.item_row[step.begin_item])

@@ -140,8 +140,8 @@ def conversions(site: Site) -> None:
 
 
 def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """``nn.Module._apply`` with ``.data`` set; torch's own swaps fake parameters, which fails where anything refers to
-    them."""
+    """Do as ``nn.Module._apply``, but set ``.data``: torch's own swaps fake parameters, which fails where anything
+    refers to them."""
     for child in self.children() if recurse else ():
         child._apply(fn)
     for parameter in self._parameters.values():

@@ -244,7 +244,7 @@ class RoutedFeedForward(nn.Module):
         self.experts = Experts(settings)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map ``[batch, seq, width]`` to the same; return the load-balancing loss too (scalar, 1 at perfect balance)."""
+        """Map ``[batch, seq, width]`` to the same; also return the load-balancing loss (1 at perfect balance)."""
         rows = x.flatten(0, 1)  # [tokens, width]
         places = math.ceil(self.capacity * rows.shape[0] * self.top_k / self.experts_count)
         shares = self.router(rows).float().softmax(dim=-1)  # [tokens, experts]
