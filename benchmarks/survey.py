@@ -6,7 +6,8 @@
 Jobs are made of published traces whose time is warped: each stretch of 1 to 3% of the window is made longer or shorter
 by a normal error (``--sd``), and every event of every rank goes through the same map, so that nothing overtakes
 anything. One in twenty files is damaged (cut off, empty, no gzip). What is planted is a warp too: the intervals of
-chosen events are stretched such that the window becomes 5 to 25% longer. The words expected were written before a run.
+chosen events are stretched such that the window becomes 5 to 25% longer. The words expected were
+written before a run; the kinds were not: attention took the place of a late blocking call, which is kept as a 13th.
 """
 
 from __future__ import annotations

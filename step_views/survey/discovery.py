@@ -2,9 +2,9 @@
 
 ::
 
-    runs/a/rank0/context.json …          a capture                              ──▶ job runs/a
-    runs/b/rank0.json.gz, rank1.json.gz  names that differ in the rank alone    ──▶ job runs/b/rank0.json.gz
-    runs/c/host_41.json, host_42.json    their heads name ranks 0 and 1 of 2    ──▶ job runs/c/host_41.json
+    runs/a/rank0/context.json …          a capture                              ──▶ job runs/a.
+    runs/b/rank0.json.gz, rank1.json.gz  names that differ in the rank alone    ──▶ job runs/b/rank0.json.gz.
+    runs/c/host_41.json, host_42.json    their heads name ranks 0 and 1 of 2    ──▶ job runs/c/host_41.json.
     runs/d/x.json.gz, y.json.gz          neither                                ──▶ jobs runs/d/x.json.gz, …/y.json.gz
 """
 
@@ -28,7 +28,7 @@ from tracer.lazy import fsspec
 from tracer.ranks import rank_in_name
 
 FORMAT = 1
-"""Of the rows; rises where they change, so that jobs are read anew."""
+"""Version of the rows. A change of it makes the next survey read all jobs again."""
 _TRACE = re.compile(rb'"ph"|"traceEvents"|"schemaVersion"|"deviceProperties"|SQLite format 3')
 """What stands in the first bytes of a recording, and in those of few other files."""
 _RANK = re.compile(r"(rank|worker|trainer|node)([-_.]?)[0-9]+", re.IGNORECASE)

@@ -180,7 +180,7 @@ def _predicted(step: Prediction) -> dict[str, Any]:
 
 
 def _program(counts: Counter[tuple[str, str]], row: dict[str, Any]) -> str:
-    """Return a digest of a program: what runs how often in a step, on how many ranks of which device."""
+    """Return a digest of a program: its operations, their counts in a step, its ranks and its device."""
     if not counts:
         return ""
     said = repr((sorted(counts.items()), row["device"], row["ranks"], row["world_size"]))

@@ -85,8 +85,8 @@ def survey(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], out
     Args:
         paths: files, directory trees, globs, and fsspec URLs of these.
         output: the table's directory, new or of an earlier survey: it may be killed at any moment, and goes on.
-        workers: a number of processes of this machine, by default one a core; "dask" or "ray" for a cluster of this
-            machine; "dask:ADDRESS" or "ray:ADDRESS" for one that runs.
+        workers: a number of processes of this machine, by default one a core. The words "dask" and "ray" start a
+            cluster on this machine; "dask:ADDRESS" and "ray:ADDRESS" use a running one.
         tags: kept with every job that is found, such as "team=ads".
         step_region: as in ``foretrace.read``.
         progress: called with (jobs done, jobs to read, the last one's rows).

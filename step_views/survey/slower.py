@@ -1,8 +1,8 @@
 """Programs that are slower in one survey than in an earlier one, beyond what steps and runs differ by; and why.
 
-Jobs of one program on one kind of machine are its runs. Whether they got slower is the test of ``foretrace check``
-(``step_views.check.noise``), on the tables' step times: the spread within a run is that of its steps, drawn to the
-fleet's; the spread between runs is that of a program's runs in one survey, drawn to the fleet's.
+Jobs of one program on one kind of machine are its runs. The test is that of ``foretrace check``
+(``step_views.check.noise``), on the tables' step times. The spread within a run is that of its steps. The spread
+between runs is that of a program's runs in one survey. Both are shrunk towards the fleet's spread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_SD = 0.002
 USUAL_SD = 0.01
 """Standard deviation of the log from step to step where no run of either survey has three steps (chosen)."""
 RUNS, STEPS = 20.0, 4.0
-"""Runs and steps that the fleet's spreads are worth beside a program's own (chosen)."""
+"""Weight of the fleet's spreads, in runs and steps of a program (chosen)."""
 MEDIAN = 1.25
 """Standard error of a median over that of a mean, of normal errors: √(π / 2)."""
 

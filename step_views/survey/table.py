@@ -29,7 +29,7 @@ from tracer.output_file import Busy, DirectoryLock, whole_file
 TABLES = ("families", "opportunities", "jobs")
 """Folders, in the order in which a part is written."""
 PART_JOBS, PART_S = 64, 5.0
-"""A part is written when so many jobs are done, or after so many seconds: what a killed survey reads again."""
+"""A part is written after this many jobs or seconds: what a killed survey reads again."""
 _PART = re.compile(r"part-(\d{5,9})\.parquet$")
 _MARK = b"foretrace_survey"
 _TEXT, _WHOLE, _NUMBER, _YES = "string", "int64", "float64", "bool"
