@@ -624,11 +624,11 @@ class _Run:
         return list(dict.fromkeys(notes))
 
 
-def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
-    """Return a list of edits. Raises ``EditError``: they are something else, such as one edit."""
+def checked_edits(edits: Sequence[Edit]) -> Sequence[Edit]:
+    """Return the edits. Raises ``EditError``: they are something else, such as one edit."""
     if is_edit(edits) or not all(map(is_edit, edits)):
         raise EditError("Edits are given as a list of them, such as [edits.ScaleHost(0.5)].")
-    return list(edits)
+    return edits
 
 
 def _most_used_type(work: Work) -> str:
