@@ -41,7 +41,7 @@ class FlashAttention:
         return "flash attention"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         units = units_of(scenario)
         every = list(_attentions(scenario, units))
         if not every:

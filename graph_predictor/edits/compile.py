@@ -35,7 +35,7 @@ class Compile:
         return "torch.compile (approximate)"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario = scenario.claim("compilation", "--compile")
         if any("Torch-Compiled Region" in text or text.startswith("triton_") for graph in scenario.built.graphs
                for text in graph.strings):

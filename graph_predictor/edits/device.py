@@ -38,7 +38,7 @@ class Device:
         return f"on {self.spec.name}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         spec = self.spec
         scenario = scenario.claim("the device", f"--device {spec.name}")
         if scenario.built.computes_on_host:

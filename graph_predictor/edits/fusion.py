@@ -32,7 +32,7 @@ class FuseElementwise:
         return "elementwise chains fused"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         found = fuse_elementwise(scenario, units_of(scenario)).replacements
         if not found:
             raise EditError("No two elementwise operations of the step follow one another on the same elements: there "

@@ -50,7 +50,7 @@ class HostFrom:
         return f"host of {self.name}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario = scenario.claim("the host", f"--host-from {self.name}")
         if scenario.origin is not None:
             return self._retraced(scenario, scenario.origin)

@@ -22,7 +22,7 @@ class CudaGraphs:
         return "CUDA graphs"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         _with_kernels(scenario, "there is nothing to put into a CUDA graph")
         return scenario.with_note("The whole step but data loading is taken to be one CUDA graph: it must not depend "
                                   "on values computed on the GPU, nor on changing shapes.",
@@ -41,7 +41,7 @@ class FreeLaunches:
         return "free launches"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         _with_kernels(scenario, "there is no launch to make free")
         return replace(scenario, launches=replace(scenario.launches, cost=False))
 
@@ -58,7 +58,7 @@ class NoDataLoading:
         return "no data loading"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario = scenario.claim("loading", "--no-data-loading")
         check_loading_is_known(scenario)
         if not (loading_ns(scenario) or waits_for_batches(scenario)):

@@ -25,7 +25,7 @@ class ScaleLink:
         return f"links × {self.factor:g}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         if not 1 / MOST_FACTOR <= self.factor <= MOST_FACTOR:
             raise EditError(f"Links cannot be scaled by {self.factor:g}: give a positive factor, at most "
                             f"{MOST_FACTOR:g}.")

@@ -44,7 +44,7 @@ class OtherIndices:
         return f"indices of {self.indices.source}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario = scenario.claim("the indices", "--indices")
         scenario.known_source()
         noted = [tables_with(graph, self.indices) for graph in scenario.built.graphs]

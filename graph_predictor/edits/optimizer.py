@@ -37,7 +37,7 @@ class FusedOptimizer:
         return "fused optimizer"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario = scenario.claim("the optimizer", "--fused-optimizer")
         units = units_of(scenario)
         mine = _of_optimizer(units)

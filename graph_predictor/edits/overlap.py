@@ -26,7 +26,7 @@ class OverlapLoading:
         return "loading overlapped"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario = scenario.claim("loading", "--overlap-loading")
         check_loading_is_known(scenario)
         if not loading_ns(scenario):
@@ -51,7 +51,7 @@ class HideCollectives:
         return "collectives overlapped"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         if not (collective_rows(scenario) & scenario.cycle.kernel).any():
             raise EditError("The step has no collectives on the device: there is nothing to overlap.")
         return replace(scenario, launches=replace(scenario.launches, hidden_collectives=True))
@@ -69,7 +69,7 @@ class NoWaits:
         return "no waits for the device"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         program = scenario.built.program
         waits = np.diff(program.wait_ptr) > 0
         if not (waits & scenario.cycle.item).any():

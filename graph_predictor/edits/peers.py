@@ -38,7 +38,7 @@ class RanksAlike:
         return "all ranks alike"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario = scenario.claim(OTHER_RANKS, "--ranks-alike")
         graphs = scenario.built.graphs
         world = max(len(graphs), *(graph.meta.world_size for graph in graphs))

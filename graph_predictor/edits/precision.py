@@ -38,7 +38,7 @@ class Precision:
         return f"products in {self.dtype}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         if self.dtype not in ("bf16", "fp16", "tf32", "fp32"):
             raise EditError(f"Products cannot be switched to {self.dtype!r}: choose bf16, fp16, tf32 or fp32.")
         scenario = scenario.claim("the precision", f"--dtype {self.dtype}")

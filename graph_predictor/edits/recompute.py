@@ -42,7 +42,7 @@ class Recompute:
         return f"recomputation {'on' if self.on else 'off'}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario = scenario.claim("recomputation", f"--recompute {'on' if self.on else 'off'}")
         recomputed = [recomputed_operations(graph) for graph in scenario.built.graphs]
         if self.on:

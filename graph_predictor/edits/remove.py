@@ -36,7 +36,7 @@ class Remove:
         return f"{self.operation} removed"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         graphs = scenario.built.graphs
         named = [self._named(graph) for graph in graphs]
         removed = [within(graph.ops.parent, mine) for graph, mine in zip(graphs, named, strict=True)]

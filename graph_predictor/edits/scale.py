@@ -27,7 +27,7 @@ class ScaleClock:
         return f"GPU clock × {self.factor:g}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario.known_source()
         clock = scenario.devices.clock * _checked(self.factor, "The clock")
         return replace(scenario, devices=replace(scenario.devices, clock=clock))
@@ -44,7 +44,7 @@ class ScaleBandwidth:
         return f"memory bandwidth × {self.factor:g}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         scenario.known_source()
         bandwidth = scenario.devices.bandwidth * _checked(self.factor, "The memory bandwidth")
         return replace(scenario, devices=replace(scenario.devices, bandwidth=bandwidth))
@@ -62,7 +62,7 @@ class ScaleKernels:
         return f"kernels × {self.factor:g}" + (", collectives too" if self.collectives else "")
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         factors = kernel_factors(scenario.built.graphs, self.factor, self.collectives)
         if scenario.built.computes_on_host and not (self.collectives and len(scenario.built.program.kernel_item)):
             raise EditError("The trace has no GPU work, so that there is no kernel to scale; --host scales the host's "
@@ -82,6 +82,6 @@ class ScaleHost:
         return f"host time × {self.factor:g}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         factor = scenario.host.factor * _checked(self.factor, "Host time")
         return replace(scenario, host=replace(scenario.host, factor=factor))

@@ -51,7 +51,7 @@ class ScaleOut:
         return f"{self.ranks:,} ranks" + (f" on {self.network}" if self.network else "")
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         built = scenario.built
         world = max(len(built.graphs), *(graph.meta.world_size for graph in built.graphs))
         if world < 2 or built.computes_on_host:

@@ -44,7 +44,7 @@ class Straggler:
         return f"rank {self.rank} slower by {100 * self.slower:g}%"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         graphs = scenario.built.graphs
         found = [row for row, graph in enumerate(graphs) if max(graph.meta.rank, 0) == self.rank]
         if not found:

@@ -41,7 +41,7 @@ class OnTopology:
         return f"collectives on {self.model.topology.name}{by}"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         built = scenario.built
         graphs = built.graphs
         world = max(len(graphs), *(graph.meta.world_size for graph in graphs))

@@ -28,7 +28,7 @@ class TakeOutProfiler:
         return "the profiler's cost taken out"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """Return the scenario with this edit applied (``Edit.apply``)."""
         if not scenario.profiled:
             raise EditError("The step is the one without the profiler already: the capture timed it, or it never ran; "
                             "leave --without-profiler out.")

@@ -290,7 +290,7 @@ def _same_as_before(work: Int64, steps: int) -> Bool:
 
 
 def _work(graphs: Sequence[ExecutionGraph]) -> Int64:
-    """Work of the last steps, as many as every rank has, [steps, ranks × kinds]."""
+    """Count the work of each of the last steps that every rank has, [steps, ranks × kinds]."""
     fewest = min(len(graph.steps) for graph in graphs)
     return np.concatenate([_launched(graph, fewest) for graph in graphs], axis=1)
 

@@ -464,7 +464,7 @@ def _gone_along(size: int, parts: Iterable[Part], named: int) -> bool:
 
 
 def _all(arguments: tuple[Argument, ...], size: int) -> list[Part]:
-    """Parts of ``aten::unbind``."""
+    """Return what ``aten::unbind`` takes of a dimension: each index by itself, as (start, stop)."""
     del arguments
     return [(at, at + 1) for at in range(size)]
 

@@ -211,7 +211,7 @@ def plan_calls(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> Pla
 
 
 def gradient_bytes(plan: ParallelPlan, shape: TransformerShape) -> int:
-    """Bytes of an accumulated gradient."""
+    """Bytes that one parameter's accumulated gradient takes."""
     return shape.element_bytes if plan.half_gradients else GRADIENT_BYTES
 
 

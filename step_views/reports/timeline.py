@@ -94,7 +94,7 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 
 def _part_events(part: TimelinePart, process: TimelineProcess, known: _JsonTexts) -> Iterator[str]:
-    """Yield the events of a part as blocks."""
+    """Yield the events of a part as JSON texts with many events each."""
     tids = np.array(list(process.tids.values()) or [0], np.int64)
     if isinstance(part, CountBlock):
         form = f'{{"ph":"C","pid":{process.pid},"name":{json_text(part.name)},"ts":%.3f,"args":{{"count":%d}}}}'

@@ -41,7 +41,7 @@ class CaptureCourse:
         return self.capture.finished
 
     def begin_step(self) -> None:
-        """Mark the beginning of a step. Other work since the last step is left out of its time."""
+        """Mark the beginning of a step, without the time of work that ``note_other_work`` noted since the last step."""
         if self.finished:
             return
         if not self._begun:
