@@ -96,7 +96,7 @@ def survey(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], out
         ClusterError: the workers cannot be used.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    where, kept = os.fspath(output), [_plain(tag) for tag in tags]
+    where, kept = os.fspath(output), [_plain(tag) for tag in ([tags] if isinstance(tags, str) else tags)]
     with SurveyTable(where) as table:
         found = find_jobs(os.fspath(path) for path in given)
         # Of jobs that could not be read the reason may be gone although their files are the same: rights, memory.

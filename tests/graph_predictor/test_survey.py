@@ -21,6 +21,7 @@ from graph_predictor.synthesis.baseline import baseline_of
 from step_views.reports.opportunities import opportunities
 from step_views.survey import table
 from step_views.survey.discovery import find_jobs
+from step_views.survey.fleet import fleet
 from step_views.survey.run import survey
 from step_views.survey.table import SurveyError, SurveyTable, read_tables
 from tracer.cluster.workers import ClusterError
@@ -250,3 +251,6 @@ def test_a_tag_that_is_no_utf_8_is_kept_as_far_as_it_can_be(tmp_path: Path) -> N
     out = tmp_path / "out"
     survey(write(tmp_path / "a.json"), out, workers=1, tags=["a\udcff"])
     assert read_tables(out)["jobs"]["tags"].to_pylist() == [["a?"]]
+    survey(tmp_path / "a.json", tmp_path / "one", workers=1, tags="team=ads")
+    assert read_tables(tmp_path / "one")["jobs"]["tags"].to_pylist() == [["team=ads"]]
+    assert fleet(tmp_path / "one", tags="team=ads").jobs == 1
