@@ -13,10 +13,10 @@ from step_views.reports.ranks.report import JobReport, rank_report, replayed_ran
 from step_views.sweep.run import LOCAL, Sweep, SweepSource
 from step_views.sweep.run import sweep as run_sweep
 from step_views.sweep.space import Axis, SweepError, SweepSpace
-from tracer.job import Job, read_job
+from tracer.job import Job, JobError, read_job
 
 
-def ranks(source: Job | str, *, step: str | None = None, profiled: bool = False) -> JobReport:
+def ranks(source: Job | str | os.PathLike[str], *, step: str | None = None, profiled: bool = False) -> JobReport:
     """Compare the ranks of a recorded job: waits, stragglers, bubbles and the path across ranks.
 
     Args:
@@ -33,7 +33,8 @@ def ranks(source: Job | str, *, step: str | None = None, profiled: bool = False)
     return found
 
 
-def report(source: Job | str, out: str | os.PathLike[str], *, step: str | None = None, profiled: bool = False) -> None:
+def report(source: Job | str | os.PathLike[str], out: str | os.PathLike[str], *, step: str | None = None,
+           profiled: bool = False) -> None:
     """Write one HTML page of a recording, which needs no network to be looked at.
 
     Args:
@@ -45,7 +46,7 @@ def report(source: Job | str, out: str | os.PathLike[str], *, step: str | None =
         ForetraceError: the job cannot be read or shown, or the file not written.
     """
     job = _job(source)
-    names = [source] if isinstance(source, str) else [graph.meta.source or "a job" for graph in job.graphs]
+    names = [graph.meta.source or "a job" for graph in job.graphs] if isinstance(source, Job) else [os.fspath(source)]
     page = report_page(job, Provenance(tuple(dict.fromkeys(names)), "foretrace.report"), step=step, profiled=profiled)
     write_page(page, os.fspath(out))
 
@@ -84,10 +85,17 @@ def sweep(source: str | Sequence[str], *, sizes: Mapping[str, Iterable[int]] | N
     if not axes:
         raise SweepError("Nothing varies; give values of sizes, device, world_size, parallel, topology or an edit.")
     paths = (source,) if isinstance(source, str) else tuple(source)
+    if not paths:
+        raise SweepError("There is no recording to sweep: the list of paths is empty.")
     where = SweepSource(paths, step=step, recorded_on=from_device, profiles=tuple(profile), profiled=profiled)
     return run_sweep(where, SweepSpace(tuple(axes), fixed or Configuration()), output=output,
                      price_per_hour=price_per_hour, backend=workers, scheduler=scheduler, jobs=jobs, progress=progress)
 
 
-def _job(source: Job | str) -> Job:
-    return read_job(source) if isinstance(source, str) else source
+def _job(source: Job | str | os.PathLike[str]) -> Job:
+    if isinstance(source, str | os.PathLike):
+        return read_job(source)
+    if not isinstance(source, Job):
+        raise JobError(f"A job is expected, and {type(source).__name__} was given: read it first, with "
+                       "foretrace.read(path).")
+    return source

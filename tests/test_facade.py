@@ -112,6 +112,15 @@ def test_wrong_arguments_are_told_in_a_sentence(tmp_path: Path) -> None:
     for wrong in (foretrace.edits.ScaleHost(0.5), ["cuda-graphs"]):
         with pytest.raises(foretrace.ForetraceError, match="Edits are given as a list of them"):
             foretrace.predict(job, wrong)  # type: ignore[arg-type]
+    for no_job in (None, 3):
+        with pytest.raises(foretrace.ForetraceError, match="A job is expected"):
+            foretrace.ranks(no_job)  # type: ignore[arg-type]
+        with pytest.raises(foretrace.ForetraceError, match="A job is expected"):
+            foretrace.report(no_job, tmp_path / "page.html")  # type: ignore[arg-type]
+    with pytest.raises(foretrace.ForetraceError, match="one rank only"):
+        foretrace.ranks(Path(TRACE))
+    with pytest.raises(foretrace.ForetraceError, match="list of paths is empty"):
+        foretrace.sweep([], clock=[1.0])
     mine = tmp_path / "train.py"
     mine.write_text("import torch\n")
     replayed = foretrace.replay(job)

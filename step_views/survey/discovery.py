@@ -112,7 +112,9 @@ def _unlisted(path: str, error: OSError) -> str:
 def _local(path: str, found: Discovery, captures: dict[str, None]) -> Iterator[Entry]:
     """Yield files of a path on this machine; directories of captures are noted."""
     path = os.path.normpath(path) if path else path
-    if not os.path.lexists(path) and any(sign in path for sign in "*?["):
+    if "\0" in path:
+        found.unreadable.append(f"{path!r} cannot be looked at (it holds a null character); check the path.")
+    elif not os.path.lexists(path) and any(sign in path for sign in "*?["):
         matches = sorted(glob.glob(path, recursive=True))
         if not matches:
             found.unreadable.append(f"No file matches {path}; check the pattern.")
@@ -155,16 +157,16 @@ def _tree(root: str, found: Discovery, captures: dict[str, None]) -> Iterator[En
         for each in members:
             if each.name.startswith("."):
                 continue
-            if each.is_dir():
-                waiting.append(each.path)
-            elif each.name.endswith(SUFFIXES) and each.name not in SIDE_FILES:
-                try:
+            try:
+                if each.is_dir():
+                    waiting.append(each.path)
+                elif each.name.endswith(SUFFIXES) and each.name not in SIDE_FILES:
                     if each.is_file():
                         yield _entry(each.path, each.stat())
                     elif each.is_symlink():
                         found.left_out.append(f"{each.path} is a link to what is no file; it was left out.")
-                except OSError as error:
-                    found.unreadable.append(_unlisted(each.path, error))
+            except OSError as error:  # of a link to itself is_dir raises too
+                found.unreadable.append(_unlisted(each.path, error))
 
 
 def _entry(path: str, found: os.stat_result) -> Entry:

@@ -119,7 +119,8 @@ def fleet(table: str | os.PathLike[str], *, against: str | os.PathLike[str] | No
         SurveyError: a table is no survey.
     """
     tables = read_tables(table)
-    rows = [row for row in tables["jobs"].to_pylist() if set(tags) <= set(row["tags"] or ())]
+    wanted = {tags} if isinstance(tags, str) else set(tags)
+    rows = [row for row in tables["jobs"].to_pylist() if wanted <= set(row["tags"] or ())]
     best = {row["job"]: row for row in tables["opportunities"].to_pylist() if row["place"] == 0}
     known = [row for row in rows if row["step_time_us"]]
     lost, worst = _lost(known, best, top)

@@ -96,7 +96,7 @@ def survey(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], out
         ClusterError: the workers cannot be used.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    where = os.fspath(output)
+    where, kept = os.fspath(output), [_plain(tag) for tag in ([tags] if isinstance(tags, str) else tags)]
     with SurveyTable(where) as table:
         found = find_jobs(os.fspath(path) for path in given)
         # Of jobs that could not be read the reason may be gone although their files are the same: rights, memory.
@@ -111,7 +111,7 @@ def survey(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], out
                 failed.append((rows.job["job"], rows.job["error"]))
             if progress is not None:
                 progress(done, len(todo), rows)
-        table.compact({_plain(job.name): tags for job in found.jobs})
+        table.compact({_plain(job.name): kept for job in found.jobs})
     return Survey(where, len(todo) - len(failed) + len(found.unreadable), len(found.jobs) - len(todo), failed,
                   found.left_out)
 
@@ -151,5 +151,5 @@ def _mapped(workers: TaskWorkers, make: Callable[[FoundJob], JobRows], todo: Seq
 
 
 def _plain(name: str) -> str:
-    """Return a path as the table has it."""
+    """Return a path or a tag as the table has it."""
     return name.encode("utf-8", "replace").decode()

@@ -86,13 +86,16 @@ def _read(path: Path) -> Any:
     try:
         found = parquet.ParquetFile(path).read(use_threads=False)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise SurveyError(f"{path} cannot be read ({reason_of(error)}); remove it, and the same survey reads its jobs "
-                          "again.") from None
+        jobs = path.parent.parent / "jobs" / path.name  # without it the two others are no part
+        raise SurveyError(f"{path} cannot be read ({reason_of(error)}); remove {'it' if path == jobs else jobs}, and "
+                          "the same survey reads its jobs again.") from None
     form = (found.schema.metadata or {}).get(_MARK, b"")
     if not form.isdigit():
         raise SurveyError(f"{path} is no part of a survey; name the directory that foretrace survey wrote.")
     if int(form) > FORMAT:
         raise SurveyError(f"{path} was written by a newer foretrace; use that, or name another output.")
+    if missing := COLUMNS[path.parent.name].keys() - set(found.column_names):
+        raise SurveyError(f"{path} has no column {min(missing)}; it is no part of this table, so name another output.")
     return found
 
 

@@ -21,6 +21,7 @@ from graph_predictor.synthesis.baseline import baseline_of
 from step_views.reports.opportunities import opportunities
 from step_views.survey import table
 from step_views.survey.discovery import find_jobs
+from step_views.survey.fleet import fleet
 from step_views.survey.run import survey
 from step_views.survey.table import SurveyError, SurveyTable, read_tables
 from tracer.cluster.workers import ClusterError
@@ -222,3 +223,34 @@ def test_an_interrupted_survey_keeps_what_was_read(tmp_path: Path) -> None:
         survey(tmp_path / "runs", tmp_path / "out", workers=1, progress=interrupt)
     assert len(read_tables(tmp_path / "out")["jobs"]) == 2
     assert survey(tmp_path / "runs", tmp_path / "out", workers=1).unchanged == 2
+
+
+def test_a_link_to_itself_and_a_null_character_stop_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "runs" / "a.json")
+    (tmp_path / "runs" / "self.json").symlink_to("self.json")
+    found = find_jobs([str(tmp_path / "runs"), "a\0b"])
+    assert len(found.jobs) == 1 and len(found.unreadable) == 2
+    assert "null character" in found.unreadable[0] + found.unreadable[1]
+
+
+def test_a_damaged_part_of_a_table_names_what_to_remove(tmp_path: Path) -> None:
+    trace, out = write(tmp_path / "a.json"), tmp_path / "out"
+    survey(trace, out, workers=1)
+    part, = (out / "families").iterdir()
+    (out / "opportunities" / part.name).write_bytes(part.read_bytes())
+    with pytest.raises(SurveyError, match="no column change"):
+        read_tables(out)
+    part.unlink()
+    with pytest.raises(SurveyError, match=f"remove {out / 'jobs' / part.name}"):
+        read_tables(out)
+    (out / "jobs" / part.name).unlink()
+    assert survey(trace, out, workers=1).read == 1 and len(read_tables(out)["jobs"]) == 1
+
+
+def test_a_tag_that_is_no_utf_8_is_kept_as_far_as_it_can_be(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    survey(write(tmp_path / "a.json"), out, workers=1, tags=["a\udcff"])
+    assert read_tables(out)["jobs"]["tags"].to_pylist() == [["a?"]]
+    survey(tmp_path / "a.json", tmp_path / "one", workers=1, tags="team=ads")
+    assert read_tables(tmp_path / "one")["jobs"]["tags"].to_pylist() == [["team=ads"]]
+    assert fleet(tmp_path / "one", tags="team=ads").jobs == 1
