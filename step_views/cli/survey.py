@@ -73,9 +73,10 @@ def run_survey(
         print_json(found.to_json())
     else:
         report = Report()
-        report.line(f"{count(found.found)} jobs: {count(found.read)} read, {count(found.unchanged)} unchanged, "
+        report.line(f"Jobs: {count(found.found)} found, {count(found.read)} read, {count(found.unchanged)} unchanged, "
                     f"{count(len(found.unreadable))} could not be read ({percent(found.share_read)} are in the table).")
-        report.line(f"Written to {out}: foretrace survey show {out}")
+        if found.read or found.unchanged:
+            report.line(f"Written to {out}: foretrace survey show {out}")
     if not found.found:
         raise ForetraceError("No recording was found; check the paths.")
     if found.share_read < least_read or not found.share_read:
@@ -100,7 +101,7 @@ def _progress() -> Iterator[Callable[..., None]]:
     if not sys.stderr.isatty():
         def say(done: int, total: int, _: Any) -> None:
             if done * 10 // total != (done - 1) * 10 // total:
-                tell(f"{count(done)} of {count(total)} jobs")
+                tell(f"Jobs: {count(done)} of {count(total)}")
 
         yield say
         return
@@ -134,8 +135,8 @@ def show(
         return
     report = Report()
     within = _common([*(one.job for one in found.worst), *(one.job for one in found.slower)])
-    report.line(f"{count(found.jobs)} jobs: {count(found.predicted)} predicted, {count(found.unreadable)} could not be "
-                f"read.{f' Jobs below are in {within}' if within else ''}")
+    report.line(f"Jobs: {count(found.jobs)}, {count(found.predicted)} predicted, {count(found.unreadable)} could not "
+                f"be read.{f' Jobs below are in {within}' if within else ''}")
     report.table("Distribution over the jobs",
                  [Column("quantity", name=True), Column("jobs"), Column("p10"), Column("median"), Column("p90"),
                   Column("unit", name=True)],

@@ -114,6 +114,8 @@ def test_calls_of_ray_are_awaited_and_what_ends_them_is_told_apart(monkeypatch: 
             found.next_done(["refused"])
         with pytest.raises(ClusterError, match="The Ray cluster went away"):
             found.next_done(["away"])
+    with pytest.raises(ClusterError, match="No Ray cluster answers"), open_workers("ray", "127.0.0.1:1"):
+        pass
 
 
 def test_a_rank_whose_workers_die_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-ANSWERS_WITHIN = "10s"
+ANSWERS_WITHIN = 10.0
 """Longest time that a scheduler may take to answer, and to have a worker."""
 
 
@@ -122,6 +123,9 @@ def ray_connection(address: str | None) -> Iterator[None]:
     except ImportError:
         raise ClusterError("Ray is not installed here; install it with: pip install 'foretrace[cluster]'.") from None
     try:
+        host, _, port = (address or "").rpartition("//")[2].rpartition(":")
+        if host and port.isdigit():  # Ray itself tries for minutes where no machine or port answers
+            socket.create_connection((host, int(port)), timeout=ANSWERS_WITHIN).close()
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.CRITICAL,
                  **({} if address else {"include_dashboard": False}))
     except Exception as error:  # of the address's form, of the network, of the cluster's version
