@@ -325,8 +325,8 @@ def quiet(data: Path, folder: Path, options: argparse.Namespace) -> None:
                 write_job(files, folder / f"pair{pair}" / side / f"{number}", (old, new))
             survey(str(folder / f"pair{pair}" / side), folder / f"pair{pair}" / f"{side}.parquet")
         before, after, slower = (folder / f"pair{pair}" / f"{side}.parquet" for side in ("before", "after", "slower"))
-        still = fleet(after, against=before)
-        grown = fleet(slower, against=before)
+        still = fleet(after, since=before)
+        grown = fleet(slower, since=before)
         alarms, compared = alarms + len(still.slower), compared + (still.compared or 0)
         missed += (grown.compared or 0) - len(grown.slower)
         print(f"pair {pair + 1}: {len(still.slower)} false of {still.compared}; planted {options.least:.1%}: "

@@ -34,7 +34,7 @@ class SurveyCommands(TyperGroup):
 
 
 survey = typer.Typer(cls=SurveyCommands, no_args_is_help=True, rich_markup_mode=None,
-                     help="Survey the recordings of many jobs into one table, and show what it says of them. "
+                     help="Survey the recordings of many jobs into one table, and show what it says of them.\n\n"
                           "'foretrace survey PATH… -o DIR' is short for 'foretrace survey run PATH… -o DIR'.")
 
 
@@ -118,7 +118,7 @@ def _progress() -> Iterator[Callable[..., None]]:
 @in_one_sentence
 def show(
     table: Annotated[str, typer.Argument(metavar="DIR", help="What foretrace survey wrote.")],
-    against: Annotated[str | None, typer.Option(
+    since: Annotated[str | None, typer.Option(
         metavar="OLDER", help="An earlier survey: which programs are slower now, and by what.")] = None,
     tag: Annotated[list[str] | None, typer.Option(
         metavar="TAG", help="Only jobs with this tag (repeatable: with all of them).")] = None,
@@ -129,7 +129,7 @@ def show(
 
     Only the table is read. A program is compared with the same one of the older survey, by its operations.
     """
-    found = survey_fleet.fleet(table, against=against, tags=tag or (), top=top or 3)
+    found = survey_fleet.fleet(table, since=since, tags=tag or (), top=top or 3)
     if json:
         print_json(found.to_json())
         return
@@ -154,7 +154,7 @@ def show(
                      ([one.job[len(within):], count(round(one.gpu_s_an_hour)), percent(one.share), one.change or "–",
                        _ms(one.gain_us), f"{_ms(one.low_us)} … {_ms(one.high_us)}"]
                       for one in found.worst if one.cause == cause))
-    report.table(f"Slower than in {against}",
+    report.table(f"Slower than in {since}",
                  [Column("job", name=True, path=True), Column("runs"), Column("before\nms"), Column("now\nms"),
                   Column("change"), Column("90% between"), Column("what grew most", name=True),
                   Column("GPU-s lost\nan hour")],
@@ -164,7 +164,7 @@ def show(
     if found.compared is not None:
         report.line()
         report.line(f"{count(len(found.slower))} of {count(found.compared)} programs of both surveys are slower than "
-                    f"{against} has them.")
+                    f"{since} has them.")
     report.notes(found.notes)
 
 

@@ -105,13 +105,13 @@ class Fleet(Shown):
         return asdict(self)
 
 
-def fleet(table: str | os.PathLike[str], *, against: str | os.PathLike[str] | None = None, tags: Sequence[str] = (),
+def fleet(table: str | os.PathLike[str], *, since: str | os.PathLike[str] | None = None, tags: Sequence[str] = (),
           top: int = 3) -> Fleet:
     """Say what a survey's table holds.
 
     Args:
         table: the directory that ``survey`` wrote.
-        against: an earlier survey: which of its programs are slower now.
+        since: an earlier survey: which of its programs are slower now.
         tags: only jobs that have all of these; of the earlier survey all count.
         top: jobs that are named for each cause.
 
@@ -128,8 +128,8 @@ def fleet(table: str | os.PathLike[str], *, against: str | os.PathLike[str] | No
     if len(known) < len(rows) - found.unreadable:
         why = "what their devices did, or their steps, are not known (column not_predicted)"
         found.notes.append(f"{len(rows) - found.unreadable - len(known):,} jobs were read but not predicted: {why}.")
-    if against is not None:
-        before = read_tables(against)
+    if since is not None:
+        before = read_tables(since)
         found.slower, found.compared = regressions(
             (before["jobs"].to_pylist(), before["families"].to_pylist()), (rows, tables["families"].to_pylist()))
         versions = {row["foretrace"] for row in (*rows, *before["jobs"].to_pylist())}

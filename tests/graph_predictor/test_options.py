@@ -70,8 +70,10 @@ def _is_axis(command: str, parameter: Any) -> bool:
 @pytest.mark.parametrize("option", sorted(name for name, users in _options().items() if len(users) > 1))
 def test_an_option_means_the_same_in_every_command(option: str) -> None:
     # How many steps to record; for 'fit', the table of those that were measured. A factor; for 'calibrate', a switch.
-    # CUDA graphs are an edit of a recorded step and what a server decodes with anyway.
-    others = {("fit", "--steps"), ("calibrate", "--host"), ("serve", "--cuda-graphs")}
+    # CUDA graphs are an edit of a recorded step and what a server decodes with anyway. A survey keeps tags, its 'show'
+    # chooses by them, and its workers may be a number of processes.
+    others = {("fit", "--steps"), ("calibrate", "--host"), ("serve", "--cuda-graphs"), ("survey run", "--workers"),
+              ("survey show", "--tag")}
     users = [user for user in _options()[option] if (user[0], option) not in others]
     plain = [(command, parameter) for command, parameter in users if not _is_axis(command, parameter)]
     assert len({_kind(parameter) for _, parameter in plain}) <= 1, users

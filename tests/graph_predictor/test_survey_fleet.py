@@ -104,7 +104,7 @@ def test_a_fleet_is_shown_from_its_table(tmp_path: Path, run: Run) -> None:
     assert sum(one.share for one in found.lost) < 1
     assert not found.to_pandas("lost").empty
     assert fleet(tmp_path / "t", tags=["team=b"]).jobs == 1
-    ran = run("survey", "show", tmp_path / "t", "--against", tmp_path / "t")
+    ran = run("survey", "show", tmp_path / "t", "--since", tmp_path / "t")
     assert ran.code == 0 and "0 of 1 programs of both surveys" in plain(ran.out) and "data loading" in ran.out
     shown = run("survey", "show", tmp_path / "t", "--tag", "team=a", "--json").json
     assert shown["jobs"] == 1 and shown["slower"] == []
