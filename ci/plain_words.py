@@ -34,7 +34,7 @@ _END = re.compile(r"(?<=[.!?:;])[\"')*]*\s+(?=[\"'(*]*[A-Z0-9`])|\n\s*\n|\n *(?:
 """Ends of sentences: also paragraphs, items of lists, and entries of Args and Attributes."""
 
 
-class Finding(NamedTuple):
+class HardSentence(NamedTuple):
     """A sentence that breaks a rule, and where it begins."""
 
     path: str
@@ -73,7 +73,7 @@ def texts_of(path: Path) -> Iterator[tuple[int, str]]:
             yield value.lineno, _LITERAL.sub(_blank, value.value)
 
 
-def findings_of(path: Path, avoided: list[re.Pattern[str]]) -> Iterator[Finding]:
+def findings_of(path: Path, avoided: list[re.Pattern[str]]) -> Iterator[HardSentence]:
     """Yield what is wrong with the sentences of a file."""
     for first, text in texts_of(path):
         start = 0
@@ -83,12 +83,12 @@ def findings_of(path: Path, avoided: list[re.Pattern[str]]) -> Iterator[Finding]
             start = end
             for pattern in avoided:
                 if (hit := pattern.search(sentence)) is not None:
-                    yield Finding(str(path), line, f"'{hit.group()}'", sentence)
+                    yield HardSentence(str(path), line, f"'{hit.group()}'", sentence)
             if (count := len(re.findall(r"[^\W_][\w'’.,%/-]*", sentence))) > LONGEST:
-                yield Finding(str(path), line, f"{count} words", sentence)
+                yield HardSentence(str(path), line, f"{count} words", sentence)
 
 
-def all_findings(path: Path) -> list[Finding]:
+def all_findings(path: Path) -> list[HardSentence]:
     """Return the findings of a file, or of the pages and Python files of a folder."""
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.suffix in (".md", ".py"))
     avoided = words_to_avoid()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from graph_predictor.request.predict import job_of
 from graph_predictor.request.study import Configuration
 from step_views.pages.overview import report_page
 from step_views.pages.page import Provenance, write_page
@@ -13,7 +14,7 @@ from step_views.reports.ranks.report import JobReport, rank_report, replayed_ran
 from step_views.sweep.run import LOCAL, Sweep, SweepSource
 from step_views.sweep.run import sweep as run_sweep
 from step_views.sweep.space import Axis, SweepError, SweepSpace
-from tracer.job import Job, JobError, read_job
+from tracer.job import Job
 
 
 def ranks(source: Job | str | os.PathLike[str], *, step: str | None = None, profiled: bool = False) -> JobReport:
@@ -27,7 +28,7 @@ def ranks(source: Job | str | os.PathLike[str], *, step: str | None = None, prof
     Raises:
         ForetraceError: the job cannot be read, has one rank or no such step.
     """
-    times, notes = replayed_ranks(_job(source), step, profiled=profiled)
+    times, notes = replayed_ranks(job_of(source), step, profiled=profiled)
     found = rank_report(times)
     found.notes[:0] = notes
     return found
@@ -45,8 +46,10 @@ def report(source: Job | str | os.PathLike[str], out: str | os.PathLike[str], *,
     Raises:
         ForetraceError: the job cannot be read or shown, or the file not written.
     """
-    job = _job(source)
-    names = [graph.meta.source or "a job" for graph in job.graphs] if isinstance(source, Job) else [os.fspath(source)]
+    job = job_of(source)
+    names = [graph.meta.source or "a job" for graph in job.graphs]
+    if isinstance(source, str | os.PathLike):
+        names = [os.fspath(source)]
     page = report_page(job, Provenance(tuple(dict.fromkeys(names)), "foretrace.report"), step=step, profiled=profiled)
     write_page(page, os.fspath(out))
 
@@ -90,12 +93,3 @@ def sweep(source: str | Sequence[str], *, sizes: Mapping[str, Iterable[int]] | N
     where = SweepSource(paths, step=step, recorded_on=from_device, profiles=tuple(profile), profiled=profiled)
     return run_sweep(where, SweepSpace(tuple(axes), fixed or Configuration()), output=output,
                      price_per_hour=price_per_hour, backend=workers, scheduler=scheduler, jobs=jobs, progress=progress)
-
-
-def _job(source: Job | str | os.PathLike[str]) -> Job:
-    if isinstance(source, str | os.PathLike):
-        return read_job(source)
-    if not isinstance(source, Job):
-        raise JobError(f"A job is expected, and {type(source).__name__} was given: read it first, with "
-                       "foretrace.read(path).")
-    return source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ def predict(source: AnyJob | str, edits: Sequence[Edit] = (), *, device: str | N
     """
     extra = checked_edits(edits)
     script = source if isinstance(source, str) and is_script([source]) else None
-    job = None if script is not None else _job(source)
+    job = None if script is not None else job_of(source)
     given = [profile] if isinstance(profile, (str, DeviceProfile)) else profile
     known = [load_profile(each) if isinstance(each, str) else each for each in given]
     recorded_on = find_device(from_device) if isinstance(from_device, str) else from_device
@@ -66,8 +67,8 @@ def predict(source: AnyJob | str, edits: Sequence[Edit] = (), *, device: str | N
     return replace(prepared, edits=[*prepared.edits, *extra]).predict(price_per_hour=price_per_hour)
 
 
-def _job(source: AnyJob | str) -> Job:
-    """Return what was given as a job. Raises ``ForetraceError``: it is none, or cannot be read."""
-    if isinstance(source, str):
-        return read_job([source])
+def job_of(source: AnyJob | str | os.PathLike[str]) -> Job:
+    """Return what was given as a job, read if it is a path. Raises ``ForetraceError``: it is neither, or unreadable."""
+    if isinstance(source, str | os.PathLike):
+        return read_job(source)
     return source if isinstance(source, Job) else assemble_job(list(graphs_of(source)))
