@@ -25,6 +25,7 @@ from step_views.survey.facts import BOUND_COLUMNS, JobRows
 from tracer.errors import ForetraceError, reason_of
 from tracer.lazy import compute, parquet, pyarrow
 from tracer.output_file import Busy, DirectoryLock, whole_file
+from tracer.table_input import read_parquet
 
 TABLES = ("families", "opportunities", "jobs")
 """Folders, in the order in which a part is written."""
@@ -82,20 +83,28 @@ def _parts(folder: Path) -> list[int]:
 
 
 def _read(path: Path) -> Any:
-    """Return one file. Raises ``SurveyError``: it is no part of a survey, is of a newer version, or is damaged."""
+    """Return one file's columns. Raises ``SurveyError``: it is no part of a survey, is of a newer one, or damaged."""
+    schema = _schema(path.parent.name)
     try:
-        found = parquet.ParquetFile(path).read(use_threads=False)
+        with open(path, "rb") as stream:
+            whole = parquet.ParquetFile(stream).schema_arrow
+            form = (whole.metadata or {}).get(_MARK, b"")
+            if not form.isdigit():
+                raise SurveyError(f"{path} is no part of a survey; name the directory that foretrace survey wrote.")
+            if int(form) > FORMAT:
+                raise SurveyError(f"{path} was written by a newer foretrace; use that, or name another output.")
+            if missing := set(schema.names) - set(whole.names):
+                raise SurveyError(f"{path} has no column {min(missing)}; it is no part of this table, so name another "
+                                  "output.")
+            found = read_parquet(stream).select(schema.names).cast(schema)
+        for name, column in zip(schema.names, found.columns, strict=True):
+            numbers = column.combine_chunks().flatten() if name == "step_times_us" else column
+            if numbers.type == pyarrow.float64() and compute.all(compute.is_finite(numbers)).as_py() is False:
+                raise ValueError(f"column {name} has a number that is none")
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         jobs = path.parent.parent / "jobs" / path.name  # without it the two others are no part
         raise SurveyError(f"{path} cannot be read ({reason_of(error)}); remove {'it' if path == jobs else jobs}, and "
                           "the same survey reads its jobs again.") from None
-    form = (found.schema.metadata or {}).get(_MARK, b"")
-    if not form.isdigit():
-        raise SurveyError(f"{path} is no part of a survey; name the directory that foretrace survey wrote.")
-    if int(form) > FORMAT:
-        raise SurveyError(f"{path} was written by a newer foretrace; use that, or name another output.")
-    if missing := COLUMNS[path.parent.name].keys() - set(found.column_names):
-        raise SurveyError(f"{path} has no column {min(missing)}; it is no part of this table, so name another output.")
     return found
 
 
@@ -125,7 +134,7 @@ def _together(folder: Path, parts: Sequence[int]) -> dict[str, Any]:
         known = pyarrow.concat_arrays([known, jobs["job"].combine_chunks()])
     order = {"jobs": [], "families": [("time_us", "descending"), ("family", "ascending")],
              "opportunities": [("place", "ascending")]}
-    return {name: pyarrow.concat_tables(tables, promote_options="default").sort_by([("job", "ascending"), *order[name]])
+    return {name: pyarrow.concat_tables(tables).sort_by([("job", "ascending"), *order[name]])
             for name, tables in kept.items()}
 
 
@@ -223,7 +232,7 @@ class SurveyTable:
             with suppress(FileExistsError):
                 (self.folder / name).mkdir()
             with whole_file(self.folder / name / _name(number)) as stream:
-                parquet.write_table(tables[name].cast(_schema(name)), stream)
+                parquet.write_table(tables[name], stream)
         self.parts.append(number)
 
 

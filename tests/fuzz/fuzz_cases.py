@@ -167,6 +167,11 @@ KINDS: dict[str, Kind] = {
                               ".json": (M.trace_events,)}, (
         "sweep IN/trace.json --clock 1,2 --jobs 1 -o IN/points.csv",
         "sweep IN/trace.json --clock 1,2 --jobs 1 -o IN/points.csv --json --best time")),
+    "survey": Kind(["survey"], {".parquet": (M.parquet_table,), ".json": _TRACE}, (
+        "survey show IN/table --since SEED/survey/table", "survey show IN/table {option} {maybe}",
+        "survey show SEED/survey/table --since IN/table --json", "survey show IN {option}",
+        *["survey run IN/runs --workers 1 -o IN/table {maybe}"] * 3, "survey run IN --workers 1 -o OUT/s {maybe}",
+        "survey run IN/runs --workers 1 -o {out} --json")),
     "log": Kind(["nccl.log", "param.log", "osu.log", "ucc.log"], {"": (M.log_text, M.log_text, M.plain_bytes)}, (
         "comm fit IN -o OUT/c.json --topology dgx-h100 {option}",
         "comm backends mine=IN SEED/choices.json -o OUT/b.json --ranks 8 {option}",

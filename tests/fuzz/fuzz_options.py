@@ -88,7 +88,10 @@ _BY_VALUE = {
                            for sizes in ("", ":batch=64", ":batch=x", ":", ":batch=0", ":batch=64,seq=2", ":=")],
     "SCRIPT.py:FUNCTION": ["x.py:f", "x", "", "SEED/kineto.json:f", ":", "x.py"],
     "FILE|auto": ["auto", *FILES],
-    "TRACE": TRACES, "TEXT": WORDS, "PROFILE|DIR": [*FILES, "SEED"], "COMMIT|DIR": ["HEAD", "x", "", "SEED"],
+    "TRACE": TRACES, "TEXT": WORDS,
+    "OLDER": ["SEED/survey/table", "SEED/survey", *FILES[:6]], "TAG": ["team=ads", "x", ""],
+    "SHARE": ["0", "1", "0.5", "nan", "-1", "2", "x"],
+    "PROFILE|DIR": [*FILES, "SEED"], "COMMIT|DIR": ["HEAD", "x", "", "SEED"],
     "FILE.jsonl": OUTPUTS}
 """Values by the name that an option's help has for them; PATH is an input's or an output's."""
 _SOUND = {
@@ -102,7 +105,7 @@ _SOUND = {
 """Values that are taken by most, so that half of the time an option is met by what works with it."""
 _BY_TYPE = {int: COUNTS, float: NUMBERS, str: WORDS}
 _WRITTEN = {"--plot", "--html", "--junit", "--markdown", "--csv", "--table"}
-_LEFT_OUT = {"--debug", "--update-baseline", "--jobs"}
+_LEFT_OUT = {"--debug", "--update-baseline", "--jobs", "--workers"}
 """What would change the seeds, or start processes."""
 
 

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fuzz_cases import KINDS, QUICK, Case, draw_case, keep, kept
 from fuzz_worker import BYTES, ROOT, SECONDS, WRITTEN, Worker
 
-CODES = {"check": {0, 1, 2, 3}, "plan": {0, 1, 2}, "sweep": {0, 1, 2}, "capture": {0, 1, 2, 3}}
+CODES = {"check": {0, 1, 2, 3}, "survey": {0, 1, 2}, "plan": {0, 1, 2}, "sweep": {0, 1, 2}, "capture": {0, 1, 2, 3}}
 """Exit codes of commands that are gates, or end as the program does that they run; all others end with 0 or 2."""
 _GONE = 141
 """Exit code where nobody reads the output any more."""
@@ -230,6 +230,8 @@ def warm_up(seeds: Path) -> list[list[str]]:
             ["models", "evaluate", str(seeds / "device.profile"), str(seeds / "table.parquet")],
             ["replay", str(seeds / "graph_long.foretrace")],
             ["comm", "predict", "all_reduce", "--bytes", "1MiB", "--profile", str(seeds / "comm.json")],
+            ["survey", "run", job, "--workers", "1", "-o", str(seeds / "warm.survey")],
+            ["survey", "show", str(seeds / "survey" / "table")],
             ["sweep", one, "--clock", "1,2", "--jobs", "1", "-o", str(seeds / "warm.csv"), "--plot",
              str(seeds / "warm.svg")],
             ["plan", one, "--gpus", "8"], ["serve", "llama-3.1-8b", "--device", "h100-sxm"],
@@ -334,7 +336,9 @@ def _no_number(outcome: Outcome, errors: str, root: Path) -> str:
     if outcome.code == 0 and (root / "unfinished").exists():
         return "in JSON"
     told = errors.rpartition("\nforetrace: ")[2]  # a traceback, which is printed here only, quotes what it likes
-    for text in (*([_text(root / "stdout")] * (outcome.code == 0)), *([told] * (not given))):
+    # A row of a survey begins with the job's name, which is any text.
+    printed = re.sub(r"(?m)^(nan|inf) ", "", _text(root / "stdout"))
+    for text in (*([printed] * (outcome.code == 0)), *([told] * (not given))):
         if found := _NO_NUMBER.search(text):
             return text[max(found.start() - 100, 0):found.end() + 30]
     for path in (root / "out").rglob("*"):

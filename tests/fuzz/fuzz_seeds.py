@@ -187,7 +187,7 @@ def build_seeds(folder: Path, programs: bool = False) -> Path:
     if programs:
         _programs(folder)
     for make in (_traces, _profiles, _collectives, _captures, _campaign, _measured, _datasets, _tomls, _sweep,
-                 _recorded, _notes, _foreign):
+                 _survey, _recorded, _notes, _foreign):
         make(folder)
     return folder
 
@@ -374,6 +374,18 @@ def _sweep(folder: Path) -> None:
     shutil.copy(folder / "kineto_linear.json", out / "trace.json")
     app(["sweep", str(out / "trace.json"), "--clock", "1,2", "--jobs", "1", "-o", str(out / "points.csv"), "--json"],
         standalone_mode=False)
+
+
+def _survey(folder: Path) -> None:
+    """Write a survey of two jobs in two parts, as one that was killed leaves it, and beside it what it is of."""
+    from foretrace.commands import app
+
+    root = folder / "survey"
+    (root / "runs").mkdir(parents=True, exist_ok=True)
+    for name in ("kineto_linear.json", "kineto.json"):
+        shutil.copy(folder / name, root / "runs" / name)
+        app(["survey", "run", str(root / "runs" / name), "--workers", "1", "-o", str(root / "table"), "--tag",
+             "team=ads", "--json"], standalone_mode=False)
 
 
 TOPO = "\n".join(["\t" + "\t".join([*(f"GPU{i}" for i in range(4)), "NIC0", "NIC1", "CPU Affinity"]), *(
