@@ -84,7 +84,7 @@ def test_options_are_those_of_the_commands() -> None:
             yield words, {name for option in command.params for name in option.opts if name.startswith("--")}
 
     needed = {"--out", "--gpus", "--shapes", "--topology", "--debug", "--device", "--set", "--jobs",
-              "--update-baseline"}
+              "--update-baseline", "--workers"}
     for words, names in real(typer.main.get_command(app), ""):
         drawn = {option.name for option in commands()[words]}
         assert drawn <= names <= drawn | needed, words
