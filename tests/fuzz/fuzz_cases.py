@@ -283,7 +283,8 @@ KINDS: dict[str, Kind] = {
     "name": Kind(["kineto.json"], {}, ("inspect IN", "replay IN", "ranks IN", "diff IN IN",
                                        "convert IN -o OUT/{name}")),
 }
-QUICK = tuple(name for name in KINDS if name not in ("given", "programs", "script", "by-shapes", "decoder"))
+QUICK = tuple(name for name in KINDS if name not in ("given", "programs", "script", "by-shapes", "decoder",
+                                                        "recorded"))
 """Kinds whose cases take milliseconds."""
 _ALL_COMMANDS = [command for name in QUICK for command in KINDS[name].commands if name not in ("sweep", "output")]
 _READ_ONLY = 0.6

@@ -2,12 +2,12 @@
 
     python tests/fuzz/fuzz_run.py --cases 20000 [--seed 1] [--jobs 2] [--kind kineto] [--out out/fuzz]
 
-A run with the same seed makes the same choices, of every kind of file as many and of programs a quarter;
-``fuzz_mutators`` and ``fuzz_foreign`` damage sound files, and real commands read them. Wrong are: a traceback or "a
-bug", an exit code that a command does not have, over 20 s, over 1.5 GB, a warning, and numbers that are none, printed
-or written. Small files may not become large: what only reads (``READING``) has 5 s of processor time for less than 2
-MB, half a gigabyte for less than 1 MB, and 10 s in all. What is found is kept as a directory each: ``fuzz_run.py
---again DIR`` runs it again.
+A run with the same seed makes the same choices, of every kind of file as many and of what takes ten times as long a
+sixteenth; ``fuzz_mutators`` and ``fuzz_foreign`` damage sound files, and real commands read them. Wrong are: a
+traceback or "a bug", an exit code that a command does not have, over 20 s, over 1.5 GB, a warning, and numbers that are
+none, printed or written. Small files may not become large: what only reads (``READING``) has 5 s of processor time for
+less than 2 MB, half a gigabyte for less than 1 MB, and 10 s in all. What is found is kept as a directory each:
+``fuzz_run.py --again DIR`` runs it again.
 
 Most cases run together with others in one process (``fuzz_worker`` says what they may not leave to the next), and every
 one is judged by all of the above: by its own output, its own processor time, and no less than its own memory. Whatever
@@ -61,8 +61,8 @@ APART = frozenset({"capture", "trace", "calibrate", "validate"})
 """Commands that always do."""
 _TOGETHER = 40
 """Cases of one process: a fork costs 20 ms, so half a millisecond each."""
-_ROUNDS = 4
-"""Cases of each other kind for one that runs PyTorch."""
+_ROUNDS = 16
+"""Cases of each other kind for one of those that take ten times as long."""
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where inputs are written: no disk, if there is such a place."""
 _NO_NUMBER = re.compile(r"(?<!inf or )(?<![\w.:/'\"=\[-])[-+]?(?:nan|inf)(?! or nan)(?![\w.'\"=/\]-])")
@@ -165,7 +165,7 @@ class Tally:
 
 
 def cases(seeds: Path, number: int, seed_number: int, kinds: Sequence[str] = ()) -> Iterator[Case]:
-    """Cases of a seed, each of choices of its own; programs, which cost ten times a file, come a quarter as often."""
+    """Cases of a seed, each of choices of its own; what costs ten times a file comes a sixteenth as often."""
     rounds = [*QUICK, "given"] * _ROUNDS + [name for name in KINDS if name not in QUICK and name != "given"]
     wanted = [name for name in (kinds or rounds) if name != "given" or any((seeds / "given").glob("*"))]
     for at in range(number):
