@@ -54,14 +54,14 @@ def report(source: Job | str | os.PathLike[str], out: str | os.PathLike[str], *,
     write_page(page, os.fspath(out))
 
 
-def sweep(source: str | Sequence[str], *, sizes: Mapping[str, Iterable[int]] | None = None,
-          device: Iterable[str] = (), world_size: Iterable[int] = (), parallel: Iterable[str] = (),
-          topology: Iterable[str] = (), edits: Iterable[str] = (), fixed: Configuration | None = None,
+def sweep(source: str | Sequence[str], *, sizes: Mapping[str, int | Iterable[int]] | None = None,
+          device: str | Iterable[str] = (), world_size: int | Iterable[int] = (), parallel: str | Iterable[str] = (),
+          topology: str | Iterable[str] = (), edits: str | Iterable[str] = (), fixed: Configuration | None = None,
           output: str | os.PathLike[str] | None = None, price_per_hour: float | None = None, workers: str = LOCAL,
           scheduler: str | None = None, jobs: int = -1, progress: Callable[[int, int], None] | None = None,
           from_device: str | None = None, profile: Sequence[str] = (), step: str | int | None = None,
-          profiled: bool = False, **options: Iterable[Any]) -> Sweep:
-    """Predict every combination of sizes, devices, ranks and edits, in parallel.
+          profiled: bool = False, **options: Any) -> Sweep:
+    """Predict every combination of sizes, devices, ranks and edits, in parallel. One value needs no list.
 
     Args:
         source: path of a recording, paths of its ranks, or SCRIPT.py:FUNCTION.
@@ -80,11 +80,11 @@ def sweep(source: str | Sequence[str], *, sizes: Mapping[str, Iterable[int]] | N
         SweepError: nothing varies, or an option cannot be swept.
         ForetraceError: the source cannot be read, or the table not written.
     """
-    listed: dict[str, Iterable[Any]] = {
+    listed: dict[str, Any] = {
         "device": device, "world_size": world_size, "topology": topology, "parallel": parallel, **options,
         "edits": edits}
-    axes = [Axis(f"set:{name}", tuple(values)) for name, values in (sizes or {}).items()]
-    axes += [Axis(name, values) for name, given in listed.items() if (values := tuple(given))]
+    axes = [Axis(f"set:{name}", _values(given)) for name, given in (sizes or {}).items()]
+    axes += [Axis(name, values) for name, given in listed.items() if (values := _values(given))]
     if not axes:
         raise SweepError("Nothing varies; give values of sizes, device, world_size, parallel, topology or an edit.")
     paths = (source,) if isinstance(source, str) else tuple(source)
@@ -93,3 +93,8 @@ def sweep(source: str | Sequence[str], *, sizes: Mapping[str, Iterable[int]] | N
     where = SweepSource(paths, step=step, recorded_on=from_device, profiles=tuple(profile), profiled=profiled)
     return run_sweep(where, SweepSpace(tuple(axes), fixed or Configuration()), output=output,
                      price_per_hour=price_per_hour, backend=workers, scheduler=scheduler, jobs=jobs, progress=progress)
+
+
+def _values(given: Any) -> tuple[Any, ...]:
+    """Return an axis' values; a text or a number is one."""
+    return (given,) if isinstance(given, str | int | float) else tuple(given)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from step_views.survey.discovery import FoundJob, find_jobs
 from step_views.survey.facts import JobRows, failed_rows, job_rows
-from step_views.survey.table import COLUMNS, SurveyTable, read_tables
+from step_views.survey.table import COLUMNS, SurveyError, SurveyTable, read_tables
 from tracer.cluster.engines import DASK, RAY, open_workers
 from tracer.cluster.forked import ForkedWorkers, cores
 from tracer.cluster.workers import ClusterError, Failed, TaskWorkers
@@ -92,10 +92,12 @@ def survey(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], out
         progress: called with (jobs done, jobs to read, the last one's rows).
 
     Raises:
-        SurveyError: the output cannot be written, or is no survey.
+        SurveyError: there is no path, or the output cannot be written or is no survey.
         ClusterError: the workers cannot be used.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise SurveyError("There is nothing to survey: the list of paths is empty.")
     where, kept = os.fspath(output), [_plain(tag) for tag in ([tags] if isinstance(tags, str) else tags)]
     with SurveyTable(where) as table:
         found = find_jobs(os.fspath(path) for path in given)
