@@ -52,6 +52,7 @@ class TakeOutProfiler:
                 f"When the recording began, devices still had work of the steps before for {min(starts):,.1f} to "
                 f"{max(starts):,.1f} ms: without the profiler the hosts run ahead of them, and take at most as long as "
                 "their devices compute.")
+        width = float(np.log(high / low)) / 2 if low > 0 else 0.0  # a step that took no time has none to divide
         slowest = int(np.argmax(share.step_ns))
         if not share.believed:
             scenario = replace(scenario, warnings=(*scenario.warnings, (
@@ -62,7 +63,7 @@ class TakeOutProfiler:
             f"{share.event_ns[slowest] / 1e3:.2f} µs an event, the median own time of operations that only call "
             f"others: {share.events[slowest]:,.0f} events, {share.step_ns[slowest] / 1e6:,.3f} ms of the host's time a "
             "step."),
-            profiled=False, host=replace(scenario.host, ns=left).widened(float(np.log(high / low)) / 2))
+            profiled=False, host=replace(scenario.host, ns=left).widened(width))
 
 
 def _no_longer_than_devices(scenario: Scenario, ns: Float64) -> Float64:
