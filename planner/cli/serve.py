@@ -186,7 +186,9 @@ def serve(
     or --concurrency also the time to the first token, time between tokens, and throughput.
 
     foretrace serve llama-3.1-70b --device h200-sxm --tp 8 --batch 32 --context 4096
+
     foretrace serve qwen3-32b --device h100-sxm --tp 2 --precision fp8 --concurrency 64 --prompt 1024 --output 512
+
     foretrace serve llama-3.1-8b --gpus 8 --target ttft=500,tpot=20 --prompt 2048 --output 256
 
     With --target ends with status 1 where nothing meets it.

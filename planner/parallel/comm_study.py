@@ -136,8 +136,7 @@ class PlanCommunication:
         messages: of one rank of that stage in a step, by cause.
         exposed: exposed time of each cause.
         all_exposed: of all causes together; less than their sum, as they hide behind the same work.
-        mixture: which backend does each message, if the best of several may; ``single_us``: the step with the best
-            single backend.
+        mixture: the best backend of each message, if there are several; ``single_us``: the step with one backend.
     """
 
     model: str

@@ -489,8 +489,7 @@ def _whole(values: Mapping[str, Any], name: str) -> int:
 
 
 def other_nodes(on: Topology, spec: DeviceSpec) -> list[str]:
-    """Return a note if a topology's nodes have another device than ``spec``, or if no node type has it; else nothing.
-    """
+    """Return a note if a topology's nodes have another device than ``spec``, or no node type has it; else nothing."""
     if ASSUMED_SERVER in on.node.sources.values():
         return [f"No node type has {spec.name}: its GPUs are taken to be in one PCIe server of {on.node.gpus}, in "
                 f"which each sends at {on.node.peer_gbps:g} GB/s; describe another in a file for --topology."]

@@ -231,14 +231,12 @@ def _graphed(plan: ParallelPlan, rates: CorrectionFactors) -> CorrectionFactors:
 
 
 def passes_us(costs: PlanCosts, rates: CorrectionFactors) -> tuple[Float64, Float64, Float64 | None]:
-    """Return µs of one micro-batch's forward, backward and separate weights' gradients (or ``None``), [stage, chunk].
-    """
+    """Return µs of a micro-batch's forward, backward and, if split off, weights' gradients, each [stage, chunk]."""
     return _passes(costs, _graphed(costs.plan, rates))[2:]
 
 
 def slowest_of(ranks: int) -> float:
-    """Return the expected distance of the slowest of equal GPUs from their mean, in standard deviations (Blom, 1958).
-    """
+    """Return by how many standard deviations the slowest GPU is expected to miss their mean (Blom, 1958)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 

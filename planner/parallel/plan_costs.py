@@ -85,8 +85,8 @@ class PlanCosts:
         counts: blocks of each kind, [stage][chunk][kind]; recomputed: how many of them backward computes again.
         embedding, head: work of these pieces for one micro-batch on one rank.
         optimizer: the optimizer's work on a rank of each stage.
-        exchanges: collectives by name (``plan_calls``): a block's for one micro-batch; the vocabulary's; those between
-            stages; gradients and parameters of a stage or, fully sharded, of a block and of the rest ("root").
+        exchanges: collectives by name (``plan_calls``): a block's for one micro-batch, the vocabulary's, those between
+            stages. Gradients and parameters are a stage's or, fully sharded, a block's and the rest's ("root").
     """
 
     plan: ParallelPlan
