@@ -288,8 +288,9 @@ def _checkpoint(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
 
 
 MOST_MICROBATCH, MOST_PARTS, LEAST_TOKENS, MOST_CHUNKS = 16, 16, 1024, 16
-"""Limits of a search (a named plan may exceed them): sequences of a micro-batch, as kernels hardly gain beyond; parts
-of a sequence (cp); least tokens of a part; chunks of a stage (NVIDIA's published recipes have up to 12)."""
+"""Limits of a search; a named plan may exceed them. Most sequences of a micro-batch (kernels hardly gain beyond); most
+parts of a sequence (cp), and least tokens of a part. Most chunks of a stage: NVIDIA's published recipes have up to 12.
+"""
 COPIES = (2, 4, 16, 64)
 """Numbers of copies of sharded state that are tried, each copy on one or several whole nodes: a choice."""
 

@@ -111,7 +111,7 @@ class MatchedKernels:
 
     Attributes:
         of: name of each kernel's operation; "" for none.
-        beside: whether a kernel was counted with its neighbour, as it matches no operation itself.
+        ``beside``: whether a kernel was counted with its neighbour, as it matches no operation itself.
         us: µs of each operation's kernels.
         own_us, beside_us, none_us: µs of kernels that match an operation, that count with a neighbour, and of others.
     """
@@ -319,7 +319,7 @@ class TraceCalibration:
         measured, predicted: µs of kernels of each kind, of all steps.
         rates: with the factors of each kind.
         factors: further factors, by name of the operation.
-        own, beside: shares of the kernels' time that match operations by the kernels' own names and order, and that
+        own, ``beside``: shares of the kernels' time that match operations by the kernels' own names and order, and that
             count with a neighbour.
         assumed: whether only the caller states the work of the steps.
     """
