@@ -3,8 +3,8 @@
 A trace names no tensors, only shapes. An argument is therefore looked for among earlier tensors: first the arguments of
 the operation around it, then the latest result of its shape (and strides, if recorded). Several may fit, so each tensor
 keeps its possible layouts, the likeliest first. Each operation rules out layouts that do not fit together, and results
-that would hold the samples twice. A layout that is ruled out once is ruled out everywhere. So a gradient's product with a
-a weight decides which of the two was the matrix that was transposed before it.
+would hold the samples twice. A layout that is ruled out once is ruled out everywhere. So a product of a gradient and a
+weight decides which of the two was the matrix that was transposed before it.
 """
 
 from __future__ import annotations
