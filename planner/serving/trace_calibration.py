@@ -353,7 +353,7 @@ class TraceCalibration:
         return (f"Anchored on {len(self.steps)} recorded {'step' if len(self.steps) == 1 else 'steps'} of "
                 f"{sum(self.measured.values()) / 1e3:,.1f} ms of kernels{taken}, predicted "
                 f"{sum(self.predicted.values()) / 1e3:,.1f} ms: {factors}{doubt}. {self.own + self.beside:.1%} of that "
-                f"time belongs to operations of the step, {self.beside:.1%} by the kernels beside.")
+                f"time belongs to operations of the step, {self.beside:.1%} by neighbouring kernels.")
 
 
 def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, assumed: ServedStep | None = None,
