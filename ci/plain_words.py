@@ -19,8 +19,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 30
 """Words of a sentence."""
-CEILINGS = {"README.md": 0, "CONTRIBUTING.md": 0, "SECURITY.md": 0, "docs": 0, "foretrace": 0, "planner": 62,
-            "step_views": 0, "graph_predictor": 54, "kernel_models": 1, "tracer": 18}
+CEILINGS = {"README.md": 0, "CONTRIBUTING.md": 0, "SECURITY.md": 0, "docs": 0, "foretrace": 0, "planner": 0,
+            "step_views": 0, "graph_predictor": 8, "kernel_models": 1, "tracer": 18}
 """How many findings a path may have; to be lowered as texts are mended, never raised."""
 _LIST = re.compile(r"<!-- words to avoid -->(.*?)<!-- until here -->", re.DOTALL)
 _ENTRY = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)

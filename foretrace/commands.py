@@ -44,14 +44,14 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'step_views'}.c
          "sequence, pipeline, context and expert parallelism, schedules, micro-batches, recomputation and "
          "sharding.", None),
         ("serve", "serve",
-         "Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and "
-         "with --rate or --concurrency time to the first token, between tokens, and throughput.", None),
+         "Predict a decoder's serving: time of a prompt and of a decoding step, memory, and the largest batch. With "
+         "--rate or --concurrency also the time to the first token, time between tokens, and throughput.", None),
         ("price-layer", "price_layer",
          "Price each operation of a decoder's layer on several devices: its time, its share of the layer, its "
          "operations a byte, and whether arithmetic or memory bounds it.", None),
         ("shapes", "shapes",
-         "Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, "
-         "micro-batch and tensor parallelism, with the reason and the gain of each change at equal parameters.", None),
+         "Find sizes of a model that cost more GPU time than their neighbours, with reason and gain of each change at "
+         "equal parameters. It tries heads, widths, vocabulary, micro-batch and tensor parallelism.", None),
         ("shard", "shard",
          "Find the fastest sharding of embedding tables: by tables, columns, rows, rows within a node, or "
          "copies.", None),

@@ -118,14 +118,14 @@ MIB = 1 << 20
 
 
 def buckets_of(gradients: Sequence[tuple[str, int]], bucket_mb: int | None = None) -> list[list[int]]:
-    """Numbers of the gradients in each bucket, in the order the buckets are reduced.
+    """Return the indices of the gradients in each bucket, in the order in which the buckets are reduced.
 
-    As DDP does it once it knows the order of the gradients (``compute_bucket_assignment_by_size`` of PyTorch's
-    reducer): a bucket has one type, and is closed by the gradient that reaches its size; what is left over is last.
+    DDP assigns them so once it knows the order of the gradients (``compute_bucket_assignment_by_size`` of PyTorch's
+    reducer). A bucket has one dtype, and the gradient that reaches its size closes it. Incomplete buckets come last.
 
     Args:
-        gradients: type and bytes of each.
-        bucket_mb: as ``ParallelPlan.bucket_mb``.
+        gradients: dtype and bytes of each.
+        bucket_mb: size of a bucket, MiB; ``None``: DDP's defaults.
     """
     limits = (FIRST_BUCKET, BUCKET) if bucket_mb is None else (bucket_mb, bucket_mb)
     opened: dict[str, list[int]] = {}

@@ -59,8 +59,8 @@ class TakeOutProfiler:
                 "Operations that only call others take longer than a profiler makes them, so that the host is slow for "
                 "another reason too: how much of its time is the profiler's is not known, and the interval says so.")))
         return replace(scenario.with_note(
-            "Nobody timed the step without the profiler. It is taken to cost "
-            f"{share.event_ns[slowest] / 1e3:.2f} µs an event, the median own time of operations that only call "
+            "The step was not timed without the profiler. The profiler is taken to cost "
+            f"{share.event_ns[slowest] / 1e3:.2f} µs an event, the median self time of operations that only call "
             f"others: {share.events[slowest]:,.0f} events, {share.step_ns[slowest] / 1e6:,.3f} ms of the host's time a "
             "step."),
             profiled=False, host=replace(scenario.host, ns=left).widened(width))

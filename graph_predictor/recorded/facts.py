@@ -207,7 +207,7 @@ def further_out(graphs: Sequence[ExecutionGraph], ranks: int, of: int) -> tuple[
     and a sentence on it. Ranks are taken to vary as the kernels of these graphs vary from step to step."""
     sigma = kernel_jitter(graphs)
     if sigma is None:
-        return 0.0, "No rank has two steps alike, so that nobody knows how kernels vary: none is taken to be slower."
+        return 0.0, "No rank has two equal steps, so kernels' variation is unknown: no rank is taken to be slower."
     further = sigma * (slowest_of(of) - slowest_of(ranks))
     return further, (f"Ranks' kernels vary by {sigma:.2%} from step to step, so that the slowest rank's take "
                      f"{signed_percent(np.expm1(further), 2)}.")

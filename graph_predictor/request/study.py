@@ -461,7 +461,7 @@ class Study:
                 size_captures.check_sizes((graphs[0], graph), (sizes[0], own), path)
         at = [", ".join(f"{name}={size}" for name, size in one.items()) for one in sizes]
         changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
-        what = "is nearest and was scaled" if changes else "is of that size and stands for it"
+        what = "is nearest and was scaled" if changes else "has the wanted size and is used as it is"
         because = f"Of the captures at {' and '.join(at)} the one at {at[chosen]} {what}."
         drift = drift_between(captures[0].scenario, captures[chosen].scenario) if chosen and changes else None
         return captures[chosen], scaling.Sizes(changes, because, drift)

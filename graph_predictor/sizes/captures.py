@@ -1,10 +1,10 @@
-"""Captures of one program at sizes that the user names: are these the sizes that they were made at?
+"""``check_sizes``: check that two captures of one program were made at the sizes that the user names.
 
-A capture notes no sizes of a user's program, so that ``--also runs/b:batch=64`` is a claim. Two captures show whether
-it holds: the shapes of the same operations differ by what the sizes differ by. With captures ``a`` and ``b``,
-dimensions ``x`` and ``y`` of one operation's tensor follow the named sizes where
+A capture of a user's program does not contain its sizes, so ``--also runs/b:batch=64`` has to be checked. The shapes of
+equal operations in two captures must differ as the named sizes do. Dimension ``x`` in capture ``a`` and ``y`` in ``b``
+follow the named sizes if
 
-    y - f = (x - f) × size in b / size in a          for some name, or several together; f of 0, 1 or 2 stay
+    y - f = (x - f) × size in b / size in a          for a name, or several together; f (-2 to 2) is constant
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from tracer.graph import ExecutionGraph, OpKind
 
 Pair = tuple[int, int]
 _STAYS = range(-2, 3)
-"""Elements of a dimension that stay whatever the size: a class token, the last target."""
+"""Elements of a dimension that are the same at any size: a class token, the last target."""
 _MOST_UNEXPLAINED = 0.3
-"""One change that no size explains, as a share of those that the named sizes explain. Rows that depend on data (of
-experts) differ in as many ways as there are of them, and a size that was not named in one."""
+"""Most occurrences of one unexplained change, as a share of the changes that the named sizes explain. A size that was
+not named causes a single frequent change; rows that depend on data (experts') cause many different ones."""
 _SAME_WORK = 0.01
-"""Relative difference of the operations a step by which two captures may be of one size all the same."""
+"""Largest relative difference of the number of operations a step between two captures of one size."""
 
 
 def check_sizes(graphs: tuple[ExecutionGraph, ExecutionGraph], sizes: tuple[Mapping[str, int], Mapping[str, int]],
                 path: str) -> None:
-    """Check that two captures differ as their sizes are said to.
+    """Check that the shapes of two captures differ as their named sizes do.
 
     Args:
         graphs: of the capture that is predicted from, and of another one.
-        sizes: of each.
-        path: of the other one, for the sentence.
+        sizes: of each capture, by name.
+        path: of the other capture, for the message.
 
     Raises:
-        EditError: they do not.
+        EditError: the shapes differ in another way.
     """
     changes = {name: (sizes[0][name], sizes[1][name]) for name in sizes[0] if sizes[0][name] != sizes[1].get(name)}
     pairs = differing(*graphs)
@@ -75,7 +75,7 @@ def check_sizes(graphs: tuple[ExecutionGraph, ExecutionGraph], sizes: tuple[Mapp
 
 
 def differing(first: ExecutionGraph, second: ExecutionGraph) -> Counter[Pair]:
-    """Pairs of sizes that one dimension has in two captures of a program, where they differ, and how often."""
+    """Count the pairs of different sizes that one dimension has in two captures of a program."""
     found: Counter[Pair] = Counter()
     a, b = _by_name(first), _by_name(second)
     for name in a.keys() & b.keys():
@@ -89,7 +89,7 @@ def differing(first: ExecutionGraph, second: ExecutionGraph) -> Counter[Pair]:
 
 
 def _by_name(graph: ExecutionGraph) -> dict[str, list[list[Shape]]]:
-    """Shapes of each operation's tensors, those of one name in the order they are first seen."""
+    """Return the shapes of each operation's tensors by name, in the order in which they first occur."""
     found: dict[str, list[list[Shape]]] = {}
     for name, text in _distinct(graph):
         found.setdefault(name, []).append(list(tensors_in(text)))
@@ -107,7 +107,7 @@ def _distinct(graph: ExecutionGraph) -> Iterator[tuple[str, str]]:
 
 
 def _as_many(first: ExecutionGraph, second: ExecutionGraph) -> bool:
-    """Return whether two captures have as many operations a step, and the same ones."""
+    """Return whether two captures have the same operations, and about the same number of them a step."""
     a, b = (len(graph.ops) / max(len(graph.steps), 1) for graph in (first, second))
     return abs(a - b) <= _SAME_WORK * a and set(_distinct(first)) == set(_distinct(second))
 
@@ -117,7 +117,7 @@ def _follows(pair: Pair, ratio: Fraction) -> bool:
 
 
 def _near(pair: Pair, ratio: Fraction) -> bool:
-    """Return whether a dimension follows a size as that of a strided convolution does, rounded at every stride."""
+    """Return whether a dimension follows a size roughly, as after strided convolutions that each round it."""
     ends = sorted((pair[0] + stays) * ratio - stays for stays in (_STAYS[0], _STAYS[-1]))
     return ends[0] <= pair[1] <= ends[1]
 

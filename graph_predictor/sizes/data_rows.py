@@ -1,13 +1,13 @@
-"""Rows that depend on data, as those that each expert of a mixture takes: how many there are, and what they follow.
+"""``selections``: find rows whose number depends on data, such as the tokens of each expert of a mixture.
 
-A capture has the rows of its own steps. Of tokens that grow, each expert takes the same share, so that its rows follow
-what they were selected from. They are known by how programs select them:
+A capture has the rows of its own steps. If the number of tokens grows, each expert is assumed to take the same share,
+so its rows follow what they are selected from. Selections are recognised by two kinds of operations:
 
-- ``nonzero`` (and with it ``where`` and boolean masks) gives a matrix [rows, dimensions of the mask], which the next
+- ``nonzero`` (also within ``where`` and boolean masks) gives a matrix [rows, dimensions of the mask], which the next
   operations take apart;
-- tokens sorted by expert are cut into pieces of unequal length that follow each other and leave nothing out (``split``
-  by a list, slices). Pieces of equal length are those of a loop (``scaling.unrolled_size``), and as many pieces as a
-  named size are its own (sequences of unequal length), unless a router has as many experts.
+- tokens sorted by expert are cut into consecutive pieces of unequal length that cover all of them (``split`` by a list,
+  slices). Pieces of equal length are those of a loop (``scaling.unrolled_size``). If there are as many pieces as a
+  named size, they are sequences of unequal length, unless a parameter has that size (a router's experts).
 
 An expert that takes a fixed number of tokens (its capacity) has them from ``topk`` (``layout_rules``).
 """
@@ -29,9 +29,9 @@ from tracer.input_file import list_of
 from tracer.views import arguments
 
 LEAST_ROWS = 8
-"""Fewer rows are a number of choices, dimensions or experts as likely, and hardly any work."""
+"""Least rows of a selection: fewer may be a number of choices, dimensions or experts, and are hardly any work."""
 _AHEAD = 4
-"""Operations after ``nonzero`` of which one takes its result."""
+"""Number of operations after ``nonzero`` among which its result's user is looked for."""
 _SLICES = frozenset({"aten::slice", "aten::narrow"})
 
 
@@ -53,12 +53,12 @@ class _Pieces:
 
 
 def selections(graph: ExecutionGraph, named: Set[int], least: int = LEAST_ROWS) -> list[Selection]:
-    """All selections of a rank's recorded steps.
+    """Return all selections of rows in a rank's recorded steps.
 
     Args:
         graph: of the rank.
-        named: recorded sizes that the user names, and no parameter has.
-        least: rows; of fewer none is said.
+        named: recorded sizes that the user names and that no parameter has.
+        least: smallest number of rows that is returned.
     """
     ops, names = graph.ops, {text: code for code, text in enumerate(graph.strings)}
     wanted = [names[one] for one in ("aten::nonzero", "aten::split_with_sizes", *_SLICES) if one in names]
@@ -113,21 +113,21 @@ def _by_pieces(graph: ExecutionGraph, rows: list[int], named: Set[int]) -> Itera
 
 
 def _unequal(lengths: list[int], shape: Shape, dim: int, named: Set[int], step: int) -> Iterator[Selection]:
-    """Pieces that cover a dimension, if they are experts'."""
+    """Yield pieces that cover a dimension, if they are experts'."""
     if sum(lengths) == shape[dim] and len(lengths) > 2 and len(lengths) not in named and len(set(lengths[:-1])) > 1:
         yield from (Selection(length, (shape[dim],), step) for length in lengths)
 
 
 def share_of(graph: ExecutionGraph) -> float | None:
-    """Return the share of their elements that a rank's recorded masks selected, of all together; ``None`` without."""
+    """Return the share of all elements of a rank's recorded masks that these select; ``None`` without masks."""
     masks = [one for one in selections(graph, frozenset(), least=0) if one.masked]
     elements = sum(math.prod(one.source) for one in masks)
     return sum(one.rows for one in masks) / elements if elements else None
 
 
 def spread_of(selected: Sequence[Selection]) -> float:
-    """Log half width of the 80% interval of a step's selected rows in all, by how they differ from step to step; those
-    that share out all tokens are as many in each."""
+    """Return the log half-width of the 80% interval of a step's selected rows, from their variation between steps. It
+    is 0 for one recorded step, and if all tokens are shared out in each step."""
     totals = dict[int, int]()
     for one in selected:
         totals[one.step] = totals.get(one.step, 0) + one.rows
@@ -135,7 +135,7 @@ def spread_of(selected: Sequence[Selection]) -> float:
 
 
 def said_of(selected: Sequence[Selection], share: float) -> str:
-    """Return what was assumed of them, as a sentence; ``share`` is that of the step's work."""
+    """Return the assumption about selected rows as a sentence; ``share`` is their share of the step's work."""
     shares = [one.rows / max(math.prod(one.source), 1) for one in selected]
     return (f"Rows that data select ({min(shares):.1%} to {max(shares):.1%} of what they are selected from) were taken "
             f"to stay that share at the new sizes: {share:.0%} of the work. Their spread from step to step is in the "

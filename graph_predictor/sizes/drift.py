@@ -119,8 +119,8 @@ def _of_rank(scenario: Scenario, mine: OperationCosts, theirs: OperationCosts) -
 
 def _growth(scenario: Scenario, mine: OperationCosts, theirs: OperationCosts, a: np.ndarray, b: np.ndarray) -> tuple[
         Float64, Bool]:
-    """Return the models' growth of each pair of rows by their recorded shapes, and of which it is known to be another
-    than none: those that compute on the host."""
+    """Return the factor by which the models let each pair of rows grow with its shapes, and whether it is known. It is
+    known for operations that compute on the host and have other shapes, and 1 for all others."""
     one, two = mine.graph, theirs.graph
     number: dict[tuple[str, str, int, int], int] = {}
     rows: list[int] = []

@@ -1,8 +1,8 @@
-"""Rules of operations for the layouts of their arguments and results.
+"""Rules that give the layouts of an operation's results from those of its arguments.
 
-A rule takes the arguments with one layout each and gives the results' layouts, or raises ``Inconsistent`` if no
-operation of that name takes such arguments: a product's shared dimension, say, follows a size on one side only. Only
-what the arguments decide is known; a result that depends on numbers the trace lacks has no rule.
+A rule takes one layout for each argument. It raises ``Inconsistent`` if no operation of that name takes such arguments;
+for example, if a product's shared dimension follows a size on one side only. A result that depends on numbers missing
+from the trace has no layout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Dims = list[tuple[int, Dim]]
 """Sizes of a tensor, and how each follows the named ones."""
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _FEW = 2
-"""Elements that a slice leaves out of a dimension whatever its size (a class token, the last target)."""
+"""Most elements that a slice leaves out of a dimension at any size (a class token, the last target)."""
 
 
 class Inconsistent(Exception):
@@ -30,11 +30,11 @@ class Inconsistent(Exception):
 
 
 class _Untold(Exception):
-    """The trace lacks what decides the result."""
+    """The trace lacks a number that decides the result."""
 
 
 def whole_number(arguments: Sequence[Argument], place: int) -> int | None:
-    """The whole number that an argument is; ``None`` where it is none, or not recorded."""
+    """Return an argument as a whole number; ``None`` if it is another value, or not recorded."""
     text = arguments[place].value if place < len(arguments) else ""
     return int(text) if _WHOLE.fullmatch(text) else None
 
@@ -306,7 +306,7 @@ def _squeezed(call: Call) -> Outcome:
 
 
 def _as(call: Call, target: Shape) -> Outcome:
-    """The first tensor's elements in another shape, of which one size may be -1."""
+    """Return the first tensor's elements in another shape; one size of ``target`` may be -1."""
     one = call.first()
     elements, known = math.prod(one.shape), math.prod(size for size in target if size >= 0)
     if -1 in target:
@@ -364,7 +364,7 @@ def _strided(call: Call, sizes: Sequence[tuple[int, int, int]], places: Sequence
 
 
 def _each(numbers: Shape, count: int) -> Shape:
-    """Numbers of each dimension, of which one may be given for all."""
+    """Return one number for each dimension; a single given number counts for all."""
     found = numbers * count if len(numbers) == 1 else numbers
     if len(found) != count:
         raise _Untold
@@ -372,7 +372,7 @@ def _each(numbers: Shape, count: int) -> Shape:
 
 
 def _convolved(call: Call, stride: int, padding: int, dilation: int, transposed: int | None) -> Outcome:
-    """A convolution whose numbers are the arguments of these places."""
+    """Return a convolution's result; ``stride`` to ``transposed`` are the places of these arguments."""
     if len(call.tensors) < 2 or len(call.tensors[0].shape) != len(call.tensors[1].shape):
         raise _Untold
     weight = call.tensors[1].shape
@@ -471,9 +471,9 @@ def _windows(call: Call) -> Outcome:
 
 @_rule("topk")
 def _best(call: Call) -> Outcome:
-    """The largest of a dimension: a number that the program chose; or where there are as many choices as elements, what
-    experts of some capacity take, which is a share of the tokens. Experts are as many at every size: where those that
-    choose grow too (distances between points), each chooses a number (its nearest ones)."""
+    """Return the largest elements of a dimension. Usually the program fixes their number. Choices that together are as
+    many as the elements are those of experts with a capacity: a share of the tokens. The number of experts is fixed; if
+    the choosers grow too (distances between points), each chooses a fixed number (its nearest neighbours)."""
     dims, count = call.first().dims, call.number(1)
     at = call.number(2, -1) % len(dims)
     size, dim = dims[at]
@@ -654,7 +654,7 @@ def _attended_backward(call: Call) -> Outcome:
 
 
 def _exchange(call: Call) -> Outcome:
-    """Return what a collective takes and gives follows the same sizes, whatever share of it each rank has."""
+    """Let a collective's flat input and output follow the same sizes, for any share that a rank has."""
     known = next((one.layout[0] for one in call.tensors if one.layout[0].follows), None)
     if known is None:
         return Outcome(call.tensors)

@@ -1,4 +1,4 @@
-"""The layout of one tensor, by which its dimensions follow the named sizes, and the effect of reshaping on it."""
+"""``Layout``: how the dimensions of one tensor follow the named sizes, and the effect of reshaping on it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Shape = tuple[int, ...]
 
 
 class Dim(NamedTuple):
-    """One dimension: ``fixed`` elements that stay, the others multiplied by named sizes to the given powers.
+    """One dimension: ``fixed`` elements stay, the others grow with the named sizes to the given powers.
 
-    A batch of 16 × 64 tokens with one token before each is ``(16, 65)``, its second dimension ``Dim((0, 1), 1)``. One
-    that is ``rounded`` is a share of another (what strides leave, rows that an expert takes) and need not be whole.
+    A batch of 16 × 64 tokens with one token before each is ``(16, 65)``, its second dimension ``Dim((0, 1), 1)``. A
+    ``rounded`` dimension is a share of another (after strides, or rows of an expert) and is rounded to be whole.
     """
 
     powers: tuple[int, ...]
@@ -33,13 +33,13 @@ Layout = tuple[Dim, ...]
 
 @dataclass(frozen=True, slots=True)
 class NamedSizes:
-    """The named sizes of a step: what they were, what they become, which of them counts samples.
+    """The named sizes of a step, before and after, and which of them counts samples.
 
     Attributes:
-        old, new: one each a name.
+        old, new: the sizes of each name.
         leading: whether the name is a batch, whose samples every tensor holds once at most.
-        derived: dimensions that were found to follow a name without having its size, by the size that they have: by
-            that they are known again.
+        derived: dimensions that follow a name but have another size than it, by that size. It identifies them in other
+            tensors.
     """
 
     old: tuple[int, ...]
@@ -49,15 +49,15 @@ class NamedSizes:
 
     @property
     def constant(self) -> Dim:
-        """A dimension that follows none."""
+        """Return a dimension that follows no name."""
         return Dim((0,) * len(self.old))
 
     def following(self, name: int) -> Dim:
-        """A dimension that follows one of the names."""
+        """Return a dimension that follows one of the names."""
         return Dim(tuple(int(one == name) for one in range(len(self.old))))
 
     def constants(self, shape: Shape) -> Layout:
-        """A layout of which nothing changes."""
+        """Return the layout of a tensor that does not change."""
         return (self.constant,) * len(shape)
 
     def factor(self, powers: Sequence[int]) -> Fraction:
@@ -68,14 +68,14 @@ class NamedSizes:
         return found
 
     def resized(self, size: int, dim: Dim) -> int:
-        """A dimension's new size; the old one where it would not be whole or none."""
+        """Return a dimension's new size; the old size if the new one would be negative or not whole."""
         scaled = (size - dim.fixed) * self.factor(dim.powers) + dim.fixed
         if dim.rounded and dim.follows:
             return max(math.floor(scaled + Fraction(1, 2)), 1)
         return int(scaled) if dim.follows and scaled.denominator == 1 and scaled >= 0 else size
 
     def shape(self, shape: Shape, layout: Layout) -> Shape:
-        """A tensor's new shape."""
+        """Return a tensor's new shape."""
         return tuple(self.resized(size, dim) for size, dim in zip(shape, layout, strict=True))
 
     def samples(self, layout: Layout) -> int:
@@ -127,7 +127,7 @@ def _product(shape: Shape, places: list[int]) -> int:
 
 
 def _spread(sizes: NamedSizes, before: list[tuple[int, Dim]], after: list[int]) -> list[Dim] | None:
-    """Dimensions of a group of sizes that hold the elements of another group."""
+    """Return dimensions of the sizes ``after`` that hold the elements of ``before``; ``None`` if this is unclear."""
     following = [(size, dim) for size, dim in before if dim.follows]
     found = [sizes.constant] * len(after)
     if not following:
@@ -162,7 +162,7 @@ def _spread(sizes: NamedSizes, before: list[tuple[int, Dim]], after: list[int]) 
 
 
 def _together(sizes: NamedSizes, parts: list[tuple[int, Dim]], size: int) -> Dim:
-    """One dimension of several of which elements stay: it becomes what these become."""
+    """Merge several dimensions with fixed elements; the new size is the product of their new sizes."""
     powers = total(tuple(dim for _, dim in parts))
     factor, new = sizes.factor(powers), math.prod(sizes.resized(one, dim) for one, dim in parts)
     return Dim(powers, Fraction(size * factor - new) / (factor - 1) if factor != 1 else 0, True)

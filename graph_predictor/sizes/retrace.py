@@ -1,9 +1,9 @@
-"""Sizes as a user writes them, and the step at these sizes by tracing the program again: ``retrace``.
+"""``retrace``: predict a step at other sizes by tracing its program again; and parse sizes as a user writes them.
 
-The program is run by shapes alone at the new sizes (needs PyTorch, no device), and each of its operations takes its
-time from the recorded one that stands for it (``synthesis.recorded_times``). Whatever the sizes change is
-changed: numbers of operations, other kernels, memory. The program is a workload of the suite, which the capture noted,
-or a function of the user's that builds it and takes the sizes as arguments.
+The program runs by shapes alone at the new sizes (needs PyTorch, no device). Each of its operations takes its time from
+the recorded operation that represents it (``synthesis.recorded_times``). So everything that the sizes change is
+changed: numbers of operations, other kernels, memory. The program is a workload of the suite that the capture names, or
+a user's function that builds the step and takes the sizes as arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WORD = re.compile(r"(\w+)=([A-Za-z_][\w.+-]*|-?\d*\.\d+(?:e-?\d+)?|-?\d+e-?\d+)
 _ALSO = re.compile(r"(?P<path>.+?)(?::(?P<sizes>\w+=\d+(?:,\w+=\d+)*))?")
 SEED = "seed"
 LEADING = frozenset({"batch", "b", "bs", "batch_size"})
-"""Names of the dimension that comes first in activations: a rank's samples. Any other name may stand anywhere."""
+"""Names of the dimension that comes first in activations: a rank's samples. Other names may be at any place."""
 MOST = 2**31 - 1
 """The largest size that is understood: PyTorch's kernels index dimensions by 32 bits."""
 _SHOWN = 24
@@ -115,25 +115,25 @@ def parse_also(text: str) -> tuple[str, dict[str, int]]:
 
 
 def samples_of(settings: Mapping[str, Any]) -> int | None:
-    """Samples of a workload's step by its settings; ``None`` where they do not say."""
+    """Return the samples of a workload's step from its settings; ``None`` if they are missing."""
     batch, accumulation = settings.get("batch"), settings.get("accumulation") or 1
     return batch * accumulation if type(batch) is int and type(accumulation) is int else None
 
 
-def captured_sizes(graphs: Sequence[ExecutionGraph], told: Sequence[Mapping[str, int]], new: Mapping[str, int]) -> list[
-        dict[str, int]]:
-    """The sizes of each capture: those given, and of a workload of the suite those it noted.
+def captured_sizes(graphs: Sequence[ExecutionGraph], named: Sequence[Mapping[str, int]],
+                   new: Mapping[str, int]) -> list[dict[str, int]]:
+    """Return the sizes of each capture: those that the user named, and those that a workload of the suite noted.
 
     Args:
         graphs: one of each capture.
-        told: sizes that the user named, of each.
-        new: sizes that are asked for.
+        named: sizes of each capture that the user named.
+        new: sizes to predict.
 
     Raises:
-        EditError: two workloads, or two of one that differ in more than sizes; or one does not say a size.
+        EditError: the captures are of two workloads, differ in more than sizes, or one lacks a size.
     """
     settings: list[Mapping[str, Any]] = [graph.meta.workload.get("settings", {}) for graph in graphs]
-    names = list(dict.fromkeys([*new, *(name for one in told for name in one)]))
+    names = list(dict.fromkeys([*new, *(name for one in named for name in one)]))
     if all(settings):
         workloads = sorted({str(graph.meta.workload.get("name")) for graph in graphs})
         if len(workloads) > 1:
@@ -147,7 +147,7 @@ def captured_sizes(graphs: Sequence[ExecutionGraph], told: Sequence[Mapping[str,
                                 "give captures that differ in sizes alone.")
             names.append(name)
     found = []
-    for one, noted in zip(told, settings, strict=True):
+    for one, noted in zip(named, settings, strict=True):
         noted_sizes = {name: int(noted[name]) for name in names if type(noted.get(name)) is int}
         found.append({**noted_sizes, **one})
         if lacking := next((name for name in names if name not in found[-1]), None):
@@ -157,10 +157,10 @@ def captured_sizes(graphs: Sequence[ExecutionGraph], told: Sequence[Mapping[str,
 
 
 def nearest(captured: Sequence[Mapping[str, int]], wanted: Mapping[str, int]) -> int:
-    """Return which capture's sizes are nearest to those that are wanted, by their ratios; the first of equals.
+    """Return the index of the capture whose sizes are nearest to the wanted ones by ratio; the first of equals.
 
     Raises:
-        EditError: a size is none.
+        EditError: a size is not possible.
     """
     for sizes in (wanted, *captured):
         for name, size in sizes.items():
@@ -174,7 +174,7 @@ NO_TORCH = "PyTorch is not installed, so that the program was not traced again a
 
 
 def why_not(baseline: Baseline, code: str | None = None) -> str | None:
-    """Say why a recorded step cannot be traced again, as a sentence without its end; ``None`` if it can."""
+    """Return why a recorded step cannot be traced again, as a sentence without full stop; ``None`` if it can."""
     graph = baseline.built.graphs[0]
     if code is None and not graph.meta.workload:
         return "The capture is of no workload of the suite; give the function that builds the step with --code"
@@ -187,12 +187,12 @@ def why_not(baseline: Baseline, code: str | None = None) -> str | None:
 
 def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, int] | None = None, *,
             code: str | None = None, selected: float | None = None) -> Baseline:
-    """A recorded step as its program makes it at other sizes.
+    """Return a recorded step as its program runs it at other sizes.
 
     Args:
-        baseline: recorded.
-        new: sizes and settings that are asked for, by name.
-        old: recorded ones, as far as they were named: they are checked where the capture says them.
+        baseline: the recorded step.
+        new: sizes and settings to predict, by name.
+        old: recorded sizes that the user named; they are checked if the capture has them.
         code: "train.py:build", a function that takes the sizes as arguments and returns the step; by default the
             workload of the suite that was captured.
         selected: share of their elements that masks made of data select; by default that of the recorded steps, where

@@ -1,9 +1,9 @@
-"""Dimensions of a recorded step that follow a named size: ``ScaledShapes``.
+"""``ScaledShapes``: find the dimensions of a recorded step that follow a named size.
 
-A tensor says nothing of what its dimensions are, and a number that equals the batch may be a layer's width. What is
-known: parameters and their gradients do not change, and their shapes are those the optimizer works on and those that
-operations' schemas name; lists of indices are as long as the offsets into them say. From there on the step's tensors
-are followed from operation to operation (``size_flow``), and a shape alone decides only where nothing else does.
+A trace does not say what a tensor's dimensions mean: a number that equals the batch may be a layer's width. Parameters
+and their gradients do not change. Their shapes are those that the optimizer works on and that operations' schemas name.
+Lists of indices have the lengths that their offsets state. From these the step's tensors are followed from operation to
+operation (``size_flow``). A shape alone decides only if nothing else does.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ DATA = frozenset({"indices", "offsets", "offset2bag", "bag_size", "maximum_indic
 _TRACED_AGAIN = "Trace the program again (--code SCRIPT.py:FUNCTION, or foretrace trace)"
 _OR_AGAIN = "trace the program again (--code)"
 INPUTS = {**{name: name for name in twins.COUNTED}, "input": "input", "mat1": "input"}
-"""Arguments of layers that hold the data, as the operations' schemas call them, and as they are called here."""
+"""Arguments of layers that hold the data: their names in the operations' schemas, and their names in notes."""
 _ORDINALS = ("1st", "2nd", "3rd", "4th", "5th")
 _SHOWN = 2
-"""Inputs of which is said what follows a size."""
+"""Number of inputs whose following dimension a note shows, for each size."""
 _MAP = 4
 """Dimensions of a batch of images' maps: samples, channels, rows, columns."""
 _FLAT = 2
-"""A leading dimension stands elsewhere only in matrices (transposed, or several lists of samples stacked)."""
+"""Most dimensions of a tensor whose samples may come later than first (transposed, or stacked lists of samples)."""
 
 
 class ScaledShapes:
-    """One rank's shapes before and after.
+    """One rank's shapes at the recorded and at the new sizes.
 
     Attributes:
         parameters: shapes of parameters, transposed ones too.
@@ -83,7 +83,7 @@ class ScaledShapes:
 
     @cached_property
     def flow(self) -> SizeFlow:
-        """Return what every tensor of the step follows; sizes that are refused by its shapes alone never need it."""
+        """Return how every tensor of the step follows the sizes; computed on first use, as shapes alone may refuse."""
         return SizeFlow(self.graph, self.sizes, self._by_shape, self._list, self.parameters, _role)
 
     def check(self) -> None:
@@ -127,7 +127,7 @@ class ScaledShapes:
                                 "by strides, which one capture does not tell; trace the program again (--code).")
 
     def _only_samples(self, name: str, size: int) -> bool:
-        """Return whether samples alone have a size that is given by another name: nodes, points."""
+        """Return whether only samples have this size, although its name is not a batch's: nodes, points."""
         if not any(size in shape[1:] for shape in self.shapes):
             return True
         if twins.bare(name) not in twins.OF_DATA or twins.picks_as_many(self.graph, size):
@@ -138,7 +138,7 @@ class ScaledShapes:
                    for one, dim in zip(value.shape, value.layouts[0], strict=True) if one == size)
 
     def _check_twins(self, name: str, old: int, changes: str) -> None:
-        """Raise ``EditError`` where the size is that of something else too (``twins``)."""
+        """Raise ``EditError`` if something else has the size too (``twins``)."""
         if twins.bare(name) in twins.OF_MODELS:
             raise EditError(f"{changes} is a size of the model: its parameters change with it, and one capture scales "
                             f"what the data change. {_TRACED_AGAIN}, or name a size of the data.")
@@ -167,7 +167,7 @@ class ScaledShapes:
                             f"{_OR_AGAIN}.")
 
     def said(self) -> str:
-        """Which dimensions of the step's first inputs follow each name, as a phrase."""
+        """Return a phrase that names the dimensions of the step's first inputs that follow each name."""
         phrases = []
         for name, old, new in self.changes:
             found = [one for one in self.following if one.name == name]
@@ -179,12 +179,12 @@ class ScaledShapes:
 
     @cached_property
     def following(self) -> tuple[FollowingDimension, ...]:
-        """Return which dimensions of the step's first inputs follow the names."""
+        """Return the dimensions of the step's first inputs that follow the names."""
         return tuple(one for at in range(len(self.changes)) for one in islice(self._followed(at), _SHOWN))
 
     def _followed(self, name: int) -> Iterator[FollowingDimension]:
-        """Dimensions of what look-ups, products, convolutions and losses take that follow a name, each shape once, in
-        the step's order."""
+        """Yield dimensions that follow a name, in inputs of look-ups, products, convolutions and losses: each shape
+        once, in the step's order."""
         seen: set[tuple[str, Shape]] = set()
         ops = self.graph.ops
         for row in np.flatnonzero((ops.phase != Phase.BACKWARD) & (ops.phase != Phase.OPTIMIZER)).tolist():
@@ -201,8 +201,8 @@ class ScaledShapes:
                     yield FollowingDimension(self.changes[name][0], short, INPUTS[argument], value.shape, dim)
 
     def undecided(self, op: int) -> bool:
-        """Return whether an operation that does work takes a tensor that may be a parameter or samples, and nothing
-        says which."""
+        """Return whether an operation that does work takes a tensor that may be a parameter or samples: the step does
+        not decide which."""
         rule = registry.forward_rule(self.graph.string(int(self.graph.ops.name[op])))
         if rule is not None and rule.is_free:
             return False
@@ -215,11 +215,11 @@ class ScaledShapes:
             for size, dim in zip(value.shape, value.layouts[0], strict=True))
 
     def operation(self, operation: Operation) -> Operation:
-        """An operation at the new sizes, wherever in the step it may be."""
+        """Return an operation at the new sizes; it need not be one of the step's."""
         return self._resized(operation, self.flow.values_of(operation.name, list(operation.arguments)))
 
     def operation_of(self, op: int) -> Operation:
-        """A row of the rank's ``ops`` at the new sizes."""
+        """Return a row of the rank's ``ops`` as an operation at the new sizes."""
         return self._resized(Operation.from_graph(self.graph, op), self.flow.values(op))
 
     def layouts(self, op: int) -> tuple[Layout, ...]:
@@ -227,15 +227,15 @@ class ScaledShapes:
         return tuple(value.layouts[0] for value in self.flow.values(op).values())
 
     def growth(self, op: int) -> Fraction:
-        """Return how much larger the largest tensor among an operation's arguments becomes."""
+        """Return the factor by which the largest tensor among an operation's arguments grows."""
         values = list(self.flow.values(op).values())
         return self._growth(max(values, key=_elements)) if values else Fraction(1)
 
     def payload(self, row: int) -> Fraction:
-        """Return how much more a row of the rank's collectives moves.
+        """Return the factor by which the payload of a row of the rank's collectives grows.
 
-        What a collective takes follows the sizes as the tensor does; gradients and parameters stay. Where a trace has
-        the number of its elements only, that is a list's of samples or none.
+        A collective's payload follows the sizes as its tensor does; gradients and parameters stay. If a trace has only
+        the number of elements, the payload grows if it is an all-to-all of a list of samples.
         """
         table = self.graph.collectives
         op = int(table.op[row])
@@ -253,7 +253,7 @@ class ScaledShapes:
         return Fraction(math.prod(new), max(math.prod(value.shape), 1))
 
     def _by_shape(self, shape: Shape) -> list[Layout]:
-        """Return what a tensor may be by its shape alone, the likeliest first."""
+        """Return the layouts that a tensor may have by its shape alone, the likeliest first."""
         plain = self._elsewhere(shape)
         rows = self._rows if any(dim.follows for dim in self._with_samples(shape, plain)[0]) else set()
         derived = tuple(dim if dim.follows or size in rows else self.sizes.derived.get(size, dim)
@@ -267,7 +267,7 @@ class ScaledShapes:
         return list(dict.fromkeys(found for base in likely for found in self._with_samples(shape, base)))
 
     def _with_samples(self, shape: Shape, base: Layout) -> list[Layout]:
-        """Return a layout with the samples wherever they may stand; as it is where they may stand nowhere."""
+        """Return ``base`` with the samples at each possible place, the likeliest first; ``base`` if there is none."""
         found = [(*base[:at], dim, *base[at + 1:]) for at, dim in self._samples(shape)
                  if not base[at].follows or base[at] == dim]
         if found and (self._leads(shape) or self._twins.isdisjoint(shape)):
@@ -275,7 +275,7 @@ class ScaledShapes:
         return [base, *found] if len(shape) == 1 else [*found, base]
 
     def _list(self, shape: Shape) -> Layout | None:
-        """Return how a list of indices follows the sizes, or the offsets into one, which are one more."""
+        """Return how a list of indices, or of offsets into one (one element more), follows the sizes."""
         if len(shape) != 1 or shape in self.parameters:
             return None
         for fixed in (0, 1):
@@ -284,7 +284,7 @@ class ScaledShapes:
         return None
 
     def _elsewhere(self, shape: Shape) -> Layout:
-        """The dimensions that follow a name which may stand anywhere."""
+        """Return how dimensions follow the names that are no batch and may be at any place."""
         dims = []
         for size in shape:
             name = next((at for at, (old, leads) in enumerate(zip(self.sizes.old, self.sizes.leading, strict=True))
@@ -293,7 +293,7 @@ class ScaledShapes:
         return tuple(dims)
 
     def _samples(self, shape: Shape) -> Iterator[tuple[int, Dim]]:
-        """Places where samples may stand, and how those follow the sizes; at most one of them does."""
+        """Yield possible places of the samples, and how these follow the sizes; at most one place is right."""
         flat = len(shape) <= _FLAT
         for name, (old, leads) in enumerate(zip(self.sizes.old, self.sizes.leading, strict=True)):
             if not leads:
@@ -316,7 +316,7 @@ class ScaledShapes:
                 yield at, Dim(self._lists[size])
 
     def _find_products(self) -> None:
-        """NamedSizes that a tensor's first dimensions have together where some of them follow a name."""
+        """Find products of a tensor's first dimensions that include a dimension that follows a name."""
         found: dict[int, set[tuple[int, ...]]] = {}
         for shape in self.shapes:
             layout = self._by_shape(shape)[0]
@@ -330,11 +330,11 @@ class ScaledShapes:
                            if size in self._products)
 
     def _leads(self, shape: Shape) -> bool:
-        """Return whether samples stand first, by the shape alone."""
+        """Return whether samples come first, by the shape alone."""
         return any(leads and shape[0] == old for old, leads in zip(self.sizes.old, self.sizes.leading, strict=True))
 
     def _find_lists(self) -> None:
-        """Lengths of lists of indices, of which offsets or lengths say that they grow."""
+        """Find lengths of lists of indices whose offsets or lengths show that they grow."""
         ops = self.graph.ops
         kinds = np.unique(np.stack([ops.name, ops.shapes]), axis=1).T if len(ops) else np.zeros((0, 2), np.int64)
         for code, shapes in kinds.tolist():
@@ -354,7 +354,7 @@ class ScaledShapes:
                         self._lists.setdefault(size, powers)
 
     def _find_rows(self) -> None:
-        """Numbers of rows that data select, of which what they are selected from says that they grow."""
+        """Find numbers of rows that data select and that grow because their source grows."""
         for rows, source, *_ in self.selected:
             powers = self._powers_of(source)
             if any(powers) and rows not in self.sizes.old and rows not in self._products:
@@ -362,7 +362,7 @@ class ScaledShapes:
                 self._rows.add(rows)
 
     def _powers_of(self, source: Shape) -> tuple[int, ...]:
-        """What a mask follows, or tokens each as often as it has experts."""
+        """Return the powers that a mask follows, or tokens that are repeated once for each of their experts."""
         powers = total(self._by_shape(source)[0])
         for size in () if any(powers) else source:
             of = [known for known in self._products if known == size or (
@@ -371,8 +371,8 @@ class ScaledShapes:
         return powers
 
     def _told(self, telling: Shape, *, bags: bool) -> tuple[int, tuple[int, ...]]:
-        """Return how many samples offsets or lengths count, and what these follow; only PyTorch's bags may leave out
-        the last offset."""
+        """Return how many samples offsets or lengths count, and the powers that these follow. Only PyTorch's bags may
+        leave out the last offset."""
         if len(telling) != 1:
             powers = total(self._by_shape(telling)[0]) if telling else ()
             return math.prod(telling), powers if any(powers) else ()
@@ -387,7 +387,7 @@ class ScaledShapes:
         return Operation(operation.name, tuple(found), operation.list_dtype)
 
     def _argument(self, argument: Argument, place: int, values: dict[Use, Value]) -> Argument:
-        """An argument with new sizes and strides; lists of numbers that are a tensor's sizes change too."""
+        """Return an argument with new sizes and strides; a list of numbers that is a tensor's shape changes too."""
         shape = argument.shape
         if not shape:
             numbers = list_of(argument.value) if argument.value.startswith("[") else []
@@ -411,17 +411,17 @@ class ScaledShapes:
 
 
 def _role(name: str, place: int) -> Role:
-    """Return what an operation's schema says of an argument by its name."""
+    """Return an argument's role from its name in the operation's schema."""
     rule = registry.forward_rule(name)
     argument = rule.names[place] if rule is not None and place < len(rule.names) else ""
     return Role.PARAMETER if argument in PARAMETERS else Role.DATA if argument in DATA else Role.ANY
 
 
 def _samples_of_inputs(graph: ExecutionGraph, shapes_of_step: Iterable[Shape]) -> int | None:
-    """The size that leads all indices and targets of a step, of at least two of them; ``None`` where none does, or
-    where it is samples and tokens taken together.
+    """Return the common first size of all indices and targets of a step, if there are at least two of them. ``None`` if
+    they differ, or if the size is samples times tokens.
 
-    Indices of one row are the same for all samples (positions), and lists of indices are longer than the samples.
+    Indices with one row (positions, equal for all samples) and lists of indices (longer than the samples) do not count.
     """
     leads = [shape[0] for _, argument, shape in twins.counted_inputs(graph)
              if shape[0] != 1 and (len(shape) > 1 or argument != "indices")]
@@ -430,7 +430,7 @@ def _samples_of_inputs(graph: ExecutionGraph, shapes_of_step: Iterable[Shape]) -
 
 
 def by(shape: Iterable[int]) -> str:
-    """A shape as text: 16×64."""
+    """Return a shape as text: 16×64."""
     return "×".join(map(str, shape))
 
 
@@ -439,8 +439,8 @@ def _elements(value: Value) -> int:
 
 
 def strided_maps(shapes: Iterable[Shape], size: int) -> list[int]:
-    """Sides of square maps that are a half, a quarter, … of an image's (rounded up), where there are such images:
-    what strides and pooling leave of a size follows it without having it. Largest first."""
+    """Return the sides of square maps that are 1/2, 1/4, … of an image's side (rounded up), the largest first. Strides
+    and pooling make such maps. Empty if no map has the side ``size``."""
     sides = {shape[-1] for shape in shapes if len(shape) == _MAP and shape[-1] == shape[-2]}
     if size not in sides:
         return []
@@ -449,7 +449,7 @@ def strided_maps(shapes: Iterable[Shape], size: int) -> list[int]:
 
 
 def tensors_in(text: str) -> Iterator[Shape]:
-    """Shapes of all tensors in a JSON text of the profiler, those in lists too."""
+    """Yield the shapes of all tensors in a JSON text of the profiler, also of those in lists."""
     todo = list(list_of(text))
     while todo:
         one = todo.pop()
@@ -474,7 +474,7 @@ def _reshaped(argument: Argument, shape: Shape) -> Argument:
 
 
 def _strides(old: Shape, new: Shape, stride: Shape) -> Shape:
-    """Strides of a tensor whose sizes changed: those of dimensions outside a changed one follow it."""
+    """Return the strides of a tensor whose sizes changed; those of dimensions outside a changed one grow with it."""
     if len(stride) != len(old):
         return stride
     result = [Fraction(s) for s in stride]
@@ -491,8 +491,8 @@ def _texts(graph: ExecutionGraph) -> set[str]:
 
 
 def _parameter_shapes(graph: ExecutionGraph) -> set[Shape]:
-    """Shapes of parameters: what the optimizer works on, and weights by the operations' schemas; transposed ones
-    too."""
+    """Return the shapes of parameters, also transposed: tensors that the optimizer works on, and weights by the
+    operations' schemas."""
     found: set[Shape] = set()
     ops = graph.ops
     codes = np.unique(ops.shapes[(ops.phase == Phase.OPTIMIZER) & (ops.shapes >= 0)])
@@ -503,7 +503,7 @@ def _parameter_shapes(graph: ExecutionGraph) -> set[Shape]:
 
 
 def _called(graph: ExecutionGraph, names: frozenset[str]) -> Iterator[object]:
-    """Shapes of arguments that the operations' schemas call so: of a tensor, or of a list of them."""
+    """Yield the shapes of arguments with these names in the operations' schemas: a tensor's, or a list of tensors'."""
     ops = graph.ops
     pairs = np.unique(np.stack([ops.name, ops.shapes]), axis=1).T if len(ops) else np.zeros((0, 2), np.int64)
     for name, shapes in pairs.tolist():
@@ -514,7 +514,7 @@ def _called(graph: ExecutionGraph, names: frozenset[str]) -> Iterator[object]:
 
 
 def _states(graph: ExecutionGraph) -> set[Shape]:
-    """Samples × width of recurrent layers' states: as PyTorch's documentation has it, a state is layers × samples ×
-    width, and what a layer gives steps × samples × width."""
+    """Return samples × width of recurrent layers' states. By PyTorch's documentation a state is layers × samples ×
+    width, and a layer's result steps × samples × width."""
     return {shape[-_FLAT:] for part in _called(graph, STATES) if isinstance(part, list)
             for shape in tensors_in(json.dumps([part])) if len(shape) > 1}

@@ -1,10 +1,8 @@
-"""Another batch size or sequence length, from one capture: the operations' sizes scaled consistently, then priced
-again.
+"""``Sizes``: predict another batch size or sequence length from one capture, by scaling and pricing its operations.
 
-Refused are steps that a program takes one after another along a dimension of its data (``unrolled_size``): another
-length is another number of operations, which one recording does not have. Whatever takes the dimension apart (a slice,
-``split``, ``chunk``, ``unbind``, an index) takes a part of it from one place to another. Where parts of one length
-cover the dimension, the step goes along it piece by piece.
+A program that loops over a changed dimension of its data is refused (``unrolled_size``): another length needs another
+number of operations, which one recording does not have. A slice, ``split``, ``chunk``, ``unbind`` or an index takes a
+part of a dimension, from one place to another. If parts of one length cover the dimension, the program loops over it.
 """
 
 from __future__ import annotations
@@ -42,15 +40,16 @@ if TYPE_CHECKING:
     from graph_predictor.sizes.drift import Drift
 
 MOST_GROWTH = 1000
-"""Times the recorded size, up or down: beyond it (``prediction.pricing.MOST_RATIO``) one recorded time says nothing."""
+"""Largest ratio of new to recorded size, and inverse of the smallest (``prediction.pricing.MOST_RATIO``): beyond it a
+recorded time does not help."""
 MOST_UNDECIDED = 0.05
-"""Share of the step's work on matrices that may be parameters or samples."""
+"""Largest share of the step's work on matrices that may be parameters or samples."""
 MOST_UNSIZED = 0.05
-"""Share of the kernels' time whose sizes may be missing."""
+"""Largest share of the kernels' time without known sizes."""
 MOST_KEPT = 50_000
 """Operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
 LEAST_MOVED = 0.01
-"""Share of the step's work by which a new size should change it at least; less is refused, unless ..."""
+"""Least share of the step's work by which a new size should change it; less is refused, unless ..."""
 LEAST_SIZED = 0.05
 """... this share of what computes has the size."""
 
@@ -58,24 +57,24 @@ LEAST_SIZED = 0.05
 Part = tuple[int, int]
 """A part of a dimension: its begin and its end."""
 _FEW, _MOST_OF = 2, 4
-"""Elements that no part holds, at most, where the others are gone along (the last target, a class token), and at most
-one in so many."""
+"""Most elements of a dimension that a loop's parts may leave out (the last target, a class token): this number, and one
+in four."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Dimensions of another size.
+    """An edit that gives dimensions another size.
 
-    A dimension is named by its old size: wherever a tensor that is no parameter has that size (a batch: as its first
-    dimension), it gets the new one, and so do first dimensions that are products of it with those beside it (tokens =
-    batch × sequence). Refused where a parameter has the same size somewhere, so that the two cannot be told apart.
-    Kernels get their measured time × model(new sizes) / model(old sizes); host time, the number of operations and
-    collectives of gradients stay. Assumes that no size but the named ones depends on them.
+    A dimension is identified by its old size, and a batch also by its first place. It gets the new size in all tensors
+    except parameters. First dimensions that are products with it grow too (tokens = batch × sequence). The edit is
+    refused if a parameter's equal size makes this ambiguous. Kernels get their measured time × model(new sizes) /
+    model(old sizes). Host time, the number of operations and gradients' collectives stay. No other size is assumed to
+    depend on the named ones.
 
     Attributes:
         changes: (name, old, new).
         because: a sentence on why this capture was scaled, for the notes.
-        drift: of the machine since the first capture, where another one is scaled.
+        drift: of the machine since the first capture, if another capture is scaled.
     """
 
     changes: tuple[tuple[str, int, int], ...]
@@ -89,7 +88,8 @@ class Sizes:
 
     @property
     def either(self) -> float:
-        """Return the log half width of the interval of work that follows the sizes or does not: both are in it."""
+        """Return the log half-width of the interval of work that may or may not follow the sizes; it holds both cases.
+        """
         return math.fsum(abs(math.log(new / old)) for _, old, new in self.changes)
 
     @classmethod
@@ -108,12 +108,12 @@ class Sizes:
         return cls(tuple((name, old[name], size) for name, size in new.items()), because)
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return the edit as a phrase."""
         said = ", ".join(f"{name} {old} → {new}" for name, old, new in self.changes)
         return f"{said} by scaling one capture" if said else "sizes as recorded"
 
     def operations_of(self, scenario: Scenario, rows: Sequence[int] | Int64, rank: int = 0) -> list[Operation]:
-        """Operations at the new sizes, of rows of a rank's ``ops``. Raises ``EditError`` as ``apply``."""
+        """Return rows of a rank's ``ops`` as operations at the new sizes. Raises ``EditError`` as ``apply`` does."""
         scaled = ScaledShapes(scenario.built.graphs[rank], self.changes)
         scaled.check()
         return [scaled.operation_of(int(row)) for row in rows]
@@ -164,7 +164,7 @@ class Sizes:
         return replace(resized, items_per_rank=None if batch is None else float(batch[2]))
 
     def _with_activations(self, scenario: Scenario) -> Scenario:
-        """Memory that grows with the sizes; a note says where the trace knows no moment with activations."""
+        """Let memory grow with the sizes; add a note if the trace has no moment with activations."""
         changed = with_sizes(scenario, self.growth)
         graphs = scenario.built.graphs
         if self.growth > 1 and any(graph.meta.memory and not most_activations(graph) for graph in graphs):
@@ -175,12 +175,12 @@ class Sizes:
         return changed
 
     def check_moved(self, moved: float, of: float) -> None:
-        """Raise ``EditError`` where the sizes change next to nothing: what follows them in another way would be missing
-        from the number.
+        """Raise ``EditError`` if the sizes hardly change the step: work that follows them in another way would be
+        missing from the prediction.
 
         Args:
             moved: change of the step's work, as a share of it.
-            of: share of the computation that has the sizes, which is little of a step of short calls.
+            of: share of the computation that has the sizes.
         """
         if moved >= LEAST_MOVED * min(abs(math.log(self.growth)), 1.0) or of >= LEAST_SIZED:
             return
@@ -192,7 +192,7 @@ class Sizes:
 
 
 def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:
-    """Raise ``EditError`` where too much work is on matrices that may be parameters or samples."""
+    """Raise ``EditError`` if too much work is on matrices that may be parameters or samples."""
     if not scenario.built.computes_on_host:
         work = scenario.work
         rank, op, ns = work.rank, work.op, work.measured_ns
@@ -212,7 +212,7 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
 
 
 def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Scenario:
-    """New calls for every piece of device work; where they cannot be made, it grows with its data."""
+    """Return the scenario with new calls for all device work; work without known calls grows with its data."""
     work = scenario.work
     known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...] | None, float]] = {}
     calls: list[tuple[OpCall, ...]] = []
@@ -262,10 +262,10 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
 
 def _new_calls(old: tuple[OpCall, ...], before: Operation, after: Operation, growth: Fraction) -> tuple[
         OpCall, ...] | None:
-    """Return the calls of recorded work at its new sizes; ``None`` where they cannot be made.
+    """Return the calls of recorded work at its new sizes; ``None`` if they are unknown.
 
-    A lone copy or memset has ``growth`` times the bytes. Of other work the calls are those of the operation, unless at
-    the old sizes these are not what was recorded: then the formulas do not say what the operation did.
+    A lone copy or memset has ``growth`` times the bytes. Other work has the calls of its operation. These are unknown
+    if the operation's calls at the old sizes differ from the recorded ones.
     """
     if len(old) == 1 and old[0].family in (Family.TRANSFER, Family.MEMSET) and "unsized" not in old[0].flags:
         size = round(old[0].dims[0] * growth)
@@ -275,7 +275,7 @@ def _new_calls(old: tuple[OpCall, ...], before: Operation, after: Operation, gro
 
 
 def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Scenario:
-    """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
+    """Scale a step on a CPU: self time of operations that compute × model(new sizes) / model(old sizes)."""
     scenario = scenario.claim("the host's computation", "--set")
     slices, working = scenario.slices, scenario.cycle.working[scenario.slices.item]
     was, factor = scenario.host_times(), np.ones(len(slices))
@@ -310,8 +310,8 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
 
 
 def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[Float64, Bool, Bool, Bool]:
-    """Return how much more a rank's slices of host time compute, which compute, and which of these are undecided, or
-    work on rows that data select."""
+    """Return four arrays over a rank's slices of host time: the growth of the computation, and whether the slice
+    computes, is undecided, or works on rows that data select."""
     slices, graph = scenario.slices, shapes.graph
     costs = operation_costs(scenario.cycle, slices, number, every_operation(graph))
     ops, numbers = graph.ops, dict[tuple[Any, ...], int]()
@@ -332,10 +332,9 @@ def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[F
 
 
 def _growth_of_work(scenario: Scenario, shapes: ScaledShapes, ops: list[int]) -> Float64:
-    """Work of operations at the new sizes over the recorded work, by the models.
+    """Return the ratio of operations' work at the new sizes to the recorded work, by the models.
 
-    Of collectives it is the growth of what they move, and where the models know no time that of the elements of all
-    arguments.
+    For collectives it is the growth of their payload; if the models know no time, that of all arguments' elements.
     """
     pairs = [(Operation.from_graph(shapes.graph, op), shapes.operation_of(op)) for op in ops]
     calls = [calls_of(one) for pair in pairs for one in pair]
@@ -356,7 +355,7 @@ def _growth_of_work(scenario: Scenario, shapes: ScaledShapes, ops: list[int]) ->
 
 
 def _elements(shape: Any) -> float:
-    """Elements of a tensor, or of all tensors of a list."""
+    """Return the number of elements of a tensor, or of all tensors of a list."""
     if not shape:
         return 0.0
     return float(math.prod(shape)) if all(isinstance(one, int) for one in shape) else sum(map(_elements, shape))
@@ -368,8 +367,7 @@ def _doubt(share: float) -> str:
 
 
 def payload_factors(scenario: Scenario, scaled: list[ScaledShapes]) -> Float64:
-    """Return how much more every kernel's collective moves, the same on all ranks that take part; 1 for other
-    kernels."""
+    """Return the growth of each kernel's collective payload, equal on all ranks that take part; 1 for other kernels."""
     program, graphs = scenario.built.program, scenario.built.graphs
     factor = np.ones(len(program.kernel_item))
     for rank, (graph, shapes) in enumerate(zip(graphs, scaled, strict=True)):
@@ -388,7 +386,7 @@ def payload_factors(scenario: Scenario, scaled: list[ScaledShapes]) -> Float64:
 
 
 def _collectives(scenario: Scenario, scaled: list[ScaledShapes]) -> tuple[Float64, int]:
-    """Factors on the time of collectives that move more (or less), and how many there are."""
+    """Return factors on the time of each kernel, and the number of collectives whose payload changes."""
     program = scenario.built.program
     moved = payload_factors(scenario, scaled)
     time = np.ones(len(moved))
@@ -403,9 +401,9 @@ def _collectives(scenario: Scenario, scaled: list[ScaledShapes]) -> tuple[Float6
 
 
 def unrolled_size(scaled: ScaledShapes) -> int | None:
-    """The old size of a dimension that changes and that the step goes along piece by piece; ``None`` if there is none.
+    """Return the old size of a changed dimension that the program loops over; ``None`` if there is none.
 
-    Trusts the arguments' values; a trace without them has no such dimension.
+    It needs the arguments' values; a trace without them has no such dimension.
     """
     taken: dict[tuple[Shape, int, Dim], set[Part]] = {}
     experts = {(source[0], rows) for rows, source, *_ in scaled.selected if len(source) == 1}
@@ -429,7 +427,7 @@ def unrolled_size(scaled: ScaledShapes) -> int | None:
 
 
 def _rows(scaled: ScaledShapes) -> list[int]:
-    """One row of each way in which the step takes a part of a tensor."""
+    """Return one row of each kind of operation that takes a part of a tensor (name, shapes and scalars)."""
     ops, strings = scaled.graph.ops, scaled.graph.strings
     named = np.array([*(text in _VIEWS for text in strings), False], np.bool_)[ops.name]
     rows = np.flatnonzero(named & (ops.kind == OpKind.OPERATION))
@@ -441,13 +439,13 @@ def _rows(scaled: ScaledShapes) -> list[int]:
 
 
 def _gone_along(size: int, parts: Iterable[Part], named: int) -> bool:
-    """Return whether parts of one length cover a dimension, and would be more at another size.
+    """Return whether parts of one length cover a dimension, and their number would change with its size.
 
     Args:
         size: elements of the dimension.
-        parts: what is taken of it.
-        named: the named sizes' product that the dimension follows. Parts of that length, or of some of it, are as many
-            at every size: the halves of two batches that were put together.
+        parts: the parts that operations take.
+        named: product of the named sizes that the dimension follows. The number of parts with a multiple of that length
+            is constant: the halves of two concatenated batches.
     """
     inside = sorted({part for part in parts if part[0] < part[1]})
     for length in {stop - start for start, stop in inside if 2 * (stop - start) <= size}:
@@ -464,25 +462,25 @@ def _gone_along(size: int, parts: Iterable[Part], named: int) -> bool:
 
 
 def _all(arguments: tuple[Argument, ...], size: int) -> list[Part]:
-    """Return what ``aten::unbind`` takes of a dimension: each index by itself, as (start, stop)."""
+    """Return the parts that ``aten::unbind`` takes of a dimension: each index alone, as (start, stop)."""
     del arguments
     return [(at, at + 1) for at in range(size)]
 
 
 def _selected(arguments: tuple[Argument, ...], size: int) -> list[Part]:
-    """That of ``aten::select``, which takes one."""
+    """Return the part of ``aten::select``: one index."""
     index = whole_number(arguments, 2)
     return [] if index is None else [(index % size, index % size + 1)]
 
 
 def _sliced(arguments: tuple[Argument, ...], size: int) -> list[Part]:
-    """That of ``aten::slice``; none where it leaves elements out in between."""
+    """Return the part of ``aten::slice``; none if its step is not 1."""
     start, stop, step = (whole_number(arguments, place) for place in (2, 3, 4))
     return [_within(start or 0, size if stop is None else stop, size)] if step in (None, 1) else []
 
 
 def _narrowed(arguments: tuple[Argument, ...], size: int) -> list[Part]:
-    """That of ``aten::narrow``, which is given a length."""
+    """Return the part of ``aten::narrow``, from its start and length."""
     start, length = (whole_number(arguments, place) for place in (2, 3))
     if start is None or length is None:
         return []
@@ -510,7 +508,7 @@ def _chunked(arguments: tuple[Argument, ...], size: int) -> list[Part]:
 
 
 def _within(start: int, stop: int, size: int) -> Part:
-    """A part whose ends may count from the dimension's own end, or lie beyond it."""
+    """Return a part within the dimension; ends may be negative (from the dimension's end) or too large."""
     first, last = (min(max(end + size if end < 0 else end, 0), size) for end in (start, stop))
     return first, last
 

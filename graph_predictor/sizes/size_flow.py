@@ -1,10 +1,10 @@
-"""Tensor dimensions that follow a named size, found by following a step's tensors: ``SizeFlow``.
+"""``SizeFlow``: find the dimensions that follow a named size, by following a step's tensors between operations.
 
-A trace names no tensors, only shapes. So a tensor is looked for among those made before it: the arguments of the
-operation it is nested in, then the latest result of its shape (and strides, where recorded). Several may fit: each
-tensor keeps its possible layouts, the likeliest first, and every operation rules out what its arguments cannot be
-together, and results that would hold the samples twice. What an operation rules out holds for the tensor everywhere, so
-that a gradient's product with a weight tells which of the two the transposed matrix before it was.
+A trace names no tensors, only shapes. An argument is therefore looked for among earlier tensors: first the arguments of
+the operation around it, then the latest result of its shape (and strides, if recorded). Several may fit, so each tensor
+keeps its possible layouts, the likeliest first. Each operation rules out layouts that do not fit together, and results
+would hold the samples twice. A layout that is ruled out once is ruled out everywhere. So a product of a gradient and a
+weight decides which of the two was the matrix that was transposed before it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ MOST_LAYOUTS = 4
 MOST_TOGETHER = 256
 """... combinations of an operation's arguments that are tried."""
 MOST_RECENT = 4
-"""Results of one shape that an argument may be."""
+"""Number of the latest results of one shape among which an argument is looked for."""
 FAR = 100
 """Operations after which a parameter is likelier than a result of the same shape."""
 ALONE = 50
 """Cost, in ranks, of arguments that do not fit each other: worse than any that do."""
 TWICE = 20
-"""Cost of a result that holds the samples twice, as few programs make one: of two tensors that are data for sure (a
-contrastive loss), but not of one that may be a parameter with as many rows as there are samples."""
+"""Cost of a result that holds the samples twice. Few programs make one, and only from two tensors that are surely data
+(a contrastive loss). A tensor with as many rows as samples may also be a parameter."""
 OUT_OF_PLACE = 1.0
-"""Cost of a result whose samples do not stand first."""
+"""Cost of a result whose samples do not come first."""
 NO_SAMPLES = 2.5
-"""Cost of a product that works on no samples, or in forward gives none: more than two arguments' second choices, as
-nearly all do."""
+"""Cost of a product that takes no samples, or in forward returns none. Nearly all products have samples, so the cost is
+more than the second choices of two arguments."""
 CLEAR = 1.0
-"""Least extra cost of all other choices where the arguments together decide for one."""
+"""Least extra cost of all other choices at which an operation decides for the cheapest."""
 OF_GRADIENTS = frozenset({"t", "transpose", "permute", "view", "reshape", "_reshape_alias", "detach", "copy", "clone",
                           "to", "_to_copy", "mul", "div", "add", "contiguous"})
 """Operations that a parameter's gradient goes through on its way to the optimizer."""
@@ -64,12 +64,12 @@ class Value:
 
     Attributes:
         shape: its sizes.
-        layouts: what it may be, the likeliest first.
-        known: whether an operation that made it, or its name, says so; else its shape alone does.
-        stride: where known.
+        layouts: its possible layouts, the likeliest first.
+        known: whether the layouts come from an operation or a name, and not from the shape alone.
+        stride: its strides, if known.
         made: number of the operation that made it, or first used it.
         gradient: whether it is a parameter's gradient, or a view of one.
-        viewed, views: the tensor that this is a view of, or may be, and its layout for each layout of this one.
+        viewed, views: the tensor that this one is (or may be) a view of, and its layout for each layout of this one.
     """
 
     shape: Shape
@@ -82,7 +82,7 @@ class Value:
     views: dict[Layout, Layout] = field(default_factory=dict)
 
     def narrow(self, layouts: list[Layout]) -> None:
-        """Rule out all but some layouts, the likeliest first; and with them those of the tensor this is a view of."""
+        """Keep only these layouts, the likeliest first, and the matching ones of the tensor that this is a view of."""
         self.layouts[:] = layouts
         self.known |= len(layouts) == 1
         if self.viewed is not None and len(self.viewed.layouts) > 1 and layouts[0] in self.views:
@@ -90,12 +90,12 @@ class Value:
 
     @property
     def undecided(self) -> bool:
-        """Return whether the tensor may be of two sizes, for all the step says of it."""
+        """Return whether the step leaves open by which factor the tensor grows."""
         return not self.known and len({total(layout) for layout in self.layouts}) > 1
 
 
 Use = tuple[int, int]
-"""An argument's place, and that in a list of tensors; -1 for one that is no list."""
+"""An argument's place, and the place in its list of tensors; -1 if the argument is no list."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class _Pool:
         self.by_elements[math.prod(value.shape)] = value
 
     def again(self, value: Value) -> None:
-        """Take a result for the latest of its shape."""
+        """Make a result the latest of its shape."""
         others = self.by_shape[value.shape]
         others.append(others.pop(next(at for at in reversed(range(len(others))) if others[at] is value)))
         self.by_elements[math.prod(value.shape)] = value
@@ -121,7 +121,7 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """The operation around one: its arguments, and when it began."""
+    """The operation that encloses another: its arguments, and the number at which it began."""
 
     values: tuple[Value, ...] = ()
     began: int = 0
@@ -133,20 +133,20 @@ class SizeFlow:
     Args:
         graph: of the rank.
         sizes: the named sizes.
-        by_shape: the layouts a tensor of a shape may have by its shape alone, likeliest first.
-        told: the layout of a tensor of a shape that another operation's arguments say for sure.
+        by_shape: returns the layouts that a tensor may have by its shape alone, the likeliest first.
+        sure: returns the layout of a shape that another operation's arguments determine; ``None`` if none do.
         parameters: shapes of parameters.
-        role: by operation and place, what its schema says of an argument.
+        role: returns an argument's role in the schema, by operation and place.
 
     Attributes:
-        changed: shapes of parameters that cannot stay as they are.
+        changed: shapes of parameters that would change at the new sizes.
     """
 
     def __init__(self, graph: ExecutionGraph, sizes: NamedSizes, by_shape: Callable[[Shape], list[Layout]],
-                 told: Callable[[Shape], Layout | None], parameters: set[Shape],
+                 sure: Callable[[Shape], Layout | None], parameters: set[Shape],
                  role: Callable[[str, int], Role]) -> None:
         self.graph, self.sizes, self.parameters = graph, sizes, parameters
-        self._guess, self._told, self._role = by_shape, told, role
+        self._guess, self._sure, self._role = by_shape, sure, role
         self._pool = _Pool()
         self._wide = any(old in shape for old in sizes.old for shape in parameters)
         self._data: set[Shape] = set()  # of tensors that are for sure no parameters: layers' results, and made of these
@@ -164,25 +164,25 @@ class SizeFlow:
             self._visit(op)
 
     def values(self, op: int) -> dict[Use, Value]:
-        """The tensors among an operation's arguments."""
+        """Return the tensors among an operation's arguments."""
         return self._inputs.get(op, {})
 
     def every(self) -> Iterator[Value]:
-        """The tensors among all operations' arguments, in the step's order."""
+        """Yield the tensors among all operations' arguments, in the step's order."""
         for values in self._inputs.values():
             yield from values.values()
 
     def values_of(self, name: str, taken: list[Argument]) -> dict[Use, Value]:
-        """The same for an operation that is none of the step's, with what the step says of its shapes."""
+        """Return the tensors of an operation that is not in the step, with layouts of the step's equal shapes."""
         found = self._look_up(name, taken, Phase.OTHER, _Around())
         self._decide(name, taken, found, Phase.BACKWARD)
         return found
 
     def guessed(self, shape: Shape) -> Layout:
-        """The likeliest layout of a tensor of a shape: of the latest of that shape, else by the shape alone."""
-        told = self._told(shape)
-        if told is not None:
-            return told
+        """Return the likeliest layout of a shape: that of its latest tensor, else by the shape alone."""
+        sure = self._sure(shape)
+        if sure is not None:
+            return sure
         recent = self._pool.recent(shape)
         return recent[0].layouts[0] if recent else self._by_shape(shape)[0]
 
@@ -212,15 +212,15 @@ class SizeFlow:
             self._forward.setdefault((sequence, _node(name)), op)
 
     def _close(self, parent: int) -> None:
-        """Take the results of operations that have ended for later than those of the operations in them, which are
-        seldom what is taken next: a product's own factors, a tensor before it is transposed."""
+        """Move the results of operations that have ended behind those of the operations within them. The inner ones are
+        seldom used next: a product's own factors, a tensor before it is transposed."""
         while self._open and self._open[-1][0] != parent:
             _, results = self._open.pop()
             for value in results:
                 self._pool.again(value)
 
     def _saved(self, node: int) -> tuple[Value, ...]:
-        """What autograd may have saved for a node of the backward pass: the arguments of its operation."""
+        """Return tensors that autograd may have saved for a backward node: its forward operation's arguments."""
         ops = self.graph.ops
         key = int(ops.sequence[node]), _node(self.graph.string(int(ops.name[node])))
         return tuple(self._inputs.get(self._forward.get(key, NONE), {}).values()) if key[0] >= 0 else ()
@@ -259,7 +259,7 @@ class SizeFlow:
         return found
 
     def _either(self, value: Value) -> Value:
-        """Any tensor of a shape, and of its strides where known."""
+        """Return a tensor with the layouts of all recent ones of its shape (and strides, if known)."""
         layouts = _in_turn([value, *(one for one in self._pool.recent(value.shape)
                                      if value.stride is None or one.stride in (None, value.stride))])
         layouts = list(dict.fromkeys((*layouts, *self._by_shape(value.shape))))
@@ -267,10 +267,10 @@ class SizeFlow:
 
     def _value(self, shape: Shape, stride: Shape | None, around: _Around, role: Role,
                name: str) -> Value:
-        """The tensor an argument is: the nearest one made before, or a new one with all layouts that it may have."""
-        told = self._told(shape)
-        if told is not None:
-            return Value(shape, [told], True, stride, self._now)
+        """Return an argument's tensor: the nearest earlier one, or a new one with all of its possible layouts."""
+        sure = self._sure(shape)
+        if sure is not None:
+            return Value(shape, [sure], True, stride, self._now)
         recent = self._pool.recent(shape)
         near = [*(one for one in recent if one.made > around.began),
                 *(one for one in around.values if one.shape == shape),
@@ -309,7 +309,7 @@ class SizeFlow:
         return value
 
     def _by_shape(self, shape: Shape) -> list[Layout]:
-        """Return what a tensor may be by its shape alone."""
+        """Return the possible layouts of a tensor by its shape alone."""
         key = shape, len(self.sizes.derived)
         found = self._guesses.get(key)
         if found is None:
@@ -320,7 +320,7 @@ class SizeFlow:
         return found
 
     def _of_as_many(self, shape: Shape) -> list[Layout]:
-        """Layouts of the latest result with as many elements, which a view may have made into this shape."""
+        """Return the layouts of the latest result with as many elements, as if a view had reshaped it."""
         one = self._pool.by_elements.get(math.prod(shape))
         if one is None or one.shape in self.parameters:
             return []
@@ -328,7 +328,7 @@ class SizeFlow:
         return [layout for layout in found if layout is not None]
 
     def _decide(self, name: str, taken: list[Argument], found: dict[Use, Value], phase: int) -> list[Value]:
-        """Rule out what the arguments cannot be together; return the results."""
+        """Rule out layouts of arguments that do not fit together; return the results."""
         values = list(found.values())
         choices = self._choices(name, taken, found, phase)
         best = choices[0]
@@ -365,8 +365,8 @@ class SizeFlow:
         return results
 
     def _parameters_changed(self, name: str, values: list[Value], best: _Choice) -> list[Shape]:
-        """Parameters that an operation takes with a dimension that follows a size without having it: at another size
-        the program makes other ones (a layer over all of a map, places of patches)."""
+        """Return an operation's parameters that would differ at the new sizes: a layer over all of a map, positions of
+        patches. Such a parameter meets a dimension that follows a size but has another one."""
         def loses(value: Value, layout: Layout, parameter: Shape) -> bool:
             return value.known and any(
                 was.follows and not now.follows and size in self.sizes.derived and size in parameter
@@ -389,8 +389,8 @@ class SizeFlow:
         return len(values) == 1 and values[0].gradient
 
     def _gives_data(self, name: str, values: list[Value]) -> bool:
-        """Return whether a result is data for sure: made of data, or a layer's, whose input has no parameter's shape;
-        never where a parameter is as wide as there are samples."""
+        """Return whether a result is surely data: made of data, or by a layer whose input has no parameter's shape. It
+        never is if a parameter has a named size."""
         if self._wide:
             return False
         if any(value.shape in self._data for value in values):
@@ -398,7 +398,7 @@ class SizeFlow:
         return rule_of(name) in PRODUCTS and [value.shape in self.parameters for value in values[:3]].count(False) == 1
 
     def _choices(self, name: str, taken: list[Argument], found: dict[Use, Value], phase: int) -> list[_Choice]:
-        """One layout for each argument, in every way, the likeliest first."""
+        """Return all combinations of one layout for each argument, the likeliest first."""
         rule, values = rule_of(name), list(found.values())
         first = {id(value): at for at, value in reversed(list(enumerate(values)))}
         key = (name, phase == Phase.BACKWARD, tuple(taken),
@@ -436,15 +436,15 @@ class SizeFlow:
         return self._known_choices[key]
 
     def _cost(self, result: Tensor, usual: int) -> float:
-        """That of samples held more than ``usual`` times, and a little for samples that do not stand first, so that of
-        equals the usual one wins; shares of them stand anywhere."""
+        """Return a result's cost: high if it holds the samples more than ``usual`` times, low if they do not come
+        first. Shares of the samples (rounded) may be at any place."""
         places = [at for at, dim in enumerate(result.layout) if self.sizes.samples((dim,)) and not dim.rounded]
         return TWICE * (self.sizes.samples(result.layout) > usual) + OUT_OF_PLACE * bool(places and places[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Layouts of an operation's arguments, what they mean for its results, and how unlikely they are."""
+    """Layouts of an operation's arguments, the results that follow, and their cost (higher is less likely)."""
 
     cost: float
     layouts: tuple[Layout, ...]
@@ -456,13 +456,13 @@ def _cost_of(choice: _Choice) -> float:
 
 
 def _in_turn(values: list[Value]) -> list[Layout]:
-    """The likeliest layouts of all, then the second of each."""
+    """Return all layouts: the likeliest of each tensor, then the second of each, and so on."""
     ranked = itertools.zip_longest(*(one.layouts for one in values))
     return [layout for rank in ranked for layout in rank if layout is not None]
 
 
 def _node(name: str) -> str:
-    """One name for an operation and for its node of the backward pass: ``addmm`` of AddmmBackward0 and aten::addmm_."""
+    """Return one name for an operation and its backward node: ``addmm`` for AddmmBackward0 and aten::addmm_."""
     short = name.rpartition("::")[2].rpartition(" ")[2].partition("Backward")[0]
     return short.replace("_", "").lower()
 

@@ -1,8 +1,8 @@
-"""Sizes that coincide: what of a step has the number that a name is given by, and is not what the name means.
+"""Find twins: dimensions of a step that have a named size by chance and mean something else.
 
-One capture says sizes alone. A number that two independent dimensions share (a sequence as long as there are samples,
-as many heads as tokens, a source and a target of one length) cannot be scaled by it: both would grow. Here are the
-kinds of such twins that a trace shows. Samples have none: they stand first, and are held once at most (``size_flow``).
+If two independent dimensions have one size, scaling that size would let both grow. Examples: a sequence as long as
+there are samples, as many heads as tokens, a source and a target of one length. Here are the kinds of twins that a
+trace shows. Samples have no twins: they come first, and a tensor holds them once at most (``size_flow``).
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _SPLITS = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view", "aten:
 _JOINS = frozenset({"aten::add", "aten::add_", "aten::mul", "aten::cat", "aten::stack"})
 _PICKED = {"aten::index": 1, "aten::index_put": 1, "aten::index_select": 2, "aten::index_add": 2, "aten::gather": 2,
            "aten::scatter_add": 2}
-"""Where operations take the rows that they pick."""
+"""The argument of each operation that has the indices of the rows to pick."""
 _SQUARE = 2
-"""Dimensions of one size by which a shape may be confused with itself turned around."""
+"""Number of equal dimensions from which a shape may be confused with its transpose."""
 
 
 def bare(name: str) -> str:
-    """A size's name without what only says that it is a count: ``heads`` of ``num_heads``."""
+    """Return a size's name without a prefix that only means a count: ``heads`` of ``num_heads``."""
     lower = name.lower()
     return next((lower[len(start):] for start in _COUNTS if lower.startswith(start)), lower)
 
 
 def square_input(graph: ExecutionGraph, size: int) -> Shape | None:
-    """A tensor of indices or targets that has the size first and once more: samples and something else, as many.
+    """Return the shape of indices or targets with the size first and once more: the samples, and something else.
 
-    ``None`` where another input has the size, led by other samples: then the square one is not of samples (buckets of
-    positions relative to each other, a mask).
+    ``None`` if there is none. Also ``None`` if another input has the size after another number of samples; then the
+    first dimension of the square one is not samples (buckets of relative positions, a mask).
     """
     shapes = [shape for _, _, shape in counted_inputs(graph)]
     if any(shape[0] not in (1, size) and size in shape[1:] for shape in shapes):
@@ -57,12 +57,12 @@ def square_input(graph: ExecutionGraph, size: int) -> Shape | None:
 
 
 def split_parameter(graph: ExecutionGraph, widths: set[int], size: int) -> tuple[int, Shape] | None:
-    """A width of parameters that the step takes apart into parts of which one has the size: heads, or their width.
+    """Find a width of parameters that the step splits into dimensions, one of this size: heads, or their width.
 
     Args:
         graph: of the rank.
         widths: sizes of parameters' dimensions.
-        size: what the name is given by.
+        size: the recorded size of the name.
 
     Returns:
         The width and its parts; ``None`` where there is none.
@@ -80,7 +80,7 @@ def split_parameter(graph: ExecutionGraph, widths: set[int], size: int) -> tuple
 
 
 def _split_dimensions(shape: Shape, target: list[int]) -> Iterator[tuple[int, Shape]]:
-    """Single dimensions that a view takes apart, and their parts (none of which may be -1)."""
+    """Yield each dimension that a view splits, and its parts; a size of -1 ends the search."""
     at = 0
     for width in shape:
         first, product = at, 1
@@ -94,17 +94,17 @@ def _split_dimensions(shape: Shape, target: list[int]) -> Iterator[tuple[int, Sh
 
 
 def confused_shape(flow: SizeFlow, size: int) -> Shape | None:
-    """A shape that tensors of two kinds have, of which a dimension follows the size in one and another in the other, so
-    that one may have been taken for the other; ``None`` where there is none."""
+    """Return a shape that tensors of two kinds share although different dimensions follow the size, so that one kind
+    may have been taken for the other; ``None`` if there is none."""
     seen: dict[Shape, Layout] = {}
     return next((value.shape for value in flow.every() if value.shape.count(size) >= _SQUARE
                  and seen.setdefault(value.shape, value.layouts[0]) != value.layouts[0]), None)
 
 
 def separate_inputs(graph: ExecutionGraph, size: int) -> list[Shape]:
-    """Indices of that length that are looked up and whose rows meet in no sum before a layer takes them: a source and
-    a target, two towers. Empty where there are less than two of them in one forward pass: those of other steps, and of
-    other small batches of one step, are the same input again."""
+    """Return index tensors of that length whose looked-up rows are not added up before a layer takes them: a source and
+    a target, two towers. Empty if one forward pass has fewer than two: those of other steps and micro-batches are the
+    same input again."""
     waiting: list[tuple[Shape, Shape]] = []  # indices, and the rows that they look up
     apart: list[Shape] = []
     ops = graph.ops
@@ -137,7 +137,7 @@ def separate_inputs(graph: ExecutionGraph, size: int) -> list[Shape]:
 
 
 def counted_inputs(graph: ExecutionGraph) -> Iterator[tuple[str, str, Shape]]:
-    """The step's indices and targets: operation, argument and shape, each once."""
+    """Yield the step's indices and targets: operation, argument and shape, each once."""
     ops = graph.ops
     pairs = np.unique(np.stack([ops.name, ops.shapes]), axis=1).T if len(ops) else np.zeros((0, 2), np.int64)
     for code, shapes in pairs.tolist():

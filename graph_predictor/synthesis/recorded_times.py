@@ -116,8 +116,8 @@ class SharedCores:
     def note(self) -> str:
         """Return what was assumed, in a sentence."""
         return (f"{self.ranks} ranks share {self.cores} cores of the recorded host: their operations take "
-                f"{self.crowding:.2f} times as long, and a collective takes {self.taken:.0%} of its time from what "
-                "computes beside it.")
+                f"{self.crowding:.2f} times as long, and a collective takes {self.taken:.0%} of its time from "
+                "overlapping computation.")
 
 
 def cores_shared(meta: Meta, ranks: int) -> SharedCores | None:

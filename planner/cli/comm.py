@@ -183,8 +183,8 @@ def predict(
     report.line(f"{what}: {time_us:,.1f} µs ({low:,.1f}–{high:,.1f} with {certainty}), from {level.label}.")
     report.line(f"Algorithmic bandwidth {algbw:,.1f} GB/s, bus bandwidth {busbw:,.1f} GB/s.")
     if values["overlap"]:
-        report.line(f"Beside it, computation takes up to {values['overlap']['compute_bound']:.2f} times as long, "
-                    f"and what memory bounds {values['overlap']['memory_bound']:.2f} times.")
+        report.line(f"Overlapping it, computation takes up to {values['overlap']['compute_bound']:.2f} times as long, "
+                    f"and memory-bound work {values['overlap']['memory_bound']:.2f} times.")
     report.table("By formula from published constants (µs)", [
         Column("algorithm", name=True), Column("protocol", name=True), Column("latency"), Column("transfer"),
         Column("together")], [
@@ -473,9 +473,9 @@ def report_found(found: comm_report.CommReport, beside: dict[str, contention.Slo
     if found.traffic and not timed:
         notes = [*notes, "No collective left device work or ranges of a backend's threads: how long any took, and who "
                          "waited for whom, is not known."]
-    report.table("What takes longer beside what (the same kernel beside and alone)",
+    report.table("Slow-down by overlapping work (the same kernel overlapping and alone)",
                  [Column("what", name=True), Column("factor\nmedian"), Column("80% of\nkernels"), Column("kernels"),
-                  Column("instances\nbeside")],
+                  Column("instances\noverlapping")],
                  [[name, f"{one.factor:.2f}", "{:.2f} – {:.2f}".format(*one.interval), count(one.kernels),
                    count(one.instances)] for name, one in beside.items() if one.known])
     report.table("Collective time of each rank (waiting included)",

@@ -182,11 +182,13 @@ def serve(
     json: Json = False,
     **edits: Any,
 ) -> None:
-    """Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and with
-    --rate or --concurrency time to the first token, between tokens, and throughput.
+    """Predict a decoder's serving: time of a prompt and of a decoding step, memory, and the largest batch. With --rate
+    or --concurrency also the time to the first token, time between tokens, and throughput.
 
     foretrace serve llama-3.1-70b --device h200-sxm --tp 8 --batch 32 --context 4096
+
     foretrace serve qwen3-32b --device h100-sxm --tp 2 --precision fp8 --concurrency 64 --prompt 1024 --output 512
+
     foretrace serve llama-3.1-8b --gpus 8 --target ttft=500,tpot=20 --prompt 2048 --output 256
 
     With --target ends with status 1 where nothing meets it.

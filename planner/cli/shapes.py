@@ -37,8 +37,8 @@ def shapes(
     top: Top = None,
     json: Json = False,
 ) -> None:
-    """Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, micro-batch
-    and tensor parallelism, with the reason and the gain of each change at equal parameters.
+    """Find sizes of a model that cost more GPU time than their neighbours, with reason and gain of each change at equal
+    parameters. It tries heads, widths, vocabulary, micro-batch and tensor parallelism.
 
     foretrace shapes gpt2 --preset xl --device a100-sxm-80g --parallel microbatch=8
 

@@ -1,9 +1,9 @@
-"""``bucket_shares``: how PyTorch's DDP cuts a stage's gradients into buckets, each of which is one all-reduce.
+"""``bucket_shares``: how PyTorch's DDP cuts a stage's gradients into buckets. Each bucket is one all-reduce.
 
-``graph_predictor.comm.traffic.buckets_of`` is the rule. Gradients are complete in the order of backward: the head's;
-of each block, the last one first, those of the feed-forward part's two products, of attention's output and of the rest;
-and the embedding's, which a tied head shares. The last bucket is full when backward ends, so it is reduced after it: a
-large embedding is never hidden.
+``graph_predictor.comm.traffic.buckets_of`` is the rule. Gradients become complete in the order of backward: the head's,
+the blocks' from the last to the first, then the embedding's with those of a tied head. A block's order is the
+feed-forward part's last product, its others, attention's output, the rest. The last bucket is full only when backward
+ends, so nothing hides its all-reduce. A large embedding is in it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tracer.shape_only.transformer import TransformerShape
 @lru_cache(maxsize=4096)
 def bucket_shares(plan: ParallelPlan, shape: TransformerShape, stage: int, *, experts: bool = False
                   ) -> tuple[float, ...]:
-    """Return the share of a stage's gradients, of the experts' or of all others, in each bucket of a plan that gives
-    their size (``bucket_mb``), in the order in which they are reduced."""
+    """Return each bucket's share of a stage's gradients, in the order of reduction; ``plan.bucket_mb`` (MiB) limits a
+    bucket. ``experts`` selects the experts' gradients, else all others count."""
     sizes = [size for size in (_experts if experts else _dense)(plan, shape, stage) if size]
     whole = sum(sizes)
     found = buckets_of([(shape.dtype, size * shape.element_bytes) for size in sizes], plan.bucket_mb)
@@ -29,7 +29,7 @@ def bucket_shares(plan: ParallelPlan, shape: TransformerShape, stage: int, *, ex
 
 
 def _dense(plan: ParallelPlan, shape: TransformerShape, stage: int) -> Iterator[int]:
-    """Parameters of each tensor that no expert has, in the order of backward."""
+    """Yield the parameters of each tensor outside experts, in the order of backward."""
     if stage == plan.pp - 1:
         shared = shape.vocabulary_parameters(plan.tp) if shape.tied and plan.pp == 1 else 0
         yield shape.head_parameters(plan.tp) - shared
@@ -45,7 +45,7 @@ def _dense(plan: ParallelPlan, shape: TransformerShape, stage: int) -> Iterator[
 
 
 def _experts(plan: ParallelPlan, shape: TransformerShape, stage: int) -> Iterator[int]:
-    """Parameters of each expert's two products, in the order of backward."""
+    """Yield the parameters of each expert's two products, in the order of backward."""
     for kind, count, _ in reversed(blocks_of_stage(plan, shape, stage)):
         if kind.experts:
             each = kind.experts // plan.ep

@@ -1,9 +1,8 @@
-"""``study_communication``: what a plan's step communicates, why, in messages of which size, and what of it work waits
-for.
+"""``study_communication``: a plan's messages in a step, their causes and sizes, and how long the step waits for them.
 
-Messages are those of ``plan_costs.plan_calls``, which estimates price, times how often a rank of one stage makes each
-in a step. Exposed is what the step would save if a cause's collectives cost nothing, by the same ``estimate``: what
-work hides counts only as far as it slows that work down.
+Messages are the calls of ``plan_costs.plan_calls``, times how often a rank of one stage makes each in a step. Exposed
+time is what the step would save if a cause's collectives cost nothing, by the same ``estimate``. A hidden collective
+therefore counts only by how much it slows the work that hides it.
 
     foretrace.comm_study("llama", [64, 512], presets=["8b", "70b"], seqs=[4096, 32768], device="h100-sxm").to_pandas()
 """
@@ -88,11 +87,11 @@ class StepMessages:
     """Equal collectives of a rank's step.
 
     Attributes:
-        cause, kind: of them.
-        ranks, nodes: that take part, and that these are on.
-        payload_bytes: of each (nccl-tests' size).
-        count: in a step; not whole where a part of a block is computed again.
-        us: of each, alone.
+        cause, kind: why they are sent, and which collective they are.
+        ranks, nodes: how many ranks take part, on how many nodes.
+        payload_bytes: of one message (nccl-tests' size).
+        count: in a step; not whole if backward recomputes a part of a block.
+        us: time of one message that overlaps nothing.
     """
 
     cause: CommCause
@@ -105,19 +104,19 @@ class StepMessages:
 
     @property
     def volume_bytes(self) -> float:
-        """Payload of all."""
+        """Return the payload of all these messages."""
         return self.count * self.payload_bytes
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes that leave a rank."""
+        """Return the bytes that leave a rank."""
         return self.volume_bytes * bus_factor(self.kind, self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class ExposedTime:
-    """The time a step would save if a cause's collectives, or all, cost nothing, µs, and the same with collectives as
-    long as the ends of their 80% interval in published steps (``PlanSpreads.collectives``)."""
+    """The time that a step would save if the collectives of one cause, or all, cost nothing, µs. ``low`` and ``high``:
+    the same if these last to the ends of their 80% interval in published steps (``PlanSpreads.collectives``)."""
 
     us: float
     low: float
@@ -133,11 +132,11 @@ class PlanCommunication:
         shape: its sizes.
         estimate: of the step.
         fit: whether it fits the device.
-        stage: of the ranks that ``messages`` are of: those from which most bytes leave.
-        messages: of a step of one of them, by cause.
-        exposed: of each cause that there is.
-        all_exposed: of all of them together, which hide behind the same work.
-        mixture: who does them where each is done by the best backend; ``single_us`` the step by the best one alone.
+        stage: the stage whose ranks send most bytes.
+        messages: of one rank of that stage in a step, by cause.
+        exposed: exposed time of each cause.
+        all_exposed: of all causes together; less than their sum, as they hide behind the same work.
+        mixture: the best backend of each message, if there are several; ``single_us``: the step with one backend.
     """
 
     model: str
@@ -162,7 +161,7 @@ class PlanCommunication:
         return sum(each.count * each.us for each in self.messages)
 
     def histogram(self) -> dict[tuple[CollectiveKind, int], tuple[float, float]]:
-        """Return count and payload of messages by kind and size: the power of two that it is at least."""
+        """Return count and payload bytes of messages by kind and size class: log2 of the size, rounded down."""
         found: dict[tuple[CollectiveKind, int], tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         for each in self.messages:
             at = each.kind, int(math.log2(max(each.payload_bytes, 1.0)))
@@ -174,7 +173,7 @@ class PlanCommunication:
 def study_communication(model: str, shape: TransformerShape, plan: ParallelPlan, pieces: LayerCosts,
                         collectives: CollectiveModel, rates: CorrectionFactors,
                         limit_bytes: float) -> PlanCommunication:
-    """Find what a plan communicates and what of it the step waits for.
+    """Find a plan's messages and how long its step waits for them.
 
     Raises:
         PlanError: the model does not divide as the plan wants it, or the cluster is too small.
@@ -195,7 +194,7 @@ def study_communication(model: str, shape: TransformerShape, plan: ParallelPlan,
 
 
 def mixture_of_plan(plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> Mixture:
-    """Find who does the collectives of a plan's step, of a rank of the stage that does most of them."""
+    """Find which backend does each collective of a step, for a rank of the stage that sends most bytes."""
     found = [calls_of(plan, shape, collectives.topology, stage) for stage in range(plan.pp)]
     most = max(found, key=lambda rows: sum(
         call.payload_bytes * count * bus_factor(call.kind, call.ranks) for _, call, count in rows))
@@ -204,8 +203,8 @@ def mixture_of_plan(plan: ParallelPlan, shape: TransformerShape, collectives: Co
 
 def calls_of(plan: ParallelPlan, shape: TransformerShape, on: Topology,
              stage: int) -> list[tuple[CommCause, CollectiveCall, float]]:
-    """Return all that a rank of a stage sends and receives in a step, and how often; what is overlapped in pieces
-    counts as whole."""
+    """Return every call of a rank of a stage in a step, with its cause and how often it occurs. A call that overlaps
+    its product in pieces counts once."""
     calls = plan_calls(replace(plan, tensor_overlap=False), shape, on)
     counts = _counts(calls, plan, shape, stage)
     found: dict[tuple[CommCause, CollectiveCall], float] = defaultdict(float)
@@ -231,7 +230,7 @@ def cause_of(name: CallName) -> CommCause:
 
 def messages_of(plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel,
                 stage: int) -> tuple[StepMessages, ...]:
-    """Return the same as ``calls_of``, priced."""
+    """Return the calls of ``calls_of`` with their times, by cause, the largest volume first."""
     rows = calls_of(plan, shape, collectives.topology, stage)
     if not rows:
         return ()
@@ -267,8 +266,8 @@ def _counts(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, stage
 
 
 def _parts(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
-    """Messages that each call of a stage's gradients or parameters is cut into: its blocks where FSDP keeps them,
-    Megatron-Core's buckets where the plan has none of its own."""
+    """Return how many messages a call for a stage's gradients or parameters is cut into: with FSDP, its blocks; with
+    overlap and without ``bucket_mb``, Megatron-Core's buckets; else 1."""
     if plan.sharding is Sharding.PARAMETERS:
         return sum(count for count, _ in counts_of_stage(plan, shape, stage))
     if not plan.overlap or plan.bucket_mb is not None:
@@ -279,7 +278,7 @@ def _parts(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
 
 def _last_left_out(calls: PlanCalls, key: CallName, row: int, plan: ParallelPlan, shape: TransformerShape,
                    stage: int) -> int:
-    """Calls less where not all of a block is computed again: the one after its last product."""
+    """Return how many calls partial recomputation leaves out: those after a block's last product."""
     if calls.calls[row].kind is CollectiveKind.ALL_GATHER:
         return 0
     return plan.passes * sum(rerun for kind, (_, rerun) in enumerate(counts_of_stage(plan, shape, stage))
@@ -302,8 +301,8 @@ def _exposed(costs: PlanCosts, causes: set[CommCause], whole: Estimate, rates: C
 
 
 MOST_CASES, _SEVERAL, _MOST_TENSOR = 512, 2, 8
-"""Choices: plans that are studied at once; and if none is named, stages of their pipelines and parts of their
-sequences, and ranks that share a layer, which are those of a usual node."""
+"""Choices: most cases of one study. For ``usual_plans``: stages of a pipeline and parts of a sequence; and most ranks
+that share a layer, the GPUs of a usual node."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -312,8 +311,8 @@ class CommStudy(Shown):
 
     Attributes:
         device, topology: of the cluster, or of the largest of them.
-        cases: each plan at each size, in the order in which they were asked for.
-        refused: plans that cannot be, each with the reason.
+        cases: each plan at each size, in the order of the request.
+        refused: plans that are impossible, each with the reason.
         notes: what was assumed.
     """
 
@@ -330,7 +329,7 @@ class CommStudy(Shown):
         return f"{len(self.cases)} plans on {self.device}{found}"
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Make one row a plan, a cause of it, its equal messages, and its messages of about one size."""
+        """Return tables with a row for each plan, cause, group of equal messages, and size class of messages."""
         return {"plans": partial(_rows_of, self.cases, _plan_rows),
                 "causes": partial(_rows_of, self.cases, _cause_rows),
                 "messages": partial(_rows_of, self.cases, _message_rows),
@@ -341,24 +340,24 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
                settings: Sequence[str] = (), presets: Sequence[str] = (), seqs: Sequence[int] = (),
                plans: Sequence[str] = (), global_batch: int | None = None, comm_profile: str | None = None,
                comm_choices: str | None = None, profile: DeviceProfile | None = None) -> CommStudy:
-    """Find what plans of a decoder communicate, and what of it their steps wait for.
+    """Find the messages of a decoder's plans, and how long their steps wait for them.
 
     Args:
         source: as ``plan`` takes it.
-        gpus: sizes of the job.
+        gpus: numbers of GPUs to study.
         device, topology: of the cluster; nodes are the device's usual ones by default.
         settings: of the model, as "layers=4".
         presets: of the workload; by default its first.
         seqs: tokens of a sequence; by default what the source says.
         plans: such as "fsdp2,tp=8": one size may be left out. By default ``usual_plans``.
-        global_batch: sequences of a step; a plan that does not say its micro-batches has so many as give it.
+        global_batch: sequences of a step; sets the micro-batches of a plan that does not name them.
         comm_profile: a file of measured collectives.
         comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
         profile: fitted models of the device.
 
     Raises:
-        PlanError: the source is no decoder, a plan is none, or there are too many cases.
-        ForetraceError: a name or a file is not known, or cannot be read.
+        PlanError: the source is no decoder, a plan cannot be parsed, or there are too many cases.
+        ForetraceError: a name is unknown, or a file cannot be read.
     """
     count = len(gpus) * max(len(presets), 1) * max(len(seqs), 1) * max(len(plans), 1)
     if count > MOST_CASES:
@@ -397,8 +396,8 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
 
 
 def usual_plans(shape: TransformerShape, gpus: int, on: Topology) -> list[str]:
-    """Return plans that show every kind of communication that the model and so many GPUs can have: replicas with ZeRO 0
-    to 3, then tensor parallelism without and with sequence parallelism, a pipeline, parts of sequences, experts."""
+    """Return plans that show each kind of communication the model can have on ``gpus`` GPUs: ZeRO 0 to 3; tensor
+    parallelism without and with sequence parallelism; a pipeline; context parallelism; expert parallelism."""
     tensor = max(size for size in (1, 2, 4, _MOST_TENSOR) if size <= min(on.node.gpus, gpus) and not any(
         value % size for kind in shape.kinds
         for value in (gpus, kind.ffn, *(heads for _, heads, _, _ in kind.shared_heads(size, 1)))))

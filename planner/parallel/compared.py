@@ -1,7 +1,6 @@
-"""``compare``: the causes of the difference between two recipes, each of their settings changed alone.
+"""``compare``: how much each setting contributes to the difference between the steps of two recipes.
 
-A recipe is a TOML file that says of a job what the options of ``foretrace plan`` say; what it leaves out is as these
-have it:
+A recipe is a TOML file with options of ``foretrace plan``; the options that it leaves out have their defaults:
 
     source = "llama"
     preset = "70b"
@@ -10,10 +9,10 @@ have it:
     parallel = "dp=4,tp=4,pp=4,microbatch=1,microbatches=32,sharding=1,sequence_parallel"
     set = ["seq=8192"]
 
-Every setting that differs is changed in every order that is possible, and a setting's part is the mean of what its
-change moves the step by: the Shapley value over orders whose every recipe can be (Shapley, 1953; of orders under a
-precedence, Faigle and Kern, 1992). Parts depend on no order and add up to the whole. Replicas and micro-batches follow
-from GPUs, the sequences of a step and the other sizes.
+The differing settings are changed one after another, in every possible order. The mean change of the step by a setting
+is its part: the Shapley value over orders whose recipes are all possible (Shapley, 1953). For orders under a
+precedence see Faigle and Kern (1992). Parts depend on no order and add up to the difference. Replicas and
+micro-batches follow from GPUs, the sequences of a step and the other sizes.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from tracer.parallel_plan import ParallelPlan, PlanError, said
 from tracer.shape_only.errors import ShapeOnlyError
 
 MOST_EXACT = 8
-"""Settings of which every order is looked at: 256 recipes."""
+"""Most settings for which every order is computed: 256 recipes."""
 ORDERS, SEED = 16, 7
-"""Of more settings: drawn orders, each with its reverse, and what they are drawn by."""
+"""For more settings: number of random orders, each also used in reverse, and their seed."""
 KEYS: Mapping[str, type | tuple[type, ...]] = {
     "source": str, "preset": str, "gpus": int, "device": str, "topology": str, "set": list, "global_batch": int,
     "parallel": (str, dict), "framework": str, "linears": str, "launch_us": (int, float), "host": (int, float),
     "host_from": str, "comm_profile": str, "comm_choices": str}
-"""What a recipe may say, and the types of it."""
+"""Keys of a recipe, and the types of their values."""
 _FIELDS = {"set": "settings", "parallel": "only"}
-"""Fields of a request that are called otherwise."""
+"""Keys of a recipe whose field in a request has another name."""
 _JOB = {"source": "model", "preset": "model", "device": "device", "topology": "topology", "linears": "linear layers",
         "framework": "framework", "launch_us": "host", "host": "host", "host_from": "host", "comm_profile": "network",
         "comm_choices": "network"}
@@ -72,11 +71,11 @@ class SettingCause:
     Attributes:
         setting: its name.
         before, after: its values, as text.
-        us: its part; all parts together are the difference.
-        unsure_us: 80% half-width of it.
-        alone_us: what it changes of the first recipe alone; ``None`` where that cannot be.
-        last_us: what it changes where all others are the second recipe's already.
-        parts: its part of each of ``parts_of``.
+        us: its part of the difference, µs; all parts together are the difference.
+        unsure_us: half of its 80% interval, µs.
+        alone_us: change of the first recipe's step by this setting alone, µs; ``None`` if impossible.
+        last_us: change by this setting after all others have the second recipe's values, µs.
+        parts: its part of each of the step's parts (``parts_of``), µs.
     """
 
     setting: str
@@ -91,7 +90,7 @@ class SettingCause:
 
 @dataclass(frozen=True, slots=True)
 class RecipeSide:
-    """One of the recipes: where it is from, its step, tokens of a step, and memory of its fullest stage, bytes."""
+    """One of the recipes: its origin, its step, tokens of a step, and memory of its fullest stage, bytes."""
 
     name: str
     estimate: Estimate
@@ -101,7 +100,7 @@ class RecipeSide:
 
     @property
     def tokens_per_gpu_second(self) -> float:
-        """Return what a GPU does of them in a second."""
+        """Return the tokens that one GPU processes in a second."""
         return self.tokens / self.estimate.plan.world_size / self.estimate.time_us * 1e6
 
 
@@ -110,7 +109,7 @@ class Comparison:
     """Two recipes, and the causes of their difference, the largest first.
 
     Attributes:
-        exact: every order was looked at.
+        exact: every order was computed.
         notes: what was assumed.
     """
 
@@ -300,7 +299,7 @@ def _every_order(count: int, step: Callable[[int], Estimate | None]) -> Edges:
 
 
 def _some_orders(count: int, step: Callable[[int], Estimate | None]) -> Edges:
-    """Weigh each change by drawn orders; a change that is not possible yet waits for the next that is."""
+    """Weigh each change by random orders; a change that is not possible yet is moved behind the next possible one."""
     random, found, ended = np.random.default_rng(SEED), dict[tuple[int, int], float](), 0
     drawn = [random.permutation(count).tolist() for _ in range(ORDERS)]
     for order in [*drawn, *(each[::-1] for each in drawn)]:
@@ -349,7 +348,7 @@ def _moved(before: Estimate | None, after: Estimate | None) -> float | None:
 
 def _together(differing: Sequence[str], ends: Sequence[Settings], first: Estimate, second: Estimate
               ) -> list[SettingCause]:
-    """Return settings none of which can be changed before the others, as one."""
+    """Return, as a single cause, settings that can only be changed together."""
     us, one, two = second.time_us - first.time_us, parts_of(first), parts_of(second)
     before, after = (" ".join(texts) for texts in zip(*(_values(name, ends) for name in differing), strict=True))
     return [SettingCause(" with ".join(differing), before, after, us, unsure_us(first, second), us, us,
@@ -357,14 +356,14 @@ def _together(differing: Sequence[str], ends: Sequence[Settings], first: Estimat
 
 
 def _values(name: str, ends: Sequence[Settings]) -> tuple[str, str]:
-    """Return a setting's values in both recipes as text: of fields that differ."""
+    """Return a setting's values in both recipes as text, of the fields that differ."""
     first, second = (end.get(name, {}) for end in ends)
     own = [field for field in {**first, **second} if first.get(field) != second.get(field)]
     return _shown({field: first.get(field) for field in own}), _shown({field: second.get(field) for field in own})
 
 
 def _shown(values: Mapping[str, Any]) -> str:
-    """Return a setting's values as text, but those of several that say nothing."""
+    """Return a setting's values as text; of several values, empty ones are left out."""
     if len(values) == 1:
         (value,) = values.values()
         if isinstance(value, bool):

@@ -1,7 +1,6 @@
-"""A model's ``config.json`` (Hugging Face's) as the source of a plan: which file is one, and the decoder it is of.
+"""``read_decoder``: the sizes of the decoder to plan for (``TransformerShape``), and whether a plan divides them.
 
-The decoder that a plan is of, its ``TransformerShape``: a workload's, a published model's, a config's or a trace's;
-and whether a plan fits it.
+Sources are a workload, a published model, a model's ``config.json`` (Hugging Face's), a capture or a trace.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ _DTYPES = {"float16": "fp16", "half": "fp16", "fp16": "fp16", "bfloat16": "bf16"
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 _PART = "_config"
 _OF_USE = frozenset(("quantization_config", "generation_config", "compression_config", "attn_config", "ffn_config"))
-"""Objects within a config that are no parts of a model beside its decoder."""
+"""Objects of a config that describe no further part of the model, so that no note lists them as left out."""
 _INERT = frozenset(("architectures", "rope_theta", "max_position_embeddings", "pretraining_tp", "initializer_range",
                     "sliding_window", "max_window_layers", "rms_norm_eps", "torch_dtype", "model_max_length",
                     "mlp_only_layers", "original_max_position_embeddings", "chunk_size_feed_forward"))
-"""Fields of no weight or operation of a step."""
+"""Fields that change no weight and no operation of a step."""
 _DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout", "hidden_dropout",
              "hidden_dropout_prob", "resid_dropout", "resid_pdrop")
 """Rates of dropout, as Hugging Face's configs call them."""
@@ -60,16 +59,16 @@ _SETTINGS = ("seq, batch, layers, dtype (bf16, fp16 or fp32), imbalance and pred
 
 @dataclass(frozen=True, slots=True)
 class ConfigModel:
-    """A decoder of a config.
+    """A decoder that was read from a config.
 
     Attributes:
-        name: of the model, as its file is called.
+        name: of the model, from its file's name.
         shape: its sizes.
         batch: sequences of a GPU in a step.
         notes: what was assumed.
-        longest: tokens of a sequence at most; 0 where the config does not say.
-        quantised: its ``quantization_config``, which says what its weights are published in; empty for none.
-        trained: of ``TransformerShape`` what the file says of training alone, not of the model: ``flash``, ``dropout``.
+        longest: most tokens of a sequence; 0 if the config has no limit.
+        quantised: its ``quantization_config``, the format of the published weights; empty for none.
+        trained: fields of ``TransformerShape`` that concern training and not the model: ``flash``, ``dropout``.
     """
 
     name: str
@@ -82,7 +81,7 @@ class ConfigModel:
 
 
 def config_path(source: str) -> Path | None:
-    """Return the config that a path is of: the file itself, or its folder's; ``None`` for anything else."""
+    """Return the config of a path: the file itself, or the folder's config.json; ``None`` for anything else."""
     path = Path(source)
     try:
         if path.is_dir():
@@ -101,15 +100,15 @@ def config_path(source: str) -> Path | None:
 
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> ConfigModel:
-    """Return the decoder of a file.
+    """Return the decoder of a config file.
 
     Args:
-        path: of it.
-        settings: assignments of what a config does not say: "seq=8192", "batch=2", "layers=4" (the first so many),
+        path: of the file.
+        settings: assignments of what a config leaves open: "seq=8192", "batch=2", "layers=4" (the first four),
             "dtype=fp16", "imbalance=1.5", "predictions=0".
 
     Raises:
-        PlanError: it cannot be read, is no JSON, is of no decoder, or lacks or spoils a field.
+        PlanError: the file cannot be read, is not JSON, describes no decoder, or lacks or spoils a field.
     """
     try:
         with open_input(path) as stream:
@@ -134,11 +133,11 @@ def decoder_of_config(values: Mapping[str, Any], name: str, where: str, settings
     Args:
         values: by field.
         name: of the model.
-        where: the values come from, for messages.
-        settings: as ``read_config`` takes them.
+        where: origin of the values, for messages.
+        settings: as for ``read_config``.
 
     Raises:
-        PlanError: they are of no decoder, or lack or spoil a field.
+        PlanError: the values describe no decoder, or a field is missing or invalid.
     """
     whole = fields = ConfigFields(values, where)
     kind = fields.word("model_type")
@@ -182,8 +181,8 @@ def _text_part(fields: ConfigFields) -> ConfigFields | None:
 
 
 def _note_parts(whole: ConfigFields, fields: ConfigFields, *, known: bool) -> None:
-    """Note the parts of a config that its decoder leaves out; of a type that is not known every size that nobody read,
-    too."""
+    """Note the parts of a config that its decoder leaves out, and kinds of layers that it ignores. For an unknown model
+    type, note every unread size too."""
     parts = [name for name, value in whole.values.items() if name.endswith(_PART) and isinstance(value, Mapping)
              and value and name not in whole.asked | set(_TEXT_PARTS) | _OF_USE]
     if parts and not any("left out" in note and "encoder" in note for note in fields.notes):
@@ -215,7 +214,7 @@ def _check_decoder(fields: ConfigFields, kind: str) -> None:
 
 
 def _typed(fields: ConfigFields, shape: TransformerShape) -> TransformerShape:
-    """The shape in the file's type of numbers; what was saved in fp32 is trained in bf16 today."""
+    """Return the shape in the file's dtype; a model saved in fp32 is taken to be trained in bf16."""
     said = fields.word("dtype") or fields.word("torch_dtype")
     if said and said not in _DTYPES:
         fields.notes.append(f"The file's type of numbers, {said[:40]}, is none that is known; they are taken in bf16.")
@@ -226,7 +225,7 @@ def _typed(fields: ConfigFields, shape: TransformerShape) -> TransformerShape:
 
 
 def with_settings(shape: TransformerShape, settings: Sequence[str], notes: list[str]) -> TransformerShape:
-    """Return the decoder with what a config does not say, as assignments, and note what was taken without one."""
+    """Apply assignments of what a config leaves open to its decoder, and note the defaults that are used without."""
     given = dict(item.partition("=")[::2] for item in settings)
     if unknown := sorted(set(given) - {"seq", "batch", "layers", "dtype", "imbalance", "predictions"}):
         raise PlanError(f"{unknown[0][:40]!r} is no setting of a config's decoder; there are {_SETTINGS}.")
@@ -255,7 +254,7 @@ def with_settings(shape: TransformerShape, settings: Sequence[str], notes: list[
 
 
 def _changed(shape: TransformerShape, **values: Any) -> TransformerShape:
-    """The decoder and all of its runs with other values."""
+    """Return the decoder with other values, also in all of its runs."""
     return replace(shape, stack=tuple(replace(run, **values) for run in shape.stack), **values)
 
 
@@ -305,17 +304,17 @@ PUBLISHED: dict[str, dict[str, dict[str, str]]] = {
                  "hidden": "14336", "vocabulary": "32000", "seq": "32768", "experts": "8", "top_k": "2"},
     },
 }
-"""Models that were really trained, as settings of the workloads, the one that is planned by default first: Llama 3
-(Grattafiori et al., 2024, table 3, sequences of pre-training), GPT-2 XL (Radford et al., 2019), GPT-3 (Brown et al.,
-2020, table 2.1) and Mixtral (Jiang et al., 2024, table 1)."""
+"""Published models as settings of the workloads; a workload's first is its default. Sources: Llama 3 (Grattafiori et
+al., 2024, table 3, sequences of pre-training); GPT-2 XL (Radford et al., 2019); GPT-3 (Brown et al., 2020, table 2.1);
+Mixtral (Jiang et al., 2024, table 1)."""
 
 
 def published(name: str, preset: str | None) -> tuple[str, list[str]]:
-    """The name of a published model and its settings as assignments; none for a preset of the suite's own.
+    """Return the name of a published model and its settings as assignments; no settings for a preset of the suite.
 
     Args:
         name: the workload.
-        preset: a published model's, one of the suite's, or ``None`` for the usual.
+        preset: a published model's, one of the suite's, or ``None`` for the default.
 
     Raises:
         PlanError: there is no such preset.
@@ -328,7 +327,7 @@ def published(name: str, preset: str | None) -> tuple[str, list[str]]:
 
 
 def decoder_of(name: str, settings: Mapping[str, Any]) -> TransformerShape:
-    """The decoder of a workload by its settings, as plain values.
+    """Return the decoder of a workload with these settings (plain values).
 
     Raises:
         PlanError: the workload is no decoder, or a setting is missing.
@@ -391,8 +390,8 @@ def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology
 
 def read_decoder(source: str | Job, assignments: Sequence[str] = (),
                  preset: str | None = None) -> tuple[str, TransformerShape, int, tuple[str, ...]]:
-    """Return what is planned, the decoder of a workload's or a model's name, a config or a trace, the sequences of its
-    step, and what was assumed."""
+    """Read the decoder of a workload's or a model's name, a config or a trace. Return its name, its sizes, the
+    sequences of its step, and what was assumed."""
     changed = f" with {', '.join(assignments)}" if assignments else ""
     assignments, how = _how_trained(assignments)
     if isinstance(source, str) and (model := config_model(source, assignments)) is not None:
@@ -423,10 +422,10 @@ _TRAINED_NOTES = {"flash": "The config's attention is not fused; give --set atte
 
 
 def _how_trained(assignments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Take apart what every decoder can be told of its training, and settings of a source's own.
+    """Separate settings of training that every decoder has (fp16, attention, dropout) from a source's own settings.
 
     Returns:
-        The others, and fields of ``TransformerShape``.
+        The source's own settings, and fields of ``TransformerShape``.
 
     Raises:
         PlanError: a value is not possible.
@@ -464,7 +463,7 @@ def _check_there(source: str) -> None:
 
 
 def _read(source: str) -> Job:
-    """Return a capture or trace; for what is none, say too that it is no model's config."""
+    """Read a capture or trace. Raises ``PlanError`` that also mentions configs, if the source is neither."""
     _check_there(source)
     try:
         return read_job([source])
@@ -490,7 +489,7 @@ def _whole(values: Mapping[str, Any], name: str) -> int:
 
 
 def other_nodes(on: Topology, spec: DeviceSpec) -> list[str]:
-    """Say where a topology's nodes have another device than the one that computes, or are described nowhere."""
+    """Return a note if a topology's nodes have another device than ``spec``, or no node type has it; else nothing."""
     if ASSUMED_SERVER in on.node.sources.values():
         return [f"No node type has {spec.name}: its GPUs are taken to be in one PCIe server of {on.node.gpus}, in "
                 f"which each sends at {on.node.peer_gbps:g} GB/s; describe another in a file for --topology."]

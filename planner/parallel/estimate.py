@@ -1,4 +1,4 @@
-"""``estimate``: the time of a plan's step from what it is made of, and what binds it."""
+"""``estimate``: the time of a plan's step from the costs of its parts, and what limits it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Estimate:
     Attributes:
         time_us, low_us, high_us: the step and its 80% interval.
         products, others: arithmetic and other device work.
-        host: what the host takes longer than the device.
+        host: time that the host takes in addition to the device's.
         layers: collectives within layers that work waits for.
-        pipeline: sending between stages, and waiting for other stages that are no slower than this one.
-        data: gradients and parameters of replicas that nothing hides.
-        optimizer: its work.
-        fixed: once a step.
-        stragglers: what the slowest GPU takes longer than the others.
-        hidden: collectives that work hides.
+        pipeline: sending between stages, and waiting for other stages.
+        data: exposed collectives of the replicas' gradients and parameters.
+        optimizer: the optimizer's work.
+        fixed: constant time of a step.
+        stragglers: time that the slowest GPU takes in addition to the others'.
+        hidden: collectives that work hides; no part of ``time_us``.
         sources: share of the device's time by ``Source``.
-        spreads: how far off the step's parts may be.
+        spreads: relative errors of the step's parts.
     """
 
     plan: ParallelPlan
@@ -54,23 +54,23 @@ class Estimate:
     spreads: PlanSpreads = PUBLISHED
 
     def times(self, factor: float) -> Estimate:
-        """Return the step and all its parts so many times as long."""
+        """Return the step with all its times multiplied by a factor."""
         return replace(self, **{each.name: factor * getattr(self, each.name) for each in fields(self)
                                 if isinstance(getattr(self, each.name), float)})
 
     @property
     def exposed_us(self) -> float:
-        """Collectives that the step waits for, without the pipeline's."""
+        """Return the collectives that the step waits for, except the pipeline's, µs."""
         return self.layers + self.data
 
     @property
     def bubble(self) -> float:
-        """Share of the step in which the average stage waits for others."""
+        """Return the share of the step in which the average stage waits for others."""
         return self.pipeline / self.time_us if self.time_us else 0.0
 
     @property
     def bound(self) -> str:
-        """Return what most of the step is."""
+        """Return the name of the largest part of the step."""
         parts = {"arithmetic": self.products, "memory": self.others + self.optimizer, "host": self.host + self.fixed,
                  "communication": self.exposed_us, "pipeline bubble": self.pipeline}
         return max(parts, key=lambda name: parts[name])
@@ -82,9 +82,9 @@ class StepSchedule:
 
     Attributes:
         run: the tasks.
-        exposed: gradients and parameters of replicas that nothing hides, of each stage.
-        optimizer: its work, of each stage.
-        hidden: gradients and parameters that work hides, of the average stage.
+        exposed: exposed collectives of the replicas' gradients and parameters, by stage.
+        optimizer: the optimizer's work, by stage.
+        hidden: hidden collectives of gradients and parameters, of the average stage.
     """
 
     run: Pipelined
@@ -129,14 +129,14 @@ class _Stretch:
 
 
 _Stretches = list[list[_Stretch]]
-"""Of every stage's chunks."""
+"""Work by [stage][chunk]."""
 
 
 def estimate(costs: PlanCosts, rates: CorrectionFactors = UNCORRECTED) -> Estimate:
-    """The step of a plan.
+    """Estimate the step of a plan.
 
-    Every stage does forward and backward of its blocks for each micro-batch in the schedule's order; the replicas'
-    collectives follow, beside the last backward where they can, and the optimizer.
+    Every stage runs forward and backward of its blocks for each micro-batch, in the schedule's order. The replicas'
+    collectives follow, overlapping the last backward where they can, and then the optimizer.
     """
     plan, stages = costs.plan, costs.plan.pp
     forward, backward, step = _laid_out(costs, rates)
@@ -166,12 +166,12 @@ def estimate(costs: PlanCosts, rates: CorrectionFactors = UNCORRECTED) -> Estima
 
 
 def step_schedule(costs: PlanCosts, rates: CorrectionFactors) -> StepSchedule:
-    """Return when the work of a plan's step is done, as ``estimate`` has it."""
+    """Return when each piece of work of a plan's step runs according to ``estimate``."""
     return _laid_out(costs, rates)[2]
 
 
 def _laid_out(costs: PlanCosts, rates: CorrectionFactors) -> tuple[_Stretches, _Stretches, StepSchedule]:
-    """Forward and backward of every stage's chunks, and when each is done."""
+    """Return forward and backward of every stage's chunks, and the schedule of the step."""
     plan, rates = costs.plan, _graphed(costs.plan, rates)
     forward, backward, f, b, weights = _passes(costs, rates)
     sent = [costs.exchange(("transfer", stage)) for stage in range(plan.pp)]
@@ -195,7 +195,7 @@ def _laid_out(costs: PlanCosts, rates: CorrectionFactors) -> tuple[_Stretches, _
 
 def _stretches(of: Callable[[PlanCosts, CorrectionFactors, int, int], _Stretch], costs: PlanCosts,
                rates: CorrectionFactors) -> _Stretches:
-    """Forward or backward of every stage's chunks; those in between with the same blocks are equal."""
+    """Return forward or backward of every stage's chunks; equal chunks are computed once."""
     known: dict[tuple[object, ...], _Stretch] = {}
     plan, rows = costs.plan, []
     for stage in range(plan.pp):
@@ -213,10 +213,10 @@ def _stretches(of: Callable[[PlanCosts, CorrectionFactors, int, int], _Stretch],
 
 def _passes(costs: PlanCosts, rates: CorrectionFactors
             ) -> tuple[_Stretches, _Stretches, Float64, Float64, Float64 | None]:
-    """Forward and backward of every stage's chunks, and what ``passes_us`` returns of them.
+    """Return forward and backward of every stage's chunks, followed by what ``passes_us`` returns.
 
     Args:
-        rates: as ``_graphed`` returns them.
+        rates: from ``_graphed``.
     """
     if rates.meeting_us or rates.crossing_us:
         rates = rates.meeting(costs.plan)
@@ -226,22 +226,22 @@ def _passes(costs: PlanCosts, rates: CorrectionFactors
 
 
 def _graphed(plan: ParallelPlan, rates: CorrectionFactors) -> CorrectionFactors:
-    """Return the factors of a step that the host launches at once, where the plan's graphs are whole."""
+    """Return the factors without host time if one CUDA graph launches the plan's whole step, else unchanged."""
     return replace(rates, host_us=0.0, host_collective_us=0.0) if plan.graphs is Graphs.WHOLE else rates
 
 
 def passes_us(costs: PlanCosts, rates: CorrectionFactors) -> tuple[Float64, Float64, Float64 | None]:
-    """Return µs of forward, backward and, done apart, weights' gradients of one micro-batch, each [stage, chunk]."""
+    """Return µs of a micro-batch's forward, backward and, if split off, weights' gradients, each [stage, chunk]."""
     return _passes(costs, _graphed(costs.plan, rates))[2:]
 
 
 def slowest_of(ranks: int) -> float:
-    """By how many standard deviations the slowest of so many equal GPUs is off their mean, expected (Blom, 1958)."""
+    """Return by how many standard deviations the slowest of equal GPUs is expected to miss the mean (Blom, 1958)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def exchange_us(exchange: Exchange, rates: CorrectionFactors) -> float:
-    """Return what collectives in a row take."""
+    """Return the time of an exchange's collectives one after another, µs."""
     return exchange.us * (rates.network if exchange.between_nodes else rates.collectives)
 
 
@@ -290,7 +290,7 @@ def _backward(costs: PlanCosts, rates: CorrectionFactors, stage: int, chunk: int
 
 
 def _of_weights(costs: PlanCosts, rates: CorrectionFactors, backward: _Stretches, us: Float64) -> Float64 | None:
-    """Return the µs of weights' gradients in each stage's backward, where the schedule does them apart."""
+    """Return the µs of weights' gradients in backward, [stage, chunk]; ``None`` if the schedule does not split them."""
     plan = costs.plan
     if plan.schedule is not Schedule.ZERO_BUBBLE:
         return None
@@ -309,8 +309,8 @@ def _of_weights(costs: PlanCosts, rates: CorrectionFactors, backward: _Stretches
 
 def _add_forward(out: _Stretch, costs: PlanCosts, kind: int, rates: CorrectionFactors, count: int,
                  recomputed: Recomputation = Recomputation.NONE) -> None:
-    """Add forward of blocks, or what of it is computed again: less than all of it lacks the last product's collective
-    too."""
+    """Add forward of blocks, or the part of it that is recomputed. A recomputed part omits the collective after the
+    block's last product."""
     before, work, waited = out.device, costs.blocks[kind], costs.exchange((kind, "block forward"))
     if recomputed in (Recomputation.NONE, Recomputation.FULL):
         out.add(work.forward, rates, waited, count)
@@ -323,9 +323,9 @@ def _add_forward(out: _Stretch, costs: PlanCosts, kind: int, rates: CorrectionFa
 
 def _with_experts(out: _Stretch, costs: PlanCosts, exchange: Exchange, compute: float, count: int,
                   rates: CorrectionFactors) -> None:
-    """Experts' exchanges of a block: waited for, or beside as much work of another micro-batch as there is in its own
-    pass, but for the share of micro-batches that run alone (Megatron-Core merges a forward with another one's
-    backward)."""
+    """Add a block's exchanges with its experts. With ``expert_overlap`` an exchange overlaps another micro-batch's
+    work, taken to be as long as its own pass: Megatron-Core merges a forward with another one's backward. Passes that
+    run alone (``_alone``) wait for the exchange."""
     alone = _alone(costs.plan) if costs.plan.expert_overlap else 1.0
     whole, hidden = exchange.times(alone), exchange.times(1.0 - alone)
     out.waits += count * exchange_us(whole, rates)
@@ -335,15 +335,14 @@ def _with_experts(out: _Stretch, costs: PlanCosts, exchange: Exchange, compute: 
 
 
 def _alone(plan: ParallelPlan) -> float:
-    """Return the share of a stage's passes that run before its first backward or after its last forward, of the
-    average stage."""
+    """Return the share of the average stage's passes that run before its first backward or after its last forward."""
     ahead = plan.pp - 1 + (plan.chunks - 1) * plan.pp + 1
     return min(ahead / (plan.passes * plan.chunks), 1.0)
 
 
 def _beside(out: _Stretch, exchanges: Sequence[Exchange], compute: float, count: int, overlap: bool,
             rates: CorrectionFactors) -> None:
-    """Collectives of each block beside its work: what is longer than it is waited for, and they slow it down."""
+    """Add collectives that overlap each block's work (``compute`` µs): the excess is waited for, the rest slows it."""
     us = sum(exchange_us(each, rates) for each in exchanges)
     behind = min(us, compute) if overlap else 0.0
     out.hidden += behind * count
@@ -351,7 +350,7 @@ def _beside(out: _Stretch, exchanges: Sequence[Exchange], compute: float, count:
 
 
 def slowed_us(exchanges: Sequence[Exchange], behind: float, rates: CorrectionFactors) -> float:
-    """Return what work takes longer for collectives that it hides for ``behind`` µs."""
+    """Return by how many µs work slows down if it hides collectives for ``behind`` µs."""
     us = sum(exchange_us(each, rates) for each in exchanges)
     felt = sum(exchange_us(each, rates) * (0.5 if each.between_nodes else 1.0) for each in exchanges)
     return rates.interference * behind * felt / us if us else 0.0
@@ -363,8 +362,8 @@ def _expose(out: _Stretch, exchange: Exchange, rates: CorrectionFactors) -> None
 
 
 def _since_gradients(run: Pipelined, stage: int) -> float:
-    """Return the time in which a stage's first gradients are complete: from the start of the last micro-batch's
-    backward of its first chunk that gets there to the stage's end, with what it does and waits for between."""
+    """Return µs from a stage's first complete gradients to its end, work and waits included. They are complete from
+    the last micro-batch's first backward on any chunk (or weights' gradients, if split)."""
     order = run.order
     kind = WEIGHTS if (order.kind[stage] == WEIGHTS).any() else BACKWARD
     last = (order.kind[stage] == kind) & (order.microbatch[stage] == order.microbatch[stage].max())
@@ -373,14 +372,14 @@ def _since_gradients(run: Pipelined, stage: int) -> float:
 
 def _replicas(costs: PlanCosts, rates: CorrectionFactors, stage: int, since: float, forward: float,
               backward: float) -> tuple[float, float]:
-    """Collectives of replicas: what is exposed, and what work hides, µs.
+    """Return the exposed and the hidden time of the replicas' collectives, µs.
 
-    Gradients are reduced block by block, or bucket by bucket, beside the last micro-batch's backward, those of the last
-    one after it, and parameters gathered block by block beside the first one's forward.
+    Gradients are reduced block by block, or bucket by bucket, during the last micro-batch's backward. The last block or
+    bucket follows it. Parameters are gathered block by block during the first micro-batch's forward.
 
     Args:
-        since: from when gradients are complete to the stage's end.
-        forward, backward: of one micro-batch, all chunks of the stage.
+        since: µs from the first complete gradients to the stage's end.
+        forward, backward: µs of one micro-batch, all chunks of the stage.
     """
     plan = costs.plan
     last = 1 / max(sum(map(sum, costs.counts[stage])), 1) if plan.bucket_mb is None else (
@@ -399,7 +398,7 @@ def _replicas(costs: PlanCosts, rates: CorrectionFactors, stage: int, since: flo
 
 
 def _spreads(costs: PlanCosts, rates: CorrectionFactors) -> PlanSpreads:
-    """Return how far off the parts may be, as far as their own models do not know better."""
+    """Return the spreads of the parts, narrowed where kernels' and collectives' own intervals are narrower."""
     blocks = [(float(count), each) for block, count in costs.whole for each in (block.forward, block.backward)]
     works = [*blocks, (1.0, costs.head.forward), (1.0, costs.head.backward)]
     names: list[CallName] = [(kind, what) for kind in range(len(costs.blocks)) for what in (
@@ -409,7 +408,7 @@ def _spreads(costs: PlanCosts, rates: CorrectionFactors) -> PlanSpreads:
 
 
 def _half_width(parts: Sequence[tuple[float, LayerWork | Exchange]]) -> float:
-    """Half of an 80% interval as a share of what it is of, µs of each part so many times."""
+    """Return half of the 80% interval of a sum as a share of it; ``parts`` are pairs of count and cost."""
     us, low, high = (sum(count * float(getattr(each, name)) for count, each in parts) for name in ("us", "low", "high"))
     return (high - low) / 2 / us if us else 0.0
 

@@ -161,7 +161,7 @@ class ExplainedStep:
         if (self.together_us >= self.measured_us) == longer:
             return head + "Several together can."
         return head + ("All of them together do not either; compare the device, the model, the batch and the unit of "
-                       "the measured step with what was said.")
+                       "the measured step with what was stated.")
 
 
 def explain(job: PlanJob, plan: ParallelPlan, measured_us: float) -> ExplainedStep:

@@ -1,9 +1,9 @@
-"""``FrameworkProfile``: what a training program does otherwise than the pieces of ``layer_costs`` have it.
+"""``FrameworkProfile``: how a training framework's step differs from the pieces of ``layer_costs``.
 
-These are traced and priced as Megatron-Core with Transformer Engine runs a decoder: fused kernels, a fused loss, little
-host time between launches. A program in plain PyTorch passes over its memory more often, keeps the host busier and
-waits in other places. ``FILE`` says so for each framework, every figure with its source; the rest is as for any
-framework. A profile is data: it changes the decoder, the plan, the factors and the passes of a block.
+The pieces are traced and priced as Megatron-Core with Transformer Engine runs a decoder: fused kernels, a fused loss,
+little host time between launches. A program in plain PyTorch passes over its memory more often, keeps the host busier
+and waits in other places. ``FILE`` lists the differences of each framework, every figure with its source. A profile is
+data: it changes the decoder, the plan, the factors and the passes of a block.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ FILE = Path(__file__).with_name("frameworks.toml")
 
 @dataclass(frozen=True, slots=True)
 class BlockPass:
-    """Kernels of a block that read a tensor and write it elsewhere, besides those of the pieces.
+    """Kernels of a block that read a tensor and write it elsewhere, in addition to those of the pieces.
 
     Attributes:
-        of: the tensor: all "queries", "keys" with values, or "inner" values of the feed-forward part, each of a rank's
-            part of the layer; or the block's "parameters".
-        forward, backward: how many such kernels.
-        kept: how many such tensors backward needs besides.
-        width: bytes that each reads and writes of an element, together; 0 for those of the decoder's type.
-        source: where it is from.
+        of: the tensor: "queries", "keys" (with values), or "inner" values of the feed-forward part, each a rank's part
+            of the layer; or the block's "parameters".
+        forward, backward: number of such kernels.
+        kept: number of such tensors that are kept for backward in addition.
+        width: bytes read plus written per element; 0: twice the decoder's element size.
+        source: source of the figures.
     """
 
     of: str
@@ -68,19 +68,19 @@ class FrameworkProfile:
 
     Attributes:
         name: of the profile.
-        framework: that it is of; empty where nothing is said of one.
-        shape: fields of the decoder that are its own.
-        plan, piped, shared: fields of a plan that are its own; those of a pipeline, and where replicas share state.
-        ddp: those where replicas all-reduce gradients, unless the plan says them itself.
-        rates: factors that are its own, fitted to its published steps.
-        spreads: how far off its steps are.
-        meeting: where a cluster's hop is measured (``MeasuredBus.hop_us``), the "share" of what it is longer than
-            "usual_us" that each tensor-parallel collective costs for each rank of its group.
-        widths: by how much its factors may differ on a user's machine, as ``calibrate`` takes them.
-        memory: "gradient_copies": gradients in the parameters' type beside the accumulated ones; "fragmented": share of
-            what comes and goes that the allocator holds and cannot use.
-        passes: kernels of a block beside those of the pieces.
-        sources: where the figures are from, by field.
+        framework: whose profile it is; empty for ``PLAIN``.
+        shape: fields of the decoder that it sets.
+        plan, piped, shared: fields of a plan that it sets: always, with a pipeline, and where replicas share state.
+        ddp: fields of a plan where replicas all-reduce gradients, unless the plan sets them.
+        rates: factors of the estimate, fitted to its published steps.
+        spreads: relative errors of its steps.
+        meeting: cost of a tensor-parallel collective for each rank of its group, where a cluster's hop is measured:
+            "share" × (``MeasuredBus.hop_us`` − "usual_us"), at least 0 µs.
+        widths: by how much its factors may differ on a user's machine, for ``calibrate``.
+        memory: "gradient_copies": gradients in the parameters' type in addition to the accumulated ones; "fragmented":
+            share of temporary memory that the allocator holds and cannot use.
+        passes: kernels of a block in addition to those of the pieces.
+        sources: sources of the figures, by field.
     """
 
     name: str
@@ -105,7 +105,7 @@ class FrameworkProfile:
         return replace(shape, stack=tuple(replace(run, **self.shape) for run in shape.stack), **self.shape)
 
     def planned(self, plan: ParallelPlan) -> ParallelPlan:
-        """Return a plan as the framework carries it out; what it says on layers itself goes before."""
+        """Return a plan as the framework runs it; a plan that places its own layers or chunks keeps their places."""
         if self is PLAIN:
             return plan
         said = plan.first_layers or plan.last_layers or plan.embedding_layer or plan.loss_layer or plan.chunks > 1
@@ -114,7 +114,7 @@ class FrameworkProfile:
                        **(self.shared if plan.sharding else open_fields))
 
     def rated(self, rates: CorrectionFactors, cluster: CollectiveModel) -> CorrectionFactors:
-        """Return the factors of its steps on a cluster, starting from those of any."""
+        """Return the factors of its steps on a cluster, starting from those of any framework."""
         found: dict[str, Any] = dict(self.rates)
         if self.meeting and cluster.bandwidths is not None:
             hop = cluster.bandwidths.on(cluster.topology).hop_us
@@ -123,7 +123,7 @@ class FrameworkProfile:
 
 
 PLAIN = FrameworkProfile("any")
-"""That of a framework of which nothing is said."""
+"""Profile of a framework without an entry in ``FILE``."""
 
 
 @lru_cache(maxsize=1)
@@ -138,13 +138,13 @@ def framework_profiles() -> Mapping[str, FrameworkProfile]:
 
 
 def profile_of(framework: str | None) -> FrameworkProfile:
-    """Return the profile of a framework's name, ``PLAIN`` where nothing is said of it."""
+    """Return the profile of a framework by its name; ``PLAIN`` if it has none."""
     return framework_profiles().get((framework or "").strip().lower(), PLAIN)
 
 
 def _profile(start: FrameworkProfile, name: str, table: Mapping[str, Any], sources: Mapping[str, str]
              ) -> FrameworkProfile:
-    """Return the profile of a table, whose figures each name their source, beginning with another's."""
+    """Return the profile of a table, starting from another profile; each figure of the table names its source."""
     values: dict[str, Mapping[str, Any]] = {}
     said = dict(start.sources)
     for part in ("shape", "plan", "piped", "shared", "ddp", "rates", "spreads", "meeting", "widths", "memory"):

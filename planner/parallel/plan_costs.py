@@ -1,12 +1,12 @@
-"""``PlanCosts``: everything a plan's step is made of, each priced on its own: work of every piece, every collective.
+"""``PlanCosts``: the work and the collectives of a plan's step, each priced on its own.
 
-Collectives are those of Megatron-LM (tensor, sequence, context, expert and pipeline parallelism), DDP and FSDP, which
-``graph_predictor.comm.traffic`` lists, and the vocabulary's: the embedding's all-reduce; the loss's three small ones;
-the head's in backward.
+Collectives are those of Megatron-LM (tensor, sequence, context, expert and pipeline parallelism), DDP and FSDP;
+``graph_predictor.comm.traffic`` lists them. The vocabulary adds the embedding's all-reduce, three small ones of the
+loss, and the head's in backward.
 
 Fully sharded parameters without a pipeline are gathered block by block in every pass. With a pipeline each stage
-gathers its own once a step, keeps them until the last micro-batch's backward, adds gradients up in fp32 and reduces
-them once, as torchtitan does by default (``fsdp_reshard_after_forward = "default"``).
+gathers its own once a step and keeps them until the last micro-batch's backward. It accumulates gradients in fp32 and
+reduces them once, as torchtitan does by default (``fsdp_reshard_after_forward = "default"``).
 
 Gradients that replicas all-reduce go in one call, or in a plan's buckets (``bucket_mb``), each with its latency.
 """
@@ -38,23 +38,23 @@ from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape, expected_places
 
 HOST_GBPS = 40.0
-"""Bandwidth of the host's memory that each GPU's part of the update gets, 10⁹ bytes/s: about half of what two sockets
-with eight channels of DDR5-4800 have for eight GPUs (614.4 GB/s)."""
+"""Bandwidth of host memory for each GPU's part of the update, 10⁹ bytes/s. It is about half of a GPU's share where two
+sockets with eight channels of DDR5-4800 (614.4 GB/s together) serve eight GPUs."""
 UPDATE_BYTES = 28
-"""Bytes moved by a parameter's update: parameter, gradient and both moments read, all but the gradient written, in
-fp32."""
+"""Bytes that the update of one parameter moves, in fp32: it reads parameter, gradient and both moments, and writes all
+except the gradient."""
 SPREAD = 2.0
-"""An 80% interval is a factor of two either way."""
+"""Factor from the time to either end of its 80% interval."""
 
 
 def offloaded_step(parameters: float, gradient_bytes: int, parameter_bytes: int, device: DeviceSpec) -> LayerWork:
-    """Return the optimizer's step of so many parameters whose state is in the host's memory, as Megatron-Core's
-    ``--optimizer-cpu-offload`` does it: gradients go to the host, its cores update (Adam in fp32), and parameters come
-    back, one after another. No measurement has tested this: the link is the data sheet's, the host's share is assumed.
+    """Return the optimizer's step with its state in host memory, as with Megatron-Core's ``--optimizer-cpu-offload``.
+    One after another, gradients go to the host, its cores update (Adam in fp32), and parameters come back. No
+    measurement has tested this: the link is the data sheet's, the host's share is assumed.
 
     Args:
-        parameters: whose state the rank has.
-        gradient_bytes: of a gradient as it is sent to the host; parameter_bytes: of what comes back.
+        parameters: number of parameters whose state the rank has.
+        gradient_bytes, parameter_bytes: bytes that go to the host, and come back, for each parameter.
     """
     link = device.host_gbps or HOST_GBPS
     us = parameters * ((gradient_bytes + parameter_bytes) / link + (UPDATE_BYTES + parameter_bytes) / HOST_GBPS) * 1e-3
@@ -62,13 +62,13 @@ def offloaded_step(parameters: float, gradient_bytes: int, parameter_bytes: int,
 
 
 OVERLAP_PIECES = 4
-"""A reduce-scatter after a product runs beside it in so many pieces, of which the last is waited for (userbuffers'
+"""Pieces of a reduce-scatter that overlaps the product before it; only the last piece is exposed (userbuffers'
 "pipeline" method, num_splits of NVIDIA's published configurations)."""
 GRADIENT_BYTES = 4
-"""Gradients are accumulated and reduced in fp32, as Megatron-LM's are with half-precision parameters."""
+"""Bytes of a gradient that is accumulated and reduced in fp32, as in Megatron-LM with half-precision parameters."""
 FP32 = "float32"
 CallName = str | tuple[int, str] | tuple[str, int]
-"""Name of an exchange: its own, with the kind of block (a row of ``TransformerShape.kinds``), or with the stage."""
+"""Name of an exchange: a word, (row of ``TransformerShape.kinds``, word), or (word, stage)."""
 _WORK = {"tp": "block", "cp": "context", "ep": "experts", "etp": "experts"}
 """Parts of a block's work that wait for the communication of each dimension of a plan."""
 _SHARED = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.ALL_REDUCE: "reduce",
@@ -77,16 +77,16 @@ _SHARED = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.ALL_REDUCE: "redu
 
 @dataclass(frozen=True, slots=True)
 class PlanCosts:
-    """The work and the communication that the step of a plan is made of.
+    """The work and the communication of a plan's step.
 
     Attributes:
-        plan, shape: of it.
+        plan, shape: the plan, and the decoder.
         blocks: work of one block of each kind of ``shape.kinds``, for one micro-batch on one rank.
-        counts: blocks of each kind, [stage][chunk][kind]; recomputed: those of them that backward computes again.
+        counts: blocks of each kind, [stage][chunk][kind]; recomputed: how many of them backward computes again.
         embedding, head: work of these pieces for one micro-batch on one rank.
-        optimizer: of one stage's blocks, and of what the first and last stage have more; with sharded state, a share.
-        exchanges: by name (``plan_calls``): those of a block for one micro-batch, the vocabulary's, those between
-            stages, and gradients and parameters of each stage or, fully sharded, of each block and the rest ("root").
+        optimizer: the optimizer's work on a rank of each stage.
+        exchanges: collectives by name (``plan_calls``): a block's for one micro-batch, the vocabulary's, those between
+            stages. Gradients and parameters are a stage's or, fully sharded, a block's and the rest's ("root").
     """
 
     plan: ParallelPlan
@@ -100,28 +100,28 @@ class PlanCosts:
     exchanges: Mapping[CallName, Exchange]
 
     def exchange(self, name: CallName) -> Exchange:
-        """Return the collectives of a name, none where there are none."""
+        """Return the collectives of a name; ``NOTHING`` if there are none."""
         return self.exchanges.get(name, NOTHING)
 
     def held(self, stage: int, chunk: int) -> list[tuple[int, int, int]]:
-        """Return the kinds of blocks of a stage's chunk (rows of ``blocks``), how many there are of each, and how many
-        of them backward computes again."""
+        """Return (kind, count, recomputed) of the blocks of a stage's chunk: the row of ``blocks``, how many there
+        are, and how many of these backward computes again."""
         counts = zip(self.counts[stage][chunk], self.recomputed[stage][chunk], strict=True)
         return [(kind, count, rerun) for kind, (count, rerun) in enumerate(counts) if count]
 
     @property
     def whole(self) -> list[tuple[PieceCost, int]]:
-        """Return the kinds of blocks of the model, and how many there are of each."""
+        """Return each kind of block of the model with its number of blocks."""
         return [(block, sum(row[kind] for stage in self.counts for row in stage))
                 for kind, block in enumerate(self.blocks)]
 
 
 class PlanCalls:
-    """The collectives of a plan's step, each kind of them once, under the name of the ``Exchange`` they make up.
+    """The collectives of a plan's step, equal ones once, grouped by the name of their ``Exchange``.
 
     Attributes:
-        calls: each once.
-        of: by name, rows of ``calls`` and how many of each.
+        calls: the collectives.
+        of: by name, pairs of a row of ``calls`` and its count.
     """
 
     def __init__(self) -> None:
@@ -151,10 +151,10 @@ class PlanCalls:
 
 def costs_of_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts,
                   collectives: CollectiveModel) -> PlanCosts:
-    """Price everything a plan's step is made of.
+    """Price all work and collectives of a plan's step.
 
     Raises:
-        PlanError: the model does not divide as the plan wants it, or the cluster is too small.
+        PlanError: the plan does not divide the model's sizes, or the cluster is too small.
         ShapeOnlyError: a piece cannot be traced.
     """
     check_decoder_plan(plan, shape, collectives.topology)
@@ -170,7 +170,7 @@ def costs_of_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCost
 
 def costs_of_layers(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts,
                     exchanges: Mapping[CallName, Exchange]) -> PlanCosts:
-    """Price a plan's work, all but the optimizer's."""
+    """Price a plan's work without the optimizer's; ``exchanges`` are its priced collectives."""
     part, kernels = block_part(plan, plan.samples), BlockKernels.of(plan)
     embedding, head = (pieces.cost(shape, TransformerPart(piece, plan.samples, plan.tp, plan.cp))
                        for piece in (Piece.EMBEDDING, Piece.HEAD))
@@ -187,7 +187,7 @@ def exchanges_of(plan: ParallelPlan, shape: TransformerShape,
 
 
 def _dispatched(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> dict[CallName, Exchange]:
-    """Return the experts' exchanges that are no all-to-all of NCCL's."""
+    """Return the experts' exchanges of a dispatcher that does not use NCCL's all-to-all; else nothing."""
     if not plan.dispatcher.once or plan.ep == 1:
         return {}
     place = on.place(plan.spaced("ep"))
@@ -197,13 +197,13 @@ def _dispatched(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> di
 
 
 def block_part(plan: ParallelPlan, microbatch: int) -> TransformerPart:
-    """Return a rank's share of a block for so many sequences."""
+    """Return a rank's share of a block for a micro-batch of ``microbatch`` sequences."""
     return TransformerPart(Piece.BLOCK, microbatch, plan.tp, plan.cp, plan.ep, plan.sequence_parallel, plan.etp,
                            plan.dispatcher.once and plan.ep > 1)
 
 
 def plan_calls(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> PlanCalls:
-    """Collect the collectives of a plan that ``check_decoder_plan`` lets pass."""
+    """Collect the collectives of a plan that ``check_decoder_plan`` accepts."""
     calls = PlanCalls()
     _within_layers(calls, plan, shape, on)
     _of_parameters(calls, plan, shape, on)
@@ -211,12 +211,12 @@ def plan_calls(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> Pla
 
 
 def gradient_bytes(plan: ParallelPlan, shape: TransformerShape) -> int:
-    """Bytes that one parameter's accumulated gradient takes."""
+    """Return the bytes of one parameter's accumulated gradient."""
     return shape.element_bytes if plan.half_gradients else GRADIENT_BYTES
 
 
 def stage_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
-    """Parameters of one rank of a stage."""
+    """Return the number of parameters on one rank of a stage."""
     held = blocks_of_stage(plan, shape, stage)
     count = sum(blocks * kind.block_parameters(plan.tp, plan.ep, plan.etp) for kind, blocks, _ in held)
     if plan.pp == 1:
@@ -229,14 +229,14 @@ def stage_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) ->
 
 
 def stage_experts(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
-    """Parameters of one rank of a stage that are experts'."""
+    """Return the number of the experts' parameters on one rank of a stage."""
     return sum(blocks * kind.expert_parameters(plan.ep, plan.expert_tp)
                for kind, blocks, _ in blocks_of_stage(plan, shape, stage))
 
 
 def optimizer_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) -> float:
-    """Parameters whose optimizer's state one rank of a stage has: with sharded state, a share of the experts' among the
-    ranks that have the same ones, of all others among all replicas."""
+    """Return for how many parameters one rank of a stage holds optimizer state. Sharded state of experts is divided
+    among ranks with the same experts, other state among the replicas that share it."""
     whole = stage_parameters(plan, shape, stage)
     if not plan.sharding:
         return whole
@@ -285,9 +285,9 @@ def _within_block(calls: PlanCalls, plan: ParallelPlan, kind: TransformerShape, 
 
 
 def _routed(plan: ParallelPlan, kind: TransformerShape, stream: float) -> tuple[float, float]:
-    """Return bytes that the most loaded rank sends to experts, and gathers for them. With sequence parallelism each
-    tensor-parallel rank sends its own tokens, and those that share an expert gather them there (Megatron-Core's
-    all-to-all dispatcher); without, each sends all of them."""
+    """Return the bytes that the most loaded rank sends to experts, and that it gathers for them. With sequence
+    parallelism each tensor-parallel rank sends its own tokens, and ranks that share an expert gather them there
+    (Megatron-Core's all-to-all dispatcher). Without it, each rank sends all tokens."""
     times = expected_places(kind.top_k, kind.experts, plan.ep) if plan.dispatcher.once and kind.experts else kind.top_k
     every = stream * times * kind.imbalance if kind.experts else 0.0
     if not plan.sequence_parallel:
@@ -296,8 +296,8 @@ def _routed(plan: ParallelPlan, kind: TransformerShape, stream: float) -> tuple[
 
 
 def _shared_forward(plan: ParallelPlan, kind: TransformerShape) -> bool:
-    """Return whether tensor-parallel ranks share the work of a block's feed-forward part; with sequence parallelism
-    experts are their ranks' own."""
+    """Return whether tensor-parallel ranks share the work of a block's feed-forward part. With sequence parallelism
+    they share only the shared experts'."""
     if kind.experts and plan.sequence_parallel:
         return kind.shared_ffn > 0
     return kind.experts > 0 or kind.ffn > 0
@@ -331,8 +331,8 @@ def _of_parameters(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape
 
 def _of_state(calls: PlanCalls, key: CallName, each: Communication, plan: ParallelPlan, shape: TransformerShape,
               on: Topology, stage: int = 0, *, experts: bool) -> None:
-    """A collective of replicas, among those that share their state; what these have reduced of gradients is then
-    all-reduced with the other copies of it (HSDP)."""
+    """Add a collective of replicas. If there are copies of the sharded state (HSDP), it runs among the ranks of one
+    copy, and their reduced gradients are then all-reduced among the copies."""
     kind = "expert " if experts else ""
     dtype = dtype_name(shape.dtype)
     if plan.pp > 1 or plan.sharding is not Sharding.PARAMETERS:

@@ -1,12 +1,11 @@
-"""The parts of a plan that each training framework has: the plans a search tries, and the ones a plan can be exported
-to, as the arguments of each.
+"""The plans that each training framework can run: the candidates of a search, and a plan as the framework's arguments.
 
 Sources: Megatron-Core's arguments (``megatron/training/arguments.py`` of github.com/NVIDIA/Megatron-LM), torchtitan's
 ``[parallelism]`` and ``[activation_checkpoint]`` settings (``torchtitan/config/job_config.py`` of
 github.com/pytorch/torchtitan) and PyTorch's ``fully_shard`` and ``DistributedDataParallel``.
 
-The plans that a search tries: every way to spread a decoder's step that the frameworks have; and the sequences of
-a plan that a user names.
+A search tries every way to spread a decoder's step that the frameworks have. ``with_batch`` sets the micro-batches of a
+plan that a user names.
 """
 
 from __future__ import annotations
@@ -43,14 +42,15 @@ class Ways:
     """The ways of spreading a step that a framework has.
 
     Attributes:
-        shardings, piped: what replicas share, without and with a pipeline.
-        copied: of these, what is shared within copies of the state (``replicate``).
-        schedules: of a pipeline; chunked: of these, those that run chunks.
-        recompute: what is computed again.
-        parts: shares of a chunk's blocks that may be computed again, besides all of them.
-        layers, sequences, experts: tensor, context and expert parallelism.
-        plain_tensor: tensor parallelism without sequence parallelism.
-        overlapped: tensor parallelism's collectives run beside products in pieces.
+        shardings, piped: what replicas may share, without and with a pipeline.
+        copied: the shardings that may be kept in several copies (``replicate``).
+        schedules, chunked: schedules of a pipeline, and those with several chunks a stage.
+        recompute: what backward may compute again.
+        parts: shares of a chunk's blocks that may be computed again, in addition to all of them.
+        layers: whether layers can be split: tensor and pipeline parallelism.
+        sequences, experts: whether there is context and expert parallelism.
+        plain_tensor: whether there is tensor parallelism without sequence parallelism.
+        overlapped: whether tensor parallelism's collectives can overlap products, piece by piece.
     """
 
     shardings: tuple[Sharding, ...]
@@ -94,12 +94,12 @@ WAYS = {
         sequences=False, experts=False, recompute=(Recomputation.NONE, Recomputation.FULL)),
 }
 ANY = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.FSDP)
-"""Those that are tried where none is named; others have no plan that these have not, and are asked for by name."""
+"""Frameworks that are tried if none is named. The others have only plans that these have too: name one to try it."""
 
 
 def frameworks_of(plan: ParallelPlan, shape: TransformerShape, wanted: Framework | None = None
                   ) -> tuple[Framework, ...]:
-    """Return the frameworks that can run a plan, of those that are usually tried or of the only one that is wanted."""
+    """Return the frameworks that can run a plan, of those in ``ANY`` or of ``wanted`` alone."""
     names = ANY if wanted is None else (wanted,)
     return tuple(name for name in names if _has(name, WAYS[name], plan, shape))
 
@@ -153,8 +153,8 @@ def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape
 
 
 def lacking(plan: ParallelPlan, shape: TransformerShape) -> int:
-    """Return how many layers more would give every chunk of every stage as many. Megatron-Core leaves out one on the
-    last stage, and one on the first, where loss and embedding count as layers."""
+    """Return how many layers are missing for equal chunks on all stages. Megatron-Core leaves out one on the last
+    stage, and one on the first, where loss and embedding count as layers."""
     return -shape.layers % (plan.pp * plan.chunks)
 
 
@@ -164,10 +164,10 @@ _TITAN = {Schedule.GPIPE: "GPipe", Schedule.ONE_F_ONE_B: "1F1B", Schedule.INTERL
 
 
 def exported(plan: ParallelPlan, shape: TransformerShape, framework: Framework) -> str:
-    """Return the arguments of a plan.
+    """Return a plan as the arguments of a framework.
 
     Raises:
-        PlanError: the framework does not have the plan, or no file of its own.
+        PlanError: the framework cannot run the plan, or has no arguments that are written here.
     """
     if framework not in (Framework.MEGATRON, Framework.TORCHTITAN):
         raise PlanError(f"{framework.value} has no arguments of its own that are written here; export to megatron or "
@@ -288,10 +288,11 @@ def _checkpoint(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
 
 
 MOST_MICROBATCH, MOST_PARTS, LEAST_TOKENS, MOST_CHUNKS = 16, 16, 1024, 16
-"""What is tried, for others name the plan: sequences of a micro-batch, beyond which kernels gain next to nothing; parts
-of a sequence (cp) and tokens of one; chunks of a stage, of which NVIDIA's published recipes have up to 12."""
+"""Limits of a search; a named plan may exceed them. Most sequences of a micro-batch (kernels hardly gain beyond); most
+parts of a sequence (cp), and least tokens of a part. Most chunks of a stage: NVIDIA's published recipes have up to 12.
+"""
 COPIES = (2, 4, 16, 64)
-"""Copies of sharded state that are tried, each of one or several whole nodes: a choice."""
+"""Numbers of copies of sharded state that are tried, each copy on one or several whole nodes: a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +307,7 @@ class MeshSizes:
 
     @property
     def usual(self) -> ParallelPlan:
-        """The plain plan of these sizes."""
+        """Return the plain plan of these sizes."""
         own = bool(self.dp * self.cp % self.ep)
         return ParallelPlan(dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, ep=self.ep, microbatches=1,
                             sequence_parallel=own, etp=1 if own else None)
@@ -348,14 +349,14 @@ class PlanFamily:
 
 def candidates(shape: TransformerShape, gpus: int, global_batch: int, framework: Framework | None = None, *,
                node: int = 8) -> Iterator[ParallelPlan]:
-    """Every plan of so many GPUs that does ``global_batch`` sequences a step; some of them cannot be."""
+    """Yield every plan of ``gpus`` GPUs with ``global_batch`` sequences a step; some of them may be impossible."""
     for layout in layouts(shape, gpus, global_batch):
         for family in families(layout, shape, global_batch, framework, node=node):
             yield from (family.plan(state) for state in family.states)
 
 
 def layouts(shape: TransformerShape, gpus: int, global_batch: int) -> Iterator[MeshSizes]:
-    """Every way to divide the GPUs among the dimensions."""
+    """Yield every way to divide the GPUs among the dimensions."""
     experts = math.gcd(*(run.experts for run in shape.runs if run.experts))
     for tp in _divisors(gpus):
         for pp in _divisors(gpus // tp):
@@ -369,11 +370,11 @@ def layouts(shape: TransformerShape, gpus: int, global_batch: int) -> Iterator[M
 
 def families(layout: MeshSizes, shape: TransformerShape, global_batch: int, framework: Framework | None = None, *,
              node: int = 8, profile: FrameworkProfile = PLAIN) -> Iterator[PlanFamily]:
-    """The plans of a layout that the frameworks have.
+    """Yield the plans of a layout that the frameworks can run.
 
     Args:
-        framework: the only one whose plans are wanted.
-        node: GPUs of a node: copies of sharded state have one or several whole ones.
+        framework: the only one to try; ``None``: those in ``ANY``.
+        node: GPUs of a node; a copy of sharded state has one or several whole nodes.
         profile: of the framework.
     """
     found: dict[Work, dict[State, None]] = {}
@@ -405,7 +406,7 @@ def _works(ways: Ways, layout: MeshSizes, shape: TransformerShape, global_batch:
 
 
 def _shared(ways: Ways, framework: Framework, layout: MeshSizes, node: int) -> Iterator[tuple[Sharding, int]]:
-    """Yield what replicas share, and in how many copies."""
+    """Yield what replicas share, and the number of copies of it."""
     if layout.dp * layout.cp == 1:
         yield Sharding.NONE, 1
         return
@@ -423,7 +424,7 @@ def _shared(ways: Ways, framework: Framework, layout: MeshSizes, node: int) -> I
 
 def _tensor(ways: Ways, layout: MeshSizes, shape: TransformerShape,
             node: int) -> Iterator[tuple[bool, bool, int | None]]:
-    """Sequence parallelism, its overlap, which a node's own links alone have, and ranks of an expert."""
+    """Yield whether sequences are parallel, whether collectives overlap (within a node), and ranks of an expert."""
     routed = any(run.experts for run in shape.runs)
     whole = (layout.dp * layout.cp) % layout.ep == 0
     if layout.tp == 1:
@@ -440,7 +441,7 @@ def _tensor(ways: Ways, layout: MeshSizes, shape: TransformerShape,
 
 
 def _schedules(ways: Ways, layout: MeshSizes, shape: TransformerShape) -> Iterator[tuple[Schedule, int]]:
-    """Schedules of a pipeline with their chunks: as deep as the others, but for one layer less at either end."""
+    """Yield schedules of a pipeline and their chunks. Chunks are equally deep; the two ends may have one layer less."""
     if layout.pp == 1:
         yield Schedule.ONE_F_ONE_B, 1
         return
@@ -456,7 +457,7 @@ def _schedules(ways: Ways, layout: MeshSizes, shape: TransformerShape) -> Iterat
 
 def _recomputations(ways: Ways, schedule: Schedule, shape: TransformerShape,
                     places: int) -> Iterator[tuple[Recomputation, int | None]]:
-    """Yield what is computed again, and of how many blocks of a chunk."""
+    """Yield what is computed again, and in how many blocks of a chunk (``None``: in all)."""
     each = -(-shape.layers // places)
     for kind in ways.recompute:
         if (kind is Recomputation.SELECTIVE and shape.flash) or (kind.blocks and schedule is Schedule.ZERO_BUBBLE):
@@ -481,15 +482,15 @@ def says_batch(text: str) -> bool:
 
 
 def with_batch(plan: ParallelPlan, text: str, global_batch: int | None) -> ParallelPlan:
-    """Return the plan with the micro-batches that a step of so many sequences has, where its text says none.
+    """Return the plan with the micro-batches that give ``global_batch`` sequences a step, if its text names none.
 
     Args:
-        plan: as ``text`` says it.
+        plan: parsed from ``text``.
         text: of the plan.
-        global_batch: sequences of a step; ``None``: as many as the plan says.
+        global_batch: sequences of a step; ``None``: the plan's own.
 
     Raises:
-        PlanError: the sequences cannot be spread over its replicas, or its text says another number of them.
+        PlanError: the sequences cannot be spread evenly over the replicas, or the text states another number of them.
     """
     if global_batch is None:
         return plan

@@ -224,7 +224,7 @@ def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, 
     """
     rows = read_rows(path, ("concurrency", "prompt", "output"), "measured rows", "docs/serving.md")
     if not {"ttft_ms", "tpot_ms"} & set(rows[0].cells):
-        raise ServingError(f"{path} has neither ttft_ms nor tpot_ms, of which one or both are needed.")
+        raise ServingError(f"{path} has neither ttft_ms nor tpot_ms; give one or both columns.")
     known: dict[ServingSetup, ServingModel] = {}
     found = []
     for number, row in enumerate(rows, 1):

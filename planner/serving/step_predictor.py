@@ -67,8 +67,8 @@ class StepPredictor:
                                "both of each.")
         for tokens, past in zip(new, computed, strict=True):
             if tokens < 1 or past < 0:
-                raise ServingError(f"A step cannot compute {tokens} tokens of a request of which the cache has {past}; "
-                                   "give 1 or more, and 0 or more.")
+                raise ServingError(f"A step cannot compute {tokens} tokens of a request while the cache has {past}; "
+                                   "give 1 token or more, and 0 cached tokens or more.")
         drafted = self.model.setup.drafted
         contexts = [past + tokens for tokens, past in zip(new, computed, strict=True) if tokens <= drafted and past]
         read = Counter((tokens, past) for tokens, past in zip(new, computed, strict=True)

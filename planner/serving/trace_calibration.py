@@ -1,28 +1,27 @@
-"""``match_kernels``: the operation of a served step that each of its recorded kernels belongs to, by name and by order.
+"""``match_kernels``: find the operation of a served step that each recorded kernel belongs to, by name and by order.
 
 A kernel's role (attention, a norm, a product, …) follows from its name or from the operation that launched it. For a
-CUDA graph that is the operation of its capture. Which of the step's products it is only its place says::
+CUDA graph that is the operation of its capture. Only a product's place tells which of the step's products it is::
 
     recorded    norm  gemm  rope  cache  fmha  gemm  copy  all_reduce  copy  norm  gemm  topk  moe  moe  …
     predicted   norm  qkv   ──rope──     attn  out   ─────all-reduce─────    norm  ─routing─  ─experts─  …
 
-Both go layer by layer, from one attention to the next, and are aligned with the fewest left out on either side. What no
-operation has (replicas, fills, fused pointwise kernels) counts with the collective that it is next to, else with the
-next kernel, whose input it prepares.
+Both are aligned layer by layer, from one attention to the next, with the fewest left out on either side. A kernel that
+matches no operation (copies, fills, fused pointwise kernels) counts with the collective before it, else with the next
+kernel, whose input it prepares.
 
-``read_anchor``: a server's trace as the calibration of predictions: its kernels' times over those predicted.
+``read_anchor``: calibrate predictions by a server's trace: the ratios of recorded to predicted kernel times.
 
-vLLM names its steps by what they work on, so that each can be predicted as it was:
+vLLM names its steps by their work, so that each recorded step can be predicted at its own sizes:
 
     execute_context_1(888)_generation_0(0)                            one prompt of 888 tokens
     execute_8192_context_9(sq8155sk8430…)_generation_37(sq37sk34489…) 9 prompts with 8,155 new tokens of 8,430, and 37
                                                                       sequences with 34,489 tokens in their caches
 
-Each kernel, whether it was launched by itself or within a CUDA graph, belongs to one of the step's operations
-(``matching``). An operation's recorded over predicted time in these steps is a factor on its time in all steps. The
-recorded step thus gets its recorded times, and other steps scale as the models do. Operations that no recorded step has
-(attention of decoding, where it read prompts alone) get the factor of their kind: products and attention, others,
-collectives.
+Each kernel, launched by itself or within a CUDA graph, belongs to one of the step's operations (``match_kernels``). The
+ratio of an operation's recorded to predicted time in these steps scales its time in all steps. The recorded step thus
+gets its recorded times, and other steps scale as the models do. Operations in no recorded step (attention of decoding,
+if only prompts were recorded) get the factor of their kind: products and attention, others, collectives.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from tracer.job import read_job
 
 
 class KernelRole(Enum):
-    """What a kernel or an operation is for."""
+    """The purpose of a kernel or an operation."""
 
     ATTENTION = "attention"
     NORM = "norm"
@@ -65,7 +64,7 @@ class KernelRole(Enum):
     SAMPLING = "sampling"
     EMBEDDING = "embedding"
     NONE = "none"
-    """Nothing that says more than that it moves or fills values."""
+    """Moves or fills values; the purpose is unknown."""
 
 
 _ROLES: tuple[tuple[KernelRole, str], ...] = (
@@ -92,14 +91,14 @@ _OF_NAMES = {
     "sampling": KernelRole.SAMPLING, "state-space recurrence": KernelRole.SCAN}
 _ALIKE = {frozenset((KernelRole.EXPERTS, KernelRole.PRODUCT)), frozenset((KernelRole.CAST, KernelRole.ROUTING)),
           frozenset((KernelRole.SAMPLING, KernelRole.ROUTING))}
-"""Roles of a kernel and of an operation that may be one thing."""
+"""Pairs of roles, a kernel's and an operation's, that may match."""
 SAME, LIKE, AGAIN = 4, 2, 1
-"""Scores of a kernel that is an operation's first: of its role, or of one alike; and of another kernel of the same."""
+"""Scores of an operation's first kernel, with the same or with a similar role; and of each further kernel of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedKernel:
-    """A kernel of a recorded step: its name, the operation that launched it ("" where nothing says), and µs."""
+    """A kernel of a recorded step: its name, the operation that launched it ("" if unknown), and its time, µs."""
 
     name: str
     operator: str
@@ -108,13 +107,13 @@ class RecordedKernel:
 
 @dataclass(frozen=True, slots=True)
 class MatchedKernels:
-    """Which operations a step's kernels belong to.
+    """The operations that a step's kernels belong to.
 
     Attributes:
-        of: name of the operation of each kernel; "" for those of none.
-        beside: which of them were counted with their neighbours.
-        us: of the kernels of each operation.
-        own_us, beside_us, none_us: µs of kernels that an operation has itself, by their neighbours, and of none.
+        of: name of each kernel's operation; "" for none.
+        ``beside``: whether a kernel was counted with its neighbour, as it matches no operation itself.
+        us: µs of each operation's kernels.
+        own_us, beside_us, none_us: µs of kernels that match an operation, that count with a neighbour, and of others.
     """
 
     of: tuple[str, ...]
@@ -129,8 +128,8 @@ def match_kernels(kernels: Sequence[RecordedKernel], step: Sequence[StepOperatio
     """Return the operations of a step's kernels.
 
     Args:
-        kernels: of one recorded step, as they ran.
-        step: what the step is made of, as it runs (``ServingModel.in_order``).
+        kernels: of one recorded step, in the order in which they ran.
+        step: operations of the predicted step, in the order in which they run (``ServingModel.in_order``).
     """
     roles = [kernel_role(each.name, each.operator) for each in kernels]
     wanted = [operation_role(each) for each in step]
@@ -154,7 +153,7 @@ def match_kernels(kernels: Sequence[RecordedKernel], step: Sequence[StepOperatio
 
 @cache
 def kernel_role(name: str, operator: str = "") -> KernelRole:
-    """Return the role that a kernel's name says, else that its operation's does."""
+    """Return a kernel's role from its name, else from its operation's name."""
     family = family_hint(name)
     if family in (Family.TRANSFER, Family.MEMSET):
         return KernelRole.NONE
@@ -186,8 +185,8 @@ def operation_role(each: StepOperation | StepExchange) -> KernelRole:
 
 def _segments(roles: Sequence[KernelRole], wanted: Sequence[KernelRole]
               ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return stretches of kernels and of operations that belong together, cut where attention begins; all of it in one
-    where there are not as many."""
+    """Return matching stretches of kernels and of operations, cut where attention begins; one stretch if the numbers
+    of cuts differ."""
     cuts, ours = _attentions(roles), _attentions(wanted)
     if len(cuts) != len(ours):
         return [((0, len(roles)), (0, len(wanted)))]
@@ -195,7 +194,7 @@ def _segments(roles: Sequence[KernelRole], wanted: Sequence[KernelRole]
 
 
 def _attentions(roles: Sequence[KernelRole]) -> list[int]:
-    """Return where each layer's attention begins: its kernels have no product between them."""
+    """Return where each layer's attention begins. No product lies between the attention kernels of one layer."""
     found, product = [], True
     for row, role in enumerate(roles):
         if role is KernelRole.ATTENTION and product:
@@ -207,8 +206,8 @@ def _attentions(roles: Sequence[KernelRole]) -> list[int]:
 
 @cache
 def _aligned(roles: tuple[KernelRole, ...], wanted: tuple[KernelRole, ...]) -> tuple[int, ...]:
-    """Return the operation of each kernel, -1 for none: the best alignment that keeps both orders, in which an
-    operation may have several kernels."""
+    """Return the operation of each kernel, -1 for none. The best alignment keeps both orders; an operation may have
+    several kernels."""
     rows, columns = len(roles), len(wanted)
     best = [[0] * (columns + 1) for _ in range(rows + 1)]
     from_ = [[""] * (columns + 1) for _ in range(rows + 1)]
@@ -236,7 +235,7 @@ def _aligned(roles: tuple[KernelRole, ...], wanted: tuple[KernelRole, ...]) -> t
 
 
 def _fill(kernels: Sequence[RecordedKernel], roles: Sequence[KernelRole], of: list[str]) -> None:
-    """Count kernels of no operation with their neighbours; those before the first and after the last have none."""
+    """Count kernels without an operation with a neighbour, except before the first match and after the last."""
     known = [row for row, name in enumerate(of) if name]
     if not known:
         return
@@ -298,11 +297,11 @@ def _captures(capture: ExecutionGraph) -> list[list[str]]:
 
 
 MOST = 4.0
-"""A factor is at most so much, and at least its inverse: more is another model, device or step."""
+"""Largest factor, and inverse of the smallest: beyond it the trace is of another model, device or step."""
 DOUBTFUL = 1.95
-"""All kernels together are usually within so much of what is predicted (``benchmarks/serving.py --rows anchors``)."""
+"""All kernels' time over its prediction is usually within this factor (``benchmarks/serving.py --rows anchors``)."""
 LEAST_US = 50.0
-"""Work of a kind below which its factor says nothing."""
+"""Least work of a kind that decides its factor, µs."""
 _STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(([^)]*)\)_generation_(\d+)\(([^)]*)\)")
 _SIZES = re.compile(r"^sq(\d+)sk(\d+)")
 _COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|nccl|rccl|multimem",
@@ -313,16 +312,16 @@ ATTENTION = ("attention of decoding", "attention of prompts")
 
 @dataclass(frozen=True, slots=True)
 class TraceCalibration:
-    """What a trace's steps took over what is predicted of them.
+    """The ratios of a trace's recorded to its predicted times.
 
     Attributes:
-        steps: that were recorded, and whose names say what they worked on.
+        steps: the recorded steps whose work is known.
         measured, predicted: µs of kernels of each kind, of all steps.
-        rates: with factors of it.
-        factors: in addition to the rates, by name of the operation.
-        own, beside: shares of the kernels' time that operations have by the kernels' names and order, and by their
-            neighbours'.
-        assumed: whether nothing but the caller says what the steps worked on.
+        rates: with the factors of each kind.
+        factors: further factors, by name of the operation.
+        own, ``beside``: shares of the kernels' time that match operations by the kernels' own names and order, and that
+            count with a neighbour.
+        assumed: whether only the caller states the work of the steps.
     """
 
     steps: tuple[ServedStep, ...]
@@ -335,7 +334,7 @@ class TraceCalibration:
     assumed: bool = False
 
     def of(self, model: ServingModel) -> ServingModel:
-        """Return a model as the trace says that it is served."""
+        """Return a model with the factors of the trace."""
         return model.with_rates(self.rates).with_factors(self.factors)
 
     def rests(self, model: ServingModel, step: ServedStep) -> float:
@@ -354,7 +353,7 @@ class TraceCalibration:
         return (f"Anchored on {len(self.steps)} recorded {'step' if len(self.steps) == 1 else 'steps'} of "
                 f"{sum(self.measured.values()) / 1e3:,.1f} ms of kernels{taken}, predicted "
                 f"{sum(self.predicted.values()) / 1e3:,.1f} ms: {factors}{doubt}. {self.own + self.beside:.1%} of that "
-                f"time belongs to operations of the step, {self.beside:.1%} by the kernels beside.")
+                f"time belongs to operations of the step, {self.beside:.1%} by neighbouring kernels.")
 
 
 def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, assumed: ServedStep | None = None,

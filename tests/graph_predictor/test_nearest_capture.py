@@ -152,7 +152,7 @@ def test_the_command_scales_the_nearest_capture(tmp_path: Path) -> None:
     assert near["sizes"] == {"route": "one capture scaled", "following": following,
                              "changes": [{"name": "batch", "old": 2048, "new": 2560}]}
     assert there["sizes"]["route"] == "as captured"
-    assert any("the one at batch=4096 is of that size and stands for it" in note for note in there["notes"])
+    assert any("the one at batch=4096 has the wanted size" in note for note in there["notes"])
     for wrong in (["--also", second, "--set", "batch=32:128"], ["--also", f"{second}:batch=64"]):
         assert CliRunner().invoke(app, ["predict", first, *wrong]).exit_code == 2
 
