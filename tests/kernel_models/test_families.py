@@ -50,9 +50,6 @@ CALLS = {
         operation("aten::linear", [(4, 8, 16), (32, 16), None], "bf16"),
         expects(family=Family.GEMM, dims=(1, 32, 32, 16), dtype="bf16", layout="nt", flags=(), flops=2 * 32 * 32 * 16,
                 bytes_read=2 * (32 * 16 + 32 * 16), bytes_written=2 * 32 * 32)),
-    "linear with bias": (
-        operation("aten::linear", [(32, 16), (8, 16), (8,)], "fp32"),
-        expects(flags=("bias",), flops=2 * 32 * 8 * 16 + 32 * 8, bytes_read=4 * (32 * 16 + 8 * 16 + 8))),
     "batched": (
         operation("aten::bmm", [(5, 32, 16), (5, 16, 8)], "fp32"),
         expects(kind="bmm", dims=(5, 32, 8, 16), flops=2 * 5 * 32 * 8 * 16)),
@@ -93,8 +90,6 @@ CALLS = {
     "of three dimensions": (
         conv((1, 4, 6, 7, 8), (4, 4, 2, 3, 3), [1, 1, 1], [0, 1, 1], dilation=(1, 1, 1)),
         expects(out_d=5, out_h=7, out_w=8, kernel_d=2)),
-    "of one dimension": (
-        conv((1, 4, 100), (4, 4, 5), [2], [2], dilation=(1,)), expects(in_h=1, in_w=100, out_w=50, kernel_w=5)),
     "transposed, it is the gradient of the one it mirrors": (
         conv((2, 16, 7, 9), (16, 8, 4, 4), [2, 2], [1, 1], transposed=True),
         expects(kind="dgrad", flags=("transposed",), in_channels=8, out_channels=16, in_h=14, in_w=18, out_h=7,
@@ -113,9 +108,6 @@ CALLS = {
                                     flops=4 * 2 * 8 * 64 * 64 * 32, bytes_read=2 * 3 * (2 * 8 * 64 * 32))),
     "causal": (
         sdpa(causal=True), expects(flags=("causal",), flops=4 * 2 * 8 * (64 * 65 // 2) * 32)),
-    "grouped queries read fewer keys": (
-        sdpa(causal=False, kv_heads=2),
-        expects(kv_heads=2, flops=4 * 2 * 8 * 64 * 64 * 32, bytes_read=2 * (8 + 2 + 2) * (2 * 64 * 32))),
     "packed sequences": (
         operation("flash_attn::_flash_attn_varlen_forward", [(300, 8, 64), (300, 2, 64), (300, 2, 64), (4,), (4,)],
                   ["bf16", "bf16", "bf16", "int32", "int32"]),
@@ -125,20 +117,12 @@ CALLS = {
     "with a mask": (
         operation(COMPOSITE, [(2, 8, 64, 32)] * 3 + [(64, 64), None, None], "bf16"),
         expects(kind="efficient_forward", flags=("bias",))),
-    "of fp32": (
-        operation(COMPOSITE, [(2, 8, 64, 32)] * 3, "fp32"), expects(kind="efficient_forward")),
-    "dense of version 3": (
-        operation("flash_attn_3::_flash_attn_forward", [(2, 512, 8, 64)] * 3, "bf16"),
-        expects(dims=(2, 8, 8, 512, 512, 64, 64, 0))),
 
     # Elementwise, reductions, softmax, norms
     "a broadcast input counts once": (
         operation("aten::add", [(64, 1, 32), (16, 32), None], "fp32", values=[None, None, 1]),
         expects(dims=(64 * 16 * 32, 2, 64 * 32 + 16 * 32), layout="broadcast",
                 bytes_read=4 * (64 * 32 + 16 * 32), bytes_written=4 * 64 * 16 * 32)),
-    "an expanded one too": (
-        operation("aten::mul", [(64, 32), (64, 32)], "fp32", strides=[(32, 1), (0, 1)]),
-        expects(dims=(2048, 2, 2048 + 32))),
     "numbers neither count nor set the type": (
         operation("aten::mul", [(64,), ()], ["bf16", "double"]),
         expects(dims=(64, 1, 64), dtype="bf16", bytes_read=128)),
@@ -152,9 +136,6 @@ CALLS = {
                   values=[None, [125], None, None, 1e-5]),
         expects(kind="layer_norm", dims=(2048, 125), flags=("bias", "weight"), bytes_read=4 * (2048 * 125 + 2 * 125),
                 bytes_written=4 * (2048 * 125 + 2 * 2048))),
-    "layer norm over two dimensions": (
-        operation("aten::layer_norm", [(8, 4, 6), None, None, None], values=[None, [4, 6]]),
-        expects(dims=(8, 24), flags=())),
     "RMS norm": (
         operation("aten::_fused_rms_norm", [(4, 64, 128), None, (128,)], "bf16", values=[None, [128], None]),
         expects(dims=(256, 128))),
@@ -178,11 +159,6 @@ CALLS = {
     # Memory
     "copied": (
         operation("aten::copy_", [(8, 16)] * 2), expects(kind="copy", dims=(128, 128), layout="")),
-    "copied from rows apart": (
-        operation("aten::copy_", [(8, 16)] * 2, strides=[(16, 1), (32, 1)]),
-        expects(dims=(128, 16), layout="strided")),
-    "transposed": (
-        operation("aten::copy_", [(8, 16)] * 2, strides=[(16, 1), (1, 8)]), expects(dims=(128, 1))),
     "both transposed": (
         operation("aten::copy_", [(8, 16)] * 2, strides=[(1, 8), (1, 8)]), expects(dims=(128, 128))),
     "cast": (
@@ -193,8 +169,6 @@ CALLS = {
     "concatenated": (
         operation("aten::cat", [[(4, 3), (4, 5)], None], "bf16", values=[None, 1]),
         expects(family=Family.CONCAT, dims=(32, 2, 4), dtype="bf16", bytes_moved=2 * 2 * 32)),
-    "stacked": (
-        operation("aten::stack", [[(4, 3), (4, 3)], None], "bf16", values=[None, 0]), expects(dims=(24, 2, 12))),
     "looked up": (
         operation("aten::embedding", [(1000, 64), (8, 16)], ["bf16", "int64"]),
         expects(dims=(128, 128, 1000, 64, 1))),
@@ -239,9 +213,6 @@ CALLS = {
     "windows": (
         operation("aten::im2col", [(2, 3, 8, 9)], "fp16", values=[None, [3, 3], [1, 1], [1, 1], [2, 2]]),
         expects(family=Family.INDEX, dims=(2 * 3 * 9 * 4 * 5, 1, 2 * 3 * 8 * 9))),
-    "windows put back": (
-        operation("aten::col2im", [(2, 27, 20)], "fp16", values=[None, [8, 9], [3, 3], [1, 1], [1, 1], [2, 2]]),
-        expects(family=Family.INDEX, elements=2 * 27 * 20)),
     "regions": (
         operation("torchvision::roi_align", [(2, 16, 50, 60), (5, 5)], values=[None, None, 0.25, 7, 7, 2, False]),
         expects(family=Family.INTERPOLATE, dims=(16, 980, 245))),
@@ -253,19 +224,10 @@ CALLS = {
         operation("aten::max_pool2d_with_indices", [(2, 3, 16, 18), None, None, None],
                   values=[None, [3, 3], [2, 2], [1, 1]]),
         expects(dims=(6, 16 * 18, 8 * 9, 9))),
-    "interpolated": (
-        operation("aten::upsample_bilinear2d", [(2, 3, 16, 18), None, None], values=[None, [32, 36], False]),
-        expects(kind="bilinear", dims=(6, 288, 1152))),
     "recurrent": (
         operation("aten::lstm", [(10, 4, 32), [(2, 4, 64), (2, 4, 64)], [(256, 32)]] + [None] * 6,
                   values=[None, None, None, True, 2, 0.0, True, False, False]),
         expects(kind="lstm", dims=(10, 4, 32, 64, 2, 1), flops=2 * 10 * 4 * 4 * 64 * ((32 + 64) + (64 + 64)))),
-    "over lists": (
-        operation("aten::_foreach_add_", [[(10, 10), (50,)]] * 2, "fp32"),
-        expects(kind="foreach_add", dims=(2, 150), bytes_read=1200, bytes_written=600)),
-    "an optimizer": (
-        operation("aten::_fused_adamw_", [[(10, 10), (50,)]] * 4, "fp32"),
-        expects(kind="fused_adamw", bytes_read=4 * 600, bytes_written=3 * 600)),
     "an optimizer of mixed types": (
         operation("aten::_fused_adamw_", [[(100,)]] * 4, ["bf16", "bf16", "fp32", "fp32"]),
         expects(bytes_read=100 * (2 + 2 + 4 + 4))),
@@ -306,18 +268,10 @@ EQUAL = {
         operation("aten::_flash_attention_forward", [(2, 64, 8, 32)] * 3 + [None] * 6, "bf16",
                   values=[None] * 5 + [64, 64, 0.0, True]), sdpa(causal=True)),
     "in place": (operation("aten::relu_", [(64, 32)]), operation("aten::relu", [(64, 32)])),
-    # The profiler lists the output of an out variant among the inputs.
-    "into an output": (
-        operation("aten::gelu", [(64, 32), None, (64, 32)]), operation("aten::gelu", [(64, 32)])),
     # Old traces keep no list of numbers: the weight tells the length.
     "layer norm without its numbers": (
         operation("aten::native_layer_norm", [(8, 125), None, (125,), (125,), None]),
         operation("aten::native_layer_norm", [(8, 125), None, (125,), (125,), None], values=[None, [125]])),
-    "one index or all of one dimension": (
-        operation("aten::index_put", [(384, 128), ((48,),), (), None],
-                  ["fp32", "TensorList[long int]", "fp32", "Scalar"]),
-        operation("aten::index_put", [(1, 384, 128), ((48,),), (1, 48, 128), None],
-                  ["fp32", "TensorList[long int]", "fp32", "Scalar"])),
 }
 
 
@@ -353,9 +307,7 @@ def test_tf32_is_the_callers_word_and_only_for_fp32() -> None:
 
 
 @pytest.mark.parametrize(("mask", "kinds"), [
-    ([True, True, False], ["dgrad", "wgrad"]), ([False, True, False], ["wgrad"]),
-    ([True, True, True], ["dgrad", "wgrad", "sum"]),
-])
+    ([False, True, False], ["wgrad"]), ([True, True, True], ["dgrad", "wgrad", "sum"])])
 def test_convolution_backward_follows_its_mask(mask: list[bool], kinds: list[str]) -> None:
     op = operation("aten::convolution_backward", [(2, 8, 8, 8), (2, 4, 8, 8), (8, 4, 3, 3)] + [None] * 8, "fp32",
                    values=[None, None, None, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, mask])
@@ -419,9 +371,7 @@ GRADIENTS = {
                       [("nll_loss_backward", (256, 2000)), ("log_softmax_backward", (256, 2000, 1))]),
     "a sum": (operation("aten::add", [(64, 32), (64, 32)]), []),
     "no gradient": (operation("aten::argmax", [(64, 32)]), []),
-    "what only writes": (operation("aten::fill_", [(64, 32)]), []),
     "an optimizer's": (operation("aten::_foreach_add_", [(64, 32)]), []),
-    "a comparison": (operation("aten::eq", [(64, 32)]), []),
 }
 
 

@@ -37,7 +37,13 @@ def test_a_benchmark_is_visited_later_and_later_until_two_visits_agree() -> None
     assert visits.spread() == [pytest.approx(130 / 95 - 1)]
 
 
-def test_visits_that_never_agree_end() -> None:
+def test_visits_that_never_agree_end_and_one_that_took_no_time_is_not_compared() -> None:
+    visits = Visits(begun_s=0.0, time_s=96.0)
+    visits.add(item(64), 0.0, now_s=0.0)
+    again = visits.due(10.0)
+    assert again is not None
+    visits.took(again, 1.0, now_s=10.0)
+    assert visits.spread() == []
     visits = Visits(begun_s=0.0, time_s=96.0)
     visits.add(item(64), 100.0, now_s=0.0)
     for number, time_us in enumerate((80.0, 64.0, 51.0)):
