@@ -1,4 +1,7 @@
-"""Calibrations that do not go as they should: what a user is told, and what the profile is worth; all is simulated."""
+"""Calibrations that do not go as they should: what a user is told, and what the profile is worth; all is simulated.
+
+Coming back to benchmarks on a shared CPU: when a visit is due, when enough is known, what the tables then say.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from calibration_support import CONTEXT, CPU_CONTEXT, Bench0, healthy, host_law_us, no_capture, simulated
 
 from kernel_models.calibration import run
 from kernel_models.calibration.checks import CalibrationError, Health
+from kernel_models.calibration.planner import GAPS, Visits
 from kernel_models.calibration.run import Request, calibrate, fit_measurements
 from kernel_models.calibration.source import COVERAGE, MOST_REFUSALS
 from kernel_models.datasets.campaign import calls_of_benchmark
 from kernel_models.host.overheads import HostOverheads
 from kernel_models.op_call import Family
 from kernel_models.pricing import price
-from tracer.campaign import processes, runner
+from tracer.campaign import processes, runner, tables
+from tracer.campaign.families import FAMILIES
+from tracer.campaign.items import Item, kernel_item
 from tracer.campaign.processes import NoWorkerError
 from tracer.campaign.record import Answer, Task
 from tracer.campaign.results import Results
@@ -126,8 +133,15 @@ def test_visits_survive_an_interruption_and_those_that_fail(simulated: Bench0, t
     simulated.refuses = lambda item: "RuntimeError: bad luck." if item.visit == 2 and item.id[0] in "02468ace" else ""
     found = calibrated(tmp_path / "work", "memset", device="cpu", resume=True)
     assert max(item.visit for item in simulated.asked) > 2
-    assert found.profile.entries_of(Family.MEMSET)[0].rows == (
-        read_kernels(tmp_path / "work", "memset").query("variant == 'warm' and split == 'fit'").id.nunique())
+    # A visit adds a row and takes nothing away; one that fails leaves the benchmark as it was.
+    frame = read_kernels(tmp_path / "work", "memset")
+    first = frame[frame.variant == "warm"]
+    assert found.profile.entries_of(Family.MEMSET)[0].rows == (first.split == "fit").sum()
+    assert first.id.is_unique and set(first.id) == set(frame.id) == set(frame[frame.variant == "cold"].id)
+    second = frame[frame.variant == "warm 2"].id
+    assert len(second) and second.is_unique and not second.str[0].isin(list("02468ace")).any()
+    lines = [line for line in Results.read(tmp_path / "work").lines.values() if line.name == "memset"]
+    assert len(lines) == len(first) and {line.status for line in lines} == {"ok"}
 
 
 def on(**hardware: Any) -> dict[str, Any]:
@@ -299,3 +313,65 @@ def test_few_measurements_and_times_that_scatter_are_told(simulated: Bench0, tmp
                                                           told: str) -> None:
     vars(simulated).update(change)
     assert any(told in note for note in calibrated(tmp_path / "work", "memset", minutes=0.4).notes)
+
+
+def item(size: int) -> Item:
+    return kernel_item("memset", FAMILIES["memset"].checked({"bytes": size}), seconds=0.1)
+
+
+def test_a_benchmark_is_visited_later_and_later_until_two_visits_agree() -> None:
+    visits = Visits(begun_s=0.0, time_s=96.0)
+    visits.add(item(64), 100.0, now_s=10.0)
+    assert visits.due(15.9) is None
+    again = visits.due(16.0)
+    assert again is not None and again.visit == 2 and again.id == item(64).id
+    assert not visits.took(again, 130.0, now_s=16.0)  # slower: no agreement
+    assert visits.due(31.9) is None
+    again = visits.due(32.0)
+    assert again is not None and again.visit == 3
+    assert visits.took(again, 95.0, now_s=32.0)  # 100 and 95 agree
+    assert visits.due(1e9) is None
+    assert visits.spread() == [pytest.approx(130 / 95 - 1)]
+
+
+def test_visits_that_never_agree_end_and_one_that_took_no_time_is_not_compared() -> None:
+    visits = Visits(begun_s=0.0, time_s=96.0)
+    visits.add(item(64), 0.0, now_s=0.0)
+    again = visits.due(10.0)
+    assert again is not None
+    visits.took(again, 1.0, now_s=10.0)
+    assert visits.spread() == []
+    visits = Visits(begun_s=0.0, time_s=96.0)
+    visits.add(item(64), 100.0, now_s=0.0)
+    for number, time_us in enumerate((80.0, 64.0, 51.0)):
+        again = visits.due(1e6 * (number + 1))
+        assert again is not None
+        visits.took(again, time_us, now_s=1e6 * number)
+    assert visits.due(1e9) is None and len(GAPS) == 3
+
+
+def test_near_the_end_visits_come_early() -> None:
+    visits = Visits(begun_s=0.0, time_s=100.0)
+    visits.add(item(64), 100.0, now_s=84.0)
+    visits.add(item(128), 100.0, now_s=84.5)
+    assert visits.due(84.9) is None  # due at 90.25
+    first, second = visits.due(86.0), visits.due(86.0)
+    assert first is not None and second is not None and {first.id, second.id} == {item(64).id, item(128).id}
+    assert visits.due(86.0) is None
+    visits.took(first, 50.0, now_s=86.0)
+    assert visits.due(86.5) is None  # within a second of the last one it would see the same disturbance
+
+
+def test_the_quickest_visit_has_the_times_and_the_first_one_the_rest() -> None:
+    rows = [{"id": "a", "variant": "warm", "p10_us": 9.0, "p50_us": 11.0, "kernels": ["k"]},
+            {"id": "a", "variant": "cold", "p10_us": 1.0, "p50_us": 1.0, "kernels": ["k"]},
+            {"id": "a", "variant": "warm 2", "p10_us": 7.0, "p50_us": 8.0, "kernels": None},
+            {"id": "a", "variant": "warm 3", "p10_us": 8.0, "p50_us": 8.5, "kernels": None},
+            {"id": "b", "variant": "warm", "p10_us": 5.0, "p50_us": 6.0, "kernels": ["l"]},
+            {"id": "c", "variant": "warm 2", "p10_us": 5.0, "p50_us": 6.0, "kernels": None}]
+    others = dict.fromkeys(("runs", "min_us", "p25_us", "p75_us", "p90_us", "event_overhead_us"), 1.0)
+    frame = pandas.DataFrame([{**others, **row} for row in rows])
+    found = tables.quickest_visits(frame)
+    assert found.id.tolist() == ["a", "b"]
+    assert found.p10_us.tolist() == [7.0, 5.0] and found.p50_us.tolist() == [8.0, 6.0]
+    assert found.kernels.tolist() == [["k"], ["l"]]

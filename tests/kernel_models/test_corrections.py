@@ -194,9 +194,7 @@ def test_the_source_says_whether_the_devices_own_steps_taught_it() -> None:
     assert heuristic_models(device("l40s"))[Family.CONV].corrections is not None
     for name in ("cpu", "mi300x", "h100-sxm"):
         assert heuristic_models(device(name))[Family.CONV].corrections is None
-
-
-def test_another_device_has_wider_intervals() -> None:
+    # Another device has wider intervals.
     call = convolution(256, 1)
     own, other = (heuristic_models(spec)[Family.CONV].predict([call]) for spec in (GPU, device("rtx-5090")))
     assert own.common is not None and other.common is not None

@@ -250,7 +250,8 @@ def test_refitting_takes_the_rest_in_but_rows_the_data_mark(monkeypatch: pytest.
     assert once.rows == once.facts["fit_rows"] < len(samples) and once.facts["held_out"]["mape"] < 0.1
     held = np.arange(len(samples)) % 7 == 0
     marked = replace(samples, held_out=held)
-    clean, dirty = (fit_entry(one, H200).model.predict(samples.calls[:50]) for one in (marked, poisoned(marked, held)))
+    clean, dirty = (fit_entry(one, H200).model.predict(samples.calls[:50])
+                    for one in (marked, poisoned(marked, held)))
     assert (clean.time_us == dirty.time_us).all()
 
 
@@ -390,7 +391,8 @@ def test_traces_of_several_devices_judge_a_profile_of_one(
 ) -> None:
     out = tmp_path / "h100.profile"
     folder = real_trace("h100-vs-mi300")
-    assert run("fit", *sorted(folder.glob("*.gz")), "--device", "h100-sxm", "-o", out)[0] == 0
+    some = [next(iter(sorted(folder.glob(f"{maker}*.gz")))) for maker in ("h100", "mi300")]
+    assert run("fit", *some, "--device", "h100-sxm", "-o", out)[0] == 0
     assert any("another device (mi300x)" in note for note in load_profile(out).provenance["notes"])
     found = json.loads(run("models", "evaluate", out, folder, "--json")[1])
     assert found["families"]["gemm"]["n"] > 5
@@ -409,22 +411,6 @@ def test_no_model_without_an_error(run: Run, tmp_path: Path) -> None:
     data = table(tmp_path / "t.parquet", gemm_table(30))
     text = run("fit", data, "-o", tmp_path / "x.profile")[1]
     assert "*" in text and "cross-validation" in text and "–" not in text
-
-
-@pytest.mark.slow  # groups left out: choices_never_see_the_held_out_groups
-def test_many_calls_of_many_groups_are_left_out_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, options = gemm_samples(400), Options(refit=False)
-    few = replace(samples, groups={"model": [f"model {i % 7}" for i in range(len(samples))]})
-    every = fit_entry(samples, H200, options)
-    monkeypatch.setattr(fitting, "TWO_FOLDS_ROWS", 200)
-    left_out = fit_entry(samples, H200, options)
-    assert every.facts["cross_validation"]["n"] == every.facts["fit_rows"]
-    assert left_out.facts["cross_validation"]["n"] < 0.6 * left_out.facts["fit_rows"]
-    # The folds decide, tell intervals and how many trees are enough; what these learn is nearly the same.
-    assert left_out.facts["held_out"]["mape"] == pytest.approx(every.facts["held_out"]["mape"], rel=0.15)
-    # Each of a few groups is left out in turn all the same.
-    entry = fit_entry(few, H200, options)
-    assert entry.facts["cross_validation"]["n"] == entry.facts["fit_rows"]
 
 
 def test_bad_input_is_one_sentence_and_two(run: Run, tmp_path: Path) -> None:

@@ -283,5 +283,3 @@ def test_of_very_many_neighbours_some_are_kept(monkeypatch: pytest.MonkeyPatch) 
     assert len({tuple(site) for site in fewer.site.tolist()}) == 20
     monkeypatch.setattr(neighbours, "MOST_PRODUCTS", 30)
     assert len(Neighbours.of(problem.columns, problem.target, problem.baseline_us).value) == 30
-    assert (Neighbours.of(problem.columns, problem.target, problem.baseline_us).value == Neighbours.of(
-        problem.columns, problem.target, problem.baseline_us).value).all()

@@ -10,6 +10,7 @@ import pytest
 import trace_coverage
 from slowly import mostly_slow
 
+from kernel_models import trace_calls
 from kernel_models.families.registry import unsized
 from kernel_models.kernel_names import element_dtype, family_hint, short_kernel_name, uses_tf32
 from kernel_models.op_call import Family
@@ -68,7 +69,10 @@ def test_kernels_belong_to_the_innermost_operation_with_sizes(tmp_path: Path) ->
         ("aten::addmm", "gemm", "mm", 7000, "SHAPES"), ("aten::relu", "elementwise", "relu", 3000, "SHAPES")]
 
 
-def test_rows_give_back_kernels_and_calls(tmp_path: Path) -> None:
+def test_rows_give_back_kernels_and_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = trace_calls.calls_of
+    monkeypatch.setattr(trace_calls, "calls_of", lambda *a, **k: asked.append(1) or real(*a, **k))
     trace = Trace()
     for i in range(4):
         trace.op("aten::convolution_backward", 100 * i, 100 * i + 90, [
@@ -81,10 +85,12 @@ def test_rows_give_back_kernels_and_calls(tmp_path: Path) -> None:
     result = graph_calls(graph)
     assert len(result) == 4
     assert [call.kind for call in result.calls_of_row(2)] == ["dgrad", "wgrad"]
-    assert len(result.calls) == 2  # equal work is one call
+    assert len(result.calls) == 2 and len(asked) == 1  # equal work is one call, looked at once
     assert result.kernel[result.kernel_offset[1]:result.kernel_offset[2]].tolist() == [2, 3]
     assert result.time_by_family() == {Family.CONV: 48_000}
     assert sorted(result.kernel.tolist()) == list(range(len(graph.kernels)))
+    empty = graph_calls(Trace().op("aten::mm", 0, 30, [[2, 2], [2, 2]]).read(tmp_path))
+    assert len(empty) == 0 and empty.calls == [] and empty.call_offset.tolist() == empty.kernel_offset.tolist() == [0]
 
 
 def test_copies_and_memsets_by_their_own_bytes(tmp_path: Path) -> None:
@@ -161,23 +167,6 @@ def test_fused_lookups_and_their_gradients_complete_each_other(tmp_path: Path) -
     assert calls[0].dims == calls[3].dims == (700, 48, 200, 16, 3)
     assert calls[1].dims == calls[2].dims == (90, 16, 400, 24, 1)
     assert not any("assumed" in call.flags for call in calls)
-
-
-def test_many_equal_operations_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kernel_models.trace_calls as module
-
-    asked = []
-    real = module.calls_of
-    monkeypatch.setattr(module, "calls_of", lambda *a, **k: asked.append(1) or real(*a, **k))
-    trace = Trace()
-    for i in range(300):
-        trace.op("aten::mm", 100 * i, 100 * i + 90, [[32, 16 + i % 3], [16 + i % 3, 8]])
-        trace.kernel("ampere_sgemm", 100 * i + 10, 100 * i + 20, 5)
-    result = graph_calls(trace.read(tmp_path))
-    assert len(result) == 300
-    assert len(asked) == len(result.calls) == 3
-    empty = graph_calls(Trace().op("aten::mm", 0, 30, [[2, 2], [2, 2]]).read(tmp_path))
-    assert len(empty) == 0 and empty.calls == [] and empty.call_offset.tolist() == empty.kernel_offset.tolist() == [0]
 
 
 @pytest.mark.parametrize(("name", "family"), [
