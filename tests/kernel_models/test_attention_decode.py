@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ def call(batch: int, heads: tuple[int, int], queries: int, keys: int, *, kind: s
                           flags=flags, kv_dtype=kv))
 
 
-def us(one: OpCall, on: str) -> float:
-    return float(price([one], device(on)).times_us[0])
+def us(calls: OpCall | Iterable[OpCall], on: str) -> float:
+    return price([calls] if isinstance(calls, OpCall) else list(calls), device(on)).total_us
 
 
 # Boards with GDDR memory are corrected by what steps taught, which follows the data and is not monotonic.
@@ -203,10 +203,6 @@ def test_price_takes_assumptions_and_refuses_what_it_does_not_know(run: Run) -> 
     assert done.code == 2 and "leaves nothing" in done.err
 
 
-def total_us(calls: object, on: str) -> float:
-    return price(calls, device(on)).total_us  # type: ignore[arg-type]
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 12), st.floats(0, 3), st.integers(1, 4000))
 def test_visits_add_up_and_touch_no_more_experts_than_there_are(
@@ -251,37 +247,34 @@ def test_experts_that_nothing_tells_are_assumed_and_said() -> None:
     told = Operation(plain.name, plain.arguments, told=(
         ("experts", "16"), ("visits", "4"), ("expert_width", "2880"), ("weights", "fp4")))
     assert not assumptions_of(calls_of(told))
-    assert total_us(calls_of(told), "b200") < 0.3 * total_us(calls_of(plain), "b200")
+    assert us(calls_of(told), "b200") < 0.3 * us(calls_of(plain), "b200")
 
 
 @pytest.mark.parametrize("on,least", [("h100-sxm", 0.8), ("h200-sxm", 0.8), ("a100-sxm-80g", 0.7)])
 def test_one_row_reads_its_weight_at_the_memorys_bandwidth(on: str, least: float) -> None:
     call = next(gemm(1, 1, 28_672, 8192, "bf16", "nt"))
-    reached = call.bytes_moved / total_us([call], on) / 1e3 / device(on).memory_bandwidth_gbps
+    reached = call.bytes_moved / us([call], on) / 1e3 / device(on).memory_bandwidth_gbps
     assert least < reached < 1
     narrow = next(gemm(1, 1, 28_672, 8192, "bf16", "nt", weight_dtype="int4"))
-    assert total_us([narrow], on) < 0.4 * total_us([call], on)
+    assert us([narrow], on) < 0.4 * us([call], on)
     if on == "h100-sxm":  # rows of one tile cost no more than one
         for m, n, k in itertools.product((8, 64), (1024, 8192), (1024, 14336)):
-            one, more = (total_us(gemm(1, rows, n, k, "bf16", "nt"), on) for rows in (1, m))
+            one, more = (us(gemm(1, rows, n, k, "bf16", "nt"), on) for rows in (1, m))
             assert one <= more <= 1.25 * one
 
 
-def test_samplers_and_states_move_what_they_hold() -> None:
+def test_samplers_states_and_gathers_move_what_they_hold() -> None:
     sample, = calls_of(operation("flashinfer::top_k_top_p_sampling_from_probs", [(32, 128_000)], "fp32"))
     assert sample.family is Family.REDUCTION and sample.bytes_read == 3 * 32 * 128_000 * 4
     state, = calls_of(operation("mamba_ssm::selective_state_update", [(300, 80, 64, 128), (32, 80, 64)], "fp32"))
     assert state.bytes_moved == 2 * 32 * 80 * 64 * 128 * 4
-
-
-def test_a_gather_of_whole_rows_knows_its_rows() -> None:
     expanded = Argument("long int", (888, 2880), (1, 0))
     rows, = calls_of(Operation("aten::gather", (Argument("bf16", (25_136, 2880)), Argument("Scalar", (), None, "0"),
                                                 expanded)))
     assert rows.dims[1] == 2880
     each, = calls_of(operation("aten::gather", [(25_136, 2880), None, (888, 2880)], ["bf16", "", "int64"],
                                values=[None, 0, None]))
-    assert each.dims[1] == 1 and total_us([rows], "b200") < total_us([each], "b200")
+    assert each.dims[1] == 1 and us([rows], "b200") < us([each], "b200")
     assert TensorSpec((888, 2880), "int64", (1, 0)).stored == 888
 
 
@@ -291,28 +284,26 @@ def test_short_kernels_of_a_b200_take_a_floor_or_two() -> None:
                operation("aten::native_layer_norm", [(8, 1024), None, (1024,), (1024,), None], "bf16",
                          values=[None, [1024]]),
                operation("aten::_softmax", [(8, 512), None, None], "fp32", values=[None, -1, False])):
-        assert 0.9 * floor <= total_us(calls_of(op), "b200") <= 2.5 * floor
+        assert 0.9 * floor <= us(calls_of(op), "b200") <= 2.5 * floor
     assert most_floors(device("b200"), Family.NORM) < most_floors(device("a100-sxm-80g"), Family.NORM)
     assert all(1.0 < device(name).kernel_floor_us < 4.0 for name in device_names()
                if device(name).vendor in ("nvidia", "amd"))
 
 
-def _us(on: str, rows: int, **sort: object) -> float:
-    return price(list(gemm(64, rows, 2880, 2880, "bf16", "nt", kind="grouped", **sort)), device(on)).total_us
-
-
 def test_experts_of_many_rows_reach_less_where_their_weights_are_widened() -> None:
-    routed = {"flags": ("routed",)}
-    assert _us("h100-sxm", 512, weight_dtype="fp4", **routed) > 1.8 * _us("h100-sxm", 512, **routed)
+    def experts(on: str, rows: int, weight_dtype: str = "fp4") -> float:
+        return us(gemm(64, rows, 2880, 2880, "bf16", "nt", kind="grouped", weight_dtype=weight_dtype,
+                       flags=("routed",)), on)
+
+    assert experts("h100-sxm", 512) > 1.8 * experts("h100-sxm", 512, "")
     # Few rows wait for weights, of which there are fewer bytes; other vendors' kernels have a share of their own.
-    assert _us("h100-sxm", 1, weight_dtype="fp4", **routed) < 1.1 * _us("h100-sxm", 1, **routed)
-    assert _us("mi300x", 512, weight_dtype="fp4", **routed) < 1.1 * _us("mi300x", 512, **routed)
-    rising = [_us("h100-sxm", rows, weight_dtype="fp4", **routed) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 512)]
+    assert experts("h100-sxm", 1) < 1.1 * experts("h100-sxm", 1, "")
+    assert experts("mi300x", 512) < 1.1 * experts("mi300x", 512, "")
+    rising = [experts("h100-sxm", rows) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 512)]
     assert all(after >= before * 0.999 for before, after in itertools.pairwise(rising))
 
 
 def test_each_group_of_a_blackwells_products_is_launched() -> None:
     for rows in (16, 128, 1024):
-        groups = [price(list(gemm(many, rows, 2048, 2048, "bf16", "nt", kind="grouped")), device("b200")).total_us
-                  for many in (8, 64)]
-        assert groups[1] > groups[0] + 56 * 4.5
+        few, many = (us(gemm(groups, rows, 2048, 2048, "bf16", "nt", kind="grouped"), "b200") for groups in (8, 64))
+        assert many > few + 56 * 4.5

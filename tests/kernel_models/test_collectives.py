@@ -34,20 +34,17 @@ from kernel_models.device import device
 KINDS = list(CollectiveKind)
 
 
-def test_bus_factors_are_those_of_nccl_tests():
-    assert bus_factor(CollectiveKind.ALL_REDUCE, 8) == pytest.approx(1.75)
-    assert bus_factor(CollectiveKind.ALL_GATHER, 3) == pytest.approx(2 / 3)
-    assert bus_factor(CollectiveKind.ALL_TO_ALL, 5) == pytest.approx(0.8)
-    assert bus_factor(CollectiveKind.BROADCAST, 7) == 1.0
-    assert all(bus_factor(kind, 1) == 0.0 for kind in KINDS)
-
-
-def test_names_of_collectives():
+def test_names_of_collectives_and_their_bus_factors():
     names = ("AllReduce", "alltoall_perf", "reduce_scatter_tensor", "send", "all-gather", "sendrecv", "all_to_allv")
     assert [collective_kind(name).label for name in names] == [
         "all_reduce", "all_to_all", "reduce_scatter", "send_recv", "all_gather", "send_recv", "all_to_all"]
     with pytest.raises(CommError, match=r"'gossip' is no collective .* all_reduce"):
         collective_kind("gossip")
+    assert bus_factor(CollectiveKind.ALL_REDUCE, 8) == pytest.approx(1.75)
+    assert bus_factor(CollectiveKind.ALL_GATHER, 3) == pytest.approx(2 / 3)
+    assert bus_factor(CollectiveKind.ALL_TO_ALL, 5) == pytest.approx(0.8)
+    assert bus_factor(CollectiveKind.BROADCAST, 7) == 1.0
+    assert all(bus_factor(kind, 1) == 0.0 for kind in KINDS)
 
 
 def test_one_rank_and_zero_bytes_take_no_time_but_a_barrier_takes_that_of_four_bytes():
@@ -95,11 +92,6 @@ def test_latency_and_rate_of_an_algorithm_are_those_on_paper(case):
     assert us_per_kb is None or way.us_per_byte == pytest.approx(us_per_kb * 1e-3)
 
 
-def test_uneven_groups_have_neither_a_hierarchy_nor_the_switch():
-    uneven = {w.algorithm for w in lines(find_topology("dgx-h100x2"), CollectiveKind.ALL_REDUCE, RankGroup(8, 2, 7, 1))}
-    assert uneven == {Algorithm.RING, Algorithm.TREE}
-
-
 def test_the_switch_reduces_large_messages_of_full_h100_nodes_only():
     model = DatasheetModel(find_topology("dgx-h100"))
 
@@ -110,6 +102,9 @@ def test_the_switch_reduces_large_messages_of_full_h100_nodes_only():
     # As observed on 8 x H200: ring/LL up to 1 MiB, NVLS from 2 MiB.
     assert [chosen(2.0**20, 8), chosen(2.0**21, 8)] == ["ring/LL", "nvls/Simple"]
     assert chosen(2.0**29, 2) == "ring/Simple"
+    # Uneven groups have neither a hierarchy nor the switch.
+    uneven = {w.algorithm for w in lines(find_topology("dgx-h100x2"), CollectiveKind.ALL_REDUCE, RankGroup(8, 2, 7, 1))}
+    assert uneven == {Algorithm.RING, Algorithm.TREE}
 
 
 @pytest.mark.parametrize(("name", "ranks", "kind", "more"), [

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernel_models.collectives import (
     CollectiveBatch,
@@ -52,6 +54,14 @@ def test_a_curve_goes_through_its_points_and_on_beyond_them():
     assert np.exp(curve.log_time) == pytest.approx([1, 8, 8, 8, 10])
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0.5, 1e5), min_size=2, max_size=30), st.sampled_from(BLENDS))
+def test_no_curve_falls_anywhere(times, blend):
+    size = 2.0 ** np.arange(len(times))
+    fine = np.geomspace(0.3, size[-1] * 7, 400)
+    assert (np.diff(Curve.fit(size, times).log_at(fine, blend)) >= -1e-9).all()
+
+
 def test_the_interpolation_is_chosen_by_sizes_left_out():
     size = 2.0 ** np.arange(9, 30)
     straight, residual = choose_blend([(size, 5 + size * 1e-5)])
@@ -84,6 +94,11 @@ def test_backends_and_dtypes_are_not_mixed():
     assert near.time_us[0] == pytest.approx(10, rel=1e-3) and near.level[0] == int(Level.INTERPOLATED)
     with pytest.raises(CommError, match="knows nothing of 'mpi'"):
         profile.predict(CollectiveBatch.of(REDUCE, [1], Placement((8,))), "mpi")
+    # A size that two logs measured is one point of the curve.
+    first, second = table(last=20), table(last=20)
+    second.device = ["NVIDIA H100"] * len(second)
+    profile = CommProfile.fit(join([first, second]), find_topology("dgx-h100"))
+    assert all((np.diff(curve.size) > 0).all() for curve in profile.backends["nccl"].measured.curves.values())
 
 
 def test_between_rank_counts_latency_goes_with_n_and_transfer_with_one_over_n():
@@ -234,13 +249,6 @@ def test_left_out_sizes_of_a_real_table(data_folder: Path):
     # Over all sizes 2.1% and 9%; a wrong interpolation or a leaked size moves this far.
     assert 0.005 < np.median(error) < 0.04 and np.quantile(error, 0.9) < 0.15
     json.dumps(MeasuredModel.fit(rows, intervals=False).state(), allow_nan=False)
-
-
-def test_a_size_that_two_logs_measured_is_one_point_of_the_curve():
-    first, second = table(last=20), table(last=20)
-    second.device = ["NVIDIA H100"] * len(second)
-    profile = CommProfile.fit(join([first, second]), find_topology("dgx-h100"))
-    assert all((np.diff(curve.size) > 0).all() for curve in profile.backends["nccl"].measured.curves.values())
 
 
 @pytest.mark.parametrize("change", [

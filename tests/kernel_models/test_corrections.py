@@ -144,7 +144,7 @@ def test_whole_steps_tell_how_long_each_family_takes() -> None:
         StepProblem([*measured[:2], MeasuredStep({add(1 << 20): 1.0}, GPU, 0.0)])
 
 
-def test_a_second_fit_goes_on_from_the_first() -> None:
+def test_a_second_fit_goes_on_from_the_first_and_an_outlier_hardly_moves_one() -> None:
     """A user's own steps move shipped corrections, and one that agrees with them hardly does."""
     rng = np.random.default_rng(5)
     first = StepProblem(steps(rng, 40, {Family.GEMM: 0.8}))
@@ -154,9 +154,6 @@ def test_a_second_fit_goes_on_from_the_first() -> None:
     call = linear(5000, 1024, 2048)
     assert alone(call, shipped) / alone(call) == pytest.approx(0.8, rel=0.06)
     assert alone(call, moved) / alone(call) == pytest.approx(0.9, rel=0.06)
-
-
-def test_an_outlier_hardly_moves_a_fit() -> None:
     sound = steps(np.random.default_rng(11), 40, {Family.GEMM: 0.7})
     spoilt = [*sound, MeasuredStep(sound[0].calls, GPU, 20 * sound[0].measured_us)]
     call = linear(5000, 1024, 2048)

@@ -105,6 +105,9 @@ def test_a_name_that_one_device_reports_is_its_own() -> None:
     alone = {name: of for name, of in owners.items() if len(of) == 1}
     assert len(alone) > 60
     assert {name: {resolve_device(name).name} for name in alone} == alone
+    # Every known architecture is of a shipped device.
+    shipped = {(spec.vendor, spec.architecture) for spec in map(device, device_names())}
+    assert shipped == {(vendor, name) for vendor, names in ARCHITECTURES.items() for name in names}
 
 
 @pytest.mark.parametrize(("reported", "memory", "units", "name"), [
@@ -183,6 +186,10 @@ def test_an_unknown_gpus_rates_are_those_of_its_kin_by_units_and_clock() -> None
     assert "of compute capability 12," in unknown_device("NVIDIA GB10", None, 48, "12.1").note
     assert "known devices of NVIDIA," in unknown_device("NVIDIA X2", None, 48, "42.0").note
     assert unknown_device("NVIDIA X1", -1, 100, "9.0", bandwidth_gbps=1234.0).memory_bandwidth_gbps == 1234.0
+    for name, units, said in (("Intel(R) Data Center GPU Max 1550", 128, "no known maker"),
+                              ("NVIDIA X1", None, "how many units"), ("NVIDIA X1", -1, "how many units")):
+        with pytest.raises(DeviceError, match=said):
+            unknown_device(name, 10**10, units)
 
 
 @pytest.mark.parametrize("name", [name for name in device_names() if device(name).architecture != "pascal"
@@ -194,14 +201,6 @@ def test_a_gpu_guessed_without_its_file_is_within_the_width(name: str, monkeypat
     ratios = [guessed.memory_bandwidth_gbps / true.memory_bandwidth_gbps, *(
         guessed.peak_tflops(dtype, matrix=True) / true.peak_tflops(dtype, matrix=True) for dtype in ("fp16", "fp32"))]
     assert abs(np.log(ratios)).max() < PLACEHOLDER_DEVICE
-
-
-@pytest.mark.parametrize(("reported", "units", "said"), [
-    ("Intel(R) Data Center GPU Max 1550", 128, "no known maker"), ("NVIDIA X1", None, "how many units"),
-    ("NVIDIA X1", -1, "how many units")])
-def test_a_gpu_of_which_too_little_is_known_is_refused(reported: str, units: int | None, said: str) -> None:
-    with pytest.raises(DeviceError, match=said):
-        unknown_device(reported, 10**10, units)
 
 
 @pytest.mark.parametrize(("reported", "units", "memory_gb", "share"), [
@@ -317,8 +316,3 @@ def test_a_figure_that_no_device_has_is_refused(old: str, new: str, said: str, t
     with pytest.raises(DeviceError) as error:
         read_device(path)
     assert said in str(error.value) and str(error.value).startswith(str(path)), error.value
-
-
-def test_every_known_architecture_is_a_shipped_devices() -> None:
-    shipped = {(spec.vendor, spec.architecture) for spec in map(device, device_names())}
-    assert shipped == {(vendor, name) for vendor, names in ARCHITECTURES.items() for name in names}

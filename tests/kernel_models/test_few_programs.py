@@ -63,10 +63,7 @@ def test_interval_narrows_with_programs_that_agree_and_never_below_what_others_l
     factors = (0.5, 1.0, 2.0, 1.0, 0.7)
     apart = fit_few([_step(names, factor) for names, factor in zip(PROGRAMS, factors, strict=False)], "", LAW)
     assert apart.spread > 2 * five
-
-
-def test_one_odd_program_does_not_move_the_others() -> None:
-    """Four take as long as others' programs do, a fifth four times as long: a sixth is told by the four."""
+    # One odd program does not move the others.
     factors = (1.0, 1.0, 4.0, 1.0, 1.0)
     found = fit_few([_step(names, factor) for names, factor in zip(PROGRAMS, factors, strict=False)], "", LAW)
     mean = np.exp(np.mean(np.log(factors)))

@@ -57,21 +57,21 @@ def table(path: Path, rows: list[dict[str, Any]] | pd.DataFrame) -> Path:
     return path
 
 
-def test_products_over_nothing_teach_no_rate() -> None:
+def test_products_over_nothing_teach_no_rate_and_several_devices_need_a_name() -> None:
     samples = gemm_samples(3)
     empty = replace(samples.calls[0], dims=(*samples.calls[0].dims[:3], 0))
     assert joined([replace(samples, calls=[empty, *samples.calls[1:]])])[0].calls == samples.calls[1:]
+    samples = gemm_samples(100)
+    with pytest.raises(DataError, match="several devices"):
+        fit_profile([samples, replace(samples, device="l40s")])
 
 
-def test_the_hold_out_rule_never_moves() -> None:
+def test_the_hold_out_rule_never_moves_and_errors_are_those_on_paper() -> None:
     assert share_of("n=4096 k=4096") == pytest.approx(0.828627, abs=1e-6)
     labels = [f"n={n} k={k}" for n in range(1, 60) for k in range(1, 60)]
     held = [label for label in labels if is_held_out(label)]
     assert 0.18 < len(held) / len(labels) < 0.22
     assert {fold_of(label, 5) for label in held} == set(range(5))  # folds are independent of the rule
-
-
-def test_errors_on_paper() -> None:
     errors = errors_of(np.array([1.1, 0.8, 2.0, 1.0]), np.ones(4), np.full(4, 0.9), np.array([2.0, 2.0, 2.0, 0.95]))
     assert (errors.n, errors.mape, errors.median, errors.bias, errors.max, errors.coverage) == pytest.approx(
         (4, 0.325, 0.15, 0.225, 1.0, 0.75))
@@ -285,6 +285,11 @@ def test_as_many_trees_are_stored_as_helped_rows_left_out(monkeypatch: pytest.Mo
     assert isinstance(entry.model, BoostedModel) and all(0.0 < share <= 1.0 for share in shares)
     assert len(entry.model.trees.depth) == sum(round(most * share) for share in shares) < most * len(shares)
     assert sum(member["weight"] for member in entry.facts["members"]) == pytest.approx(1.0)
+    # More rows get fewer trees.
+    how = Boosting(1000, 0.05, 31, 0.4, 20)
+    assert scaled_to(how, 1000) == how
+    assert scaled_to(how, 300_000).iterations == 500 and scaled_to(how, 300_000).learning_rate == 0.1
+    assert len(candidates_of(Family.GEMM, 100)) >= 1
 
 
 @pytest.mark.slow  # fits of several entries: fit_evaluate_and_list
@@ -307,19 +312,6 @@ def test_fits_beside_each_other_are_those_one_after_the_other(monkeypatch: pytes
     judged = evaluate_profile(found[0], [samples, slower, replace(samples, device="l40s")])
     assert judged.families["gemm"].n == 2 * len(samples) and "l40s" in judged.notes[0]
     assert all(errors.mape < 0.1 for errors in judged.by_software.values())
-
-
-def test_more_rows_get_fewer_trees() -> None:
-    how = Boosting(1000, 0.05, 31, 0.4, 20)
-    assert scaled_to(how, 1000) == how
-    assert scaled_to(how, 300_000).iterations == 500 and scaled_to(how, 300_000).learning_rate == 0.1
-    assert len(candidates_of(Family.GEMM, 100)) >= 1
-
-
-def test_several_devices_need_a_name() -> None:
-    samples = gemm_samples(100)
-    with pytest.raises(DataError, match="several devices"):
-        fit_profile([samples, replace(samples, device="l40s")])
 
 
 def test_fit_evaluate_and_list(run: Run, tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def test_a_large_product_runs_at_the_peak_and_a_wave_more_costs_a_step() -> None
     # A contraction that is split fills units that few tiles leave idle.
     few = padded_product_us(one, one * 64, one * 64, one * 65536, 989.4, device("h100-sxm"))[0]
     assert few < 2 * 64 * 64 * 65536 / (989.4e6 / 132) / 8
+    # Contractions and heads are taken in whole steps.
+    table = CallTable.of(Family.GEMM, [gemm(64, 64, k, "bf16") for k in (64, 80, 96)])
+    assert whole_depth(table, device("h100-sxm")).tolist() == [64, 96, 96]
+    assert padded_head(np.array([1.0, 64.0, 80.0, 128.0, 160.0, 300.0])).tolist() == [32, 64, 96, 128, 192, 320]
 
 
 def test_rows_that_are_no_whole_number_of_loads_cost_more() -> None:
@@ -103,12 +107,6 @@ def test_rows_that_are_no_whole_number_of_loads_cost_more() -> None:
     for spec, dtype in (("mi250", "fp16"), ("rtx-4090", "fp16"), ("a100-sxm-80g", "fp32")):
         table = CallTable.of(Family.GEMM, [gemm(8192, 50257, 4095, dtype)])
         assert narrow_rows(table, device(spec))[0] == 1 and whole_depth(table, device(spec))[0] == 4095
-
-
-def test_contractions_and_heads_are_taken_in_whole_steps() -> None:
-    table = CallTable.of(Family.GEMM, [gemm(64, 64, k, "bf16") for k in (64, 80, 96)])
-    assert whole_depth(table, device("h100-sxm")).tolist() == [64, 96, 96]
-    assert padded_head(np.array([1.0, 64.0, 80.0, 128.0, 160.0, 300.0])).tolist() == [32, 64, 96, 128, 192, 320]
 
 
 @settings(max_examples=60)
@@ -132,22 +130,17 @@ def test_lookups_cost_less_the_more_rows_are_used_again(call, rows, falls) -> No
         assert list(costs) == sorted(costs, reverse=True)
 
 
-def test_tables_share_the_cache_and_their_order_is_nothing() -> None:
+def test_tables_share_the_cache_and_long_bags_hold_up_a_kernel() -> None:
     small, large = (TablePart(rows, 64, "fp32", 10**6, 10**5, 10) for rows in (10**4, 10**7))
     alone, both, turned = times([forward_call([small]), forward_call([small, large]), forward_call([large, small])])
     large_alone = times([forward_call([large])])[0]
     assert both == pytest.approx(turned)
     assert both > max(alone, large_alone)
-
-
-def test_one_long_bag_holds_up_a_kernel() -> None:
+    # One long bag holds up a kernel.
     short, long = times([forward_call([TablePart(10**7, 16, "fp32", 13312, 384, longest)]) for longest in (35, 100)],
                         "v100-sxm2-32g")
     assert 60 < long < 75  # 66 µs on a recorded V100
     assert short < 0.5 * long
-
-
-def test_distinct_rows_of_known_cases() -> None:
     # Drawing T times from T rows leaves 1/e of them untouched.
     assert even_distinct(np.array([1.0, 1e6, 1e9]), np.array([1e3, 1e6, 100.0])) == pytest.approx(
         [1.0, 1e6 * (1 - np.exp(-1)), 100.0], rel=1e-4)
@@ -341,9 +334,7 @@ def test_attention_kernels_written_for_ampere_are_slower_than_hoppers_own_on_hop
         assert 1.4 < second / third < 1.8 and 1.6 < first / second < 2.0
         assert cudnn == pytest.approx(third, rel=0.05)
         assert us(f"flash_{way}", "a100-sxm-80g") == pytest.approx(us(f"cudnn_{way}", "a100-sxm-80g"), rel=0.05)
-
-
-def test_backward_of_wide_heads_takes_longer_for_its_operations() -> None:
+    # The backward pass of wide heads takes longer for its operations.
     def rate(kind: str, width: int) -> float:
         call = next(attention(kind, 4, 16, 16, 8192, 8192, width, 128, "bf16", causal=True))
         return call.flops / float(price([call], device("a100-sxm-80g")).times_us[0])

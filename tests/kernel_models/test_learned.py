@@ -63,7 +63,7 @@ def test_trees_say_what_scikit_learn_says() -> None:
     assert np.abs(ours.predict(x) - target(x)).mean() < 0.5 * np.abs(target(x)).mean()
 
 
-def test_levels_leaves_and_rows_of_a_leaf_are_limited() -> None:
+def test_trees_are_limited_and_the_same_for_the_same_seed() -> None:
     x = features(500)
     trees = fit_trees(x, target(x), Boosting(7, 0.2, 8, 0.5, 40, depth=2))
     assert len(trees.depth) == 7 and trees.depth.max() == 2
@@ -71,9 +71,6 @@ def test_levels_leaves_and_rows_of_a_leaf_are_limited() -> None:
     one = fit_trees(x, target(x), Boosting(1, 1.0, 63, 1.0, 40))
     values, count = np.unique(one.predict(x), return_counts=True)
     assert len(values) > 2 and count.min() >= 40
-
-
-def test_the_same_seed_gives_the_same_trees_and_features_are_drawn_from() -> None:
     x = features(500)
     how = Boosting(20, 0.2, 8, 0.4, 5)
     again, other = (fit_trees(x, target(x), how, seed=seed) for seed in (0, 1))

@@ -60,32 +60,12 @@ def test_step_counters_cost_the_host_and_launch_nothing(adam: ExecutionGraph) ->
     parameters = [op for op in _rows(adam, "aten::_foreach_mul_") if placed_calls(adam, op)]
     assert parameters and all(adam.ops.place[op] == Place.DEVICE for op in parameters)
     assert all(host_work_ns(adam, op) == 0 for op in parameters)
-
-
-def test_a_loop_over_parameters_adds_to_its_counters_on_the_host() -> None:
-    graph = _traced(lambda parameters: torch.optim.AdamW(parameters, foreach=False))
-    counters = _rows(graph, "aten::add_", Place.HOST)
-    assert len(counters) == 2
-    assert not _calls(graph, counters)
-    assert all(host_work_ns(graph, op) >= HOST_TENSOR_NS for op in counters)
-    (there,) = _calls(graph, _rows(graph, "aten::_to_copy", Place.TO_DEVICE))
-    assert there.flags == ("pageable",)  # blocking
-
-
-def test_a_batch_is_put_together_on_the_host(adam: ExecutionGraph) -> None:
+    # A batch is put together on the host.
     (stack,) = _rows(adam, "aten::stack") or _rows(adam, "aten::cat")
     assert adam.ops.place[stack] == Place.HOST
     assert not placed_calls(adam, stack)
     moved = 2 * ROWS * WIDTH * 4
     assert host_work_ns(adam, stack) == pytest.approx(ROWS * HOST_TENSOR_NS + moved / HOST_BYTES_PER_NS)
-
-
-def test_a_batch_crosses_the_link_and_a_loss_comes_back(adam: ExecutionGraph) -> None:
-    (there,) = _calls(adam, _rows(adam, "aten::_to_copy", Place.TO_DEVICE))
-    assert (there.family, there.kind, there.dims, there.flags) == (
-        Family.TRANSFER, "h2d", (ROWS * WIDTH * 4,), ("pinned",))
-    (back,) = _calls(adam, _rows(adam, "aten::_to_copy", Place.TO_HOST))
-    assert (back.kind, back.dims, back.flags) == ("d2h", (4,), ("pageable",))
 
 
 def test_steps_that_never_ran_spend_host_work_on_the_host(adam: ExecutionGraph) -> None:
@@ -98,6 +78,24 @@ def test_steps_that_never_ran_spend_host_work_on_the_host(adam: ExecutionGraph) 
     assert not (graph.kernels.op == counters).any()
     usual = shipped_host(GPU_HOST).estimate(traced_host_step(adam))[1][counters]
     assert graph.ops.duration_ns[counters] == pytest.approx(host_work_ns(adam, counters) + usual, abs=2)
+
+
+def test_a_loop_over_parameters_adds_to_its_counters_on_the_host() -> None:
+    graph = _traced(lambda parameters: torch.optim.AdamW(parameters, foreach=False))
+    counters = _rows(graph, "aten::add_", Place.HOST)
+    assert len(counters) == 2
+    assert not _calls(graph, counters)
+    assert all(host_work_ns(graph, op) >= HOST_TENSOR_NS for op in counters)
+    (there,) = _calls(graph, _rows(graph, "aten::_to_copy", Place.TO_DEVICE))
+    assert there.flags == ("pageable",)  # blocking
+
+
+def test_a_batch_crosses_the_link_and_a_loss_comes_back(adam: ExecutionGraph) -> None:
+    (there,) = _calls(adam, _rows(adam, "aten::_to_copy", Place.TO_DEVICE))
+    assert (there.family, there.kind, there.dims, there.flags) == (
+        Family.TRANSFER, "h2d", (ROWS * WIDTH * 4,), ("pinned",))
+    (back,) = _calls(adam, _rows(adam, "aten::_to_copy", Place.TO_HOST))
+    assert (back.kind, back.dims, back.flags) == ("d2h", (4,), ("pageable",))
 
 
 def test_files_without_places_say_nothing_of_them(adam: ExecutionGraph) -> None:

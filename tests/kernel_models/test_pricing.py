@@ -109,9 +109,7 @@ def test_the_command_prices_a_linear_layer() -> None:
     assert 747 / 0.95 < found["time_us"] < 747 / 0.5
     assert found["interval_us"][0] < found["time_us"] < found["interval_us"][1]
     assert found["source"] == "datasheet"
-
-
-def test_a_gradient_is_two_products_and_the_table_shows_each() -> None:
+    # A gradient is two products, and the table shows each.
     arguments = ("aten::linear", "--shapes", "512x256,128x256,none", "--device", "NVIDIA H100 80GB HBM3")
     forward, backward = (json.loads(run(*arguments, "--json", *more).stdout) for more in ((), ("--backward",)))
     assert backward["flops"] == 2 * forward["flops"] and len(backward["calls"]) == 2
@@ -156,10 +154,15 @@ def priced(operation: str, shapes: str, *more: str, on: str = "h100-sxm") -> dic
     return json.loads(ran.stdout)
 
 
-def test_all_sizes_of_a_concatenation_count() -> None:
+def test_all_sizes_of_a_concatenation_count_and_optimizers_repeat_one_list() -> None:
     for shapes in ("1024x1024,512x1024,256x1024", "[1024x1024;512x1024;256x1024]"):
         assert priced("aten::cat", shapes)["bytes"] == 2 * 4 * 1792 * 1024
     assert priced("aten::stack", "64x64,64x64")["bytes"] == 2 * 4 * 2 * 64 * 64
+    elements = 1024 * 1024 + 512
+    adam = priced("aten::_fused_adamw_", "1024x1024,512")
+    assert adam["assumed"] == {"lists": 4} and adam["bytes"] == 4 * elements * 7
+    assert priced("aten::_foreach_add_", "1024x1024,512")["bytes"] == 4 * elements * 3
+    assert priced("aten::_foreach_add_", "1024x1024,512", "--value", "scalar=1")["bytes"] == 4 * elements * 2
 
 
 def test_an_unknown_operation_is_priced_by_its_bytes() -> None:
@@ -175,14 +178,6 @@ def test_an_unknown_operation_is_priced_by_its_bytes() -> None:
 def test_without_elements_there_is_no_work(operation: str, shapes: str) -> None:
     found = priced(operation, shapes)
     assert found["time_us"] == 0 and found["interval_us"] == [0, 0] and "No work" in found["notes"][-1]
-
-
-def test_optimizers_repeat_one_list() -> None:
-    elements = 1024 * 1024 + 512
-    adam = priced("aten::_fused_adamw_", "1024x1024,512")
-    assert adam["assumed"] == {"lists": 4} and adam["bytes"] == 4 * elements * 7
-    assert priced("aten::_foreach_add_", "1024x1024,512")["bytes"] == 4 * elements * 3
-    assert priced("aten::_foreach_add_", "1024x1024,512", "--value", "scalar=1")["bytes"] == 4 * elements * 2
 
 
 def test_numbers_are_given_by_name_and_the_others_are_pytorchs() -> None:
@@ -201,9 +196,7 @@ def test_numbers_are_given_by_name_and_the_others_are_pytorchs() -> None:
     assert lstm["flops"] == 2 * 10 * 4 * 4 * 64 * (32 + 64)
     for value in ("output_size=128x128", "scale_factors=2"):
         assert priced("aten::upsample_bilinear2d", "8x3x64x64", "--value", value)["bytes"] == 4 * 24 * (64**2 + 128**2)
-
-
-def test_types_may_be_given_an_entry_each() -> None:
+    # Types may be given an entry each.
     found = priced("aten::embedding", "1000x64,32", "--dtype", "fp32,int64")
     assert priced("aten::embedding", "1000x64,32")["bytes"] == found["bytes"]
     assert priced("aten::layer_norm", "8x64,none,64", "--dtype", "fp32,none,fp32")["time_us"] > 0
@@ -282,9 +275,7 @@ def test_more_power_is_never_slower_and_enough_of_it_changes_nothing() -> None:
         assert (now <= before).all() and (now >= burst).all()
         before = now
     np.testing.assert_array_equal(before, burst)
-
-
-def test_an_8_bit_product_takes_less_energy_than_a_16_bit_one_and_more_than_half() -> None:
+    # An 8-bit product takes less energy than a 16-bit one, and more than half.
     spec = device("h200-sxm")
     assert 1.5 < sustained_tflops(spec, "fp8") / sustained_tflops(spec, "bf16") < 2
     hopper, blackwell = (sustained_tflops(device(name), "fp8") / device(name).power_w for name in ("h100-sxm", "gb200"))

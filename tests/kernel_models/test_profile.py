@@ -79,9 +79,7 @@ def test_a_profile_comes_back(profile: DeviceProfile, tmp_path: Path) -> None:
     assert (before.time_us == after.time_us).all() and (before.low_us == after.low_us).all()
     assert again.models_of(Family.SORT) == [] and to_bytes(again) == to_bytes(profile)
     assert [path.name for path in tmp_path.iterdir()] == ["a.profile"]
-
-
-def test_preferring_a_software(profile: DeviceProfile) -> None:
+    # A software may be preferred.
     assert [entry.software for entry in profile.entries_of(Family.GEMM)] == ["lib-1.0", "lib-2.0"]
     assert [entry.software for entry in profile.with_software("lib-2").entries_of(Family.GEMM)] == [
         "lib-2.0", "lib-1.0"]

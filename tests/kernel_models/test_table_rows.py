@@ -94,17 +94,9 @@ def test_misses_are_those_of_a_simulated_cache(skew: float) -> None:
         while len(cache) > kept:
             cache.popitem(last=False)
     assert lru_misses(lookups, rows, skew, kept) == pytest.approx(np.mean(missed[30:]), rel=0.08)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 10**6), st.integers(1, 10**7), st.floats(0, 3), st.floats(0, 1), st.floats(0, 1))
-def test_misses_fall_as_the_cache_grows(lookups: int, rows: int, skew: float, share: float, more: float) -> None:
-    less = share * (1 - more)
-    few, many = (lru_misses(lookups, rows, skew, each * rows) for each in (share, less))
-    assert 0 <= few <= many * (1 + 1e-6) + 1e-9 <= lookups * (1 + 2e-6) + 1e-8
-    assert lru_misses(lookups, rows, skew, rows) == 0
-    if less * rows >= lookups:  # a batch fits: no row comes twice
-        assert many <= distinct_of_zipf(lookups, rows, skew) * (1 + 1e-6)
+    falling = [lru_misses(lookups, rows, skew, share * rows) for share in (0.3, 0.5, 0.8, 1.0)]
+    assert falling == sorted(falling, reverse=True) and falling[-1] == 0
+    assert falling[0] <= distinct_of_zipf(lookups, rows, skew) * (1 + 1e-6)  # a batch fits: no row comes twice
 
 
 def test_rows_in_the_hosts_memory_cost_more_the_less_the_device_keeps() -> None:
@@ -139,9 +131,6 @@ def test_gradients_update_rows_where_they_lie() -> None:
     assert backward_us(FAR) == pytest.approx(backward_us(near))  # the cache has all rows of the batch by then
     # Adam's two numbers an element stay with the weights, row-wise Adagrad's number a row on the device.
     assert backward_us(replace(FAR, optimizer="adam")) > 2 * backward_us(replace(near, optimizer="adam"))
-
-
-def test_terms_that_add_up_have_the_host_too() -> None:
     parts = [TablePart.of(replace(FAR, location=where), 4096) for where in ("hbm", "uvm_cached", "uvm")]
     costs: Any = PartCosts.of(parts, H100).forward
     assert list(costs.stream_us) == sorted(costs.stream_us)

@@ -64,9 +64,13 @@ def test_kernels_belong_to_the_innermost_operation_with_sizes(tmp_path: Path) ->
              .kernel("ampere_sgemm_32x32_tn", 20, 60, 5).kernel("splitKreduce_kernel", 30, 70, 2)
              .op("aten::relu", 60, 90, [[32, 8]]).op("aten::clamp_min", 70, 80)
              .kernel("vectorized_elementwise_kernel", 72, 100, 3)
+             .op("c10d::allreduce_", 110, 130, [[64]])
+             .kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 115, 120, 50)
              .read(tmp_path))
-    assert pieces(graph, graph_calls(graph)) == [
+    found = graph_calls(graph)
+    assert pieces(graph, found) == [
         ("aten::addmm", "gemm", "mm", 7000, "SHAPES"), ("aten::relu", "elementwise", "relu", 3000, "SHAPES")]
+    assert found.collective_ns == 50_000  # counted and left out
 
 
 def test_rows_give_back_kernels_and_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,15 +122,6 @@ def test_kernels_without_operation_are_known_by_name_only(tmp_path: Path) -> Non
         unsized(Family.OPTIMIZER, "multi_tensor_apply_kernel"), unsized(Family.GEMM, "mm")]
     assert set(result.basis.tolist()) == {Basis.NAME}
     assert result.op[:2].tolist() == [NONE, NONE]
-
-
-def test_collectives_are_counted_and_left_out(tmp_path: Path) -> None:
-    graph = (Trace().op("c10d::allreduce_", 0, 30, [[64]])
-             .kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 5, 20, 50)
-             .op("aten::add_", 40, 60, [[64], [64], []]).kernel("elementwise_kernel", 45, 80, 2).read(tmp_path))
-    result = graph_calls(graph)
-    assert result.collective_ns == 50_000
-    assert [row[0] for row in pieces(graph, result)] == ["aten::add_"]
 
 
 def test_kernels_tell_types_and_families_that_operations_leave_open(tmp_path: Path) -> None:
