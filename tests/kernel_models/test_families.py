@@ -71,6 +71,10 @@ CALLS = {
         operation("aten::_grouped_mm", [(96, 16), (4, 16, 8), (4,)], ["bf16", "bf16", "int32"]),
         expects(kind="grouped", dims=(4, 24, 8, 16), flops=2 * 96 * 8 * 16)),
 
+    "linear with bias": (
+        operation("aten::linear", [(32, 16), (8, 16), (8,)], "fp32"),
+        expects(flags=("bias",), flops=2 * 32 * 8 * 16 + 32 * 8, bytes_read=4 * (32 * 16 + 8 * 16 + 8))),
+
     # Convolutions
     "not square": (
         conv((2, 3, 17, 40), (8, 3, 3, 5), [2, 3], [1, 0]),
@@ -88,6 +92,8 @@ CALLS = {
     "of three dimensions": (
         conv((1, 4, 6, 7, 8), (4, 4, 2, 3, 3), [1, 1, 1], [0, 1, 1], dilation=(1, 1, 1)),
         expects(out_d=5, out_h=7, out_w=8, kernel_d=2)),
+    "of one dimension": (
+        conv((1, 4, 100), (4, 4, 5), [2], [2], dilation=(1,)), expects(in_h=1, in_w=100, out_w=50, kernel_w=5)),
     "transposed, it is the gradient of the one it mirrors": (
         conv((2, 16, 7, 9), (16, 8, 4, 4), [2, 2], [1, 1], transposed=True),
         expects(kind="dgrad", flags=("transposed",), in_channels=8, out_channels=16, in_h=14, in_w=18, out_h=7,
@@ -106,12 +112,16 @@ CALLS = {
                                     flops=4 * 2 * 8 * 64 * 64 * 32, bytes_read=2 * 3 * (2 * 8 * 64 * 32))),
     "causal": (
         sdpa(causal=True), expects(flags=("causal",), flops=4 * 2 * 8 * (64 * 65 // 2) * 32)),
+    "grouped queries read fewer keys": (
+        sdpa(causal=False, kv_heads=2), expects(kv_heads=2, bytes_read=2 * (8 + 2 + 2) * (2 * 64 * 32))),
     "packed sequences": (
         operation("flash_attn::_flash_attn_varlen_forward", [(300, 8, 64), (300, 2, 64), (300, 2, 64), (4,), (4,)],
                   ["bf16", "bf16", "bf16", "int32", "int32"]),
         expects(dims=(3, 8, 2, 100, 100, 64, 64, 0), flags=("varlen",))),
     "the composite takes the kernel PyTorch would": (
         operation(COMPOSITE, [(2, 8, 64, 32)] * 3, "bf16"), expects(kind="flash_forward")),
+    "of fp32": (
+        operation(COMPOSITE, [(2, 8, 64, 32)] * 3, "fp32"), expects(kind="efficient_forward")),
     "with a mask": (
         operation(COMPOSITE, [(2, 8, 64, 32)] * 3 + [(64, 64), None, None], "bf16"),
         expects(kind="efficient_forward", flags=("bias",))),
@@ -121,6 +131,8 @@ CALLS = {
         operation("aten::add", [(64, 1, 32), (16, 32), None], "fp32", values=[None, None, 1]),
         expects(dims=(64 * 16 * 32, 2, 64 * 32 + 16 * 32), layout="broadcast",
                 bytes_read=4 * (64 * 32 + 16 * 32), bytes_written=4 * 64 * 16 * 32)),
+    "an expanded one too": (
+        operation("aten::mul", [(64, 32), (64, 32)], strides=[(32, 1), (0, 1)]), expects(dims=(2048, 2, 2048 + 32))),
     "numbers neither count nor set the type": (
         operation("aten::mul", [(64,), ()], ["bf16", "double"]),
         expects(dims=(64, 1, 64), dtype="bf16", bytes_read=128)),
@@ -157,6 +169,11 @@ CALLS = {
     # Memory
     "copied": (
         operation("aten::copy_", [(8, 16)] * 2), expects(kind="copy", dims=(128, 128), layout="")),
+    "copied from rows apart": (
+        operation("aten::copy_", [(8, 16)] * 2, strides=[(16, 1), (32, 1)]),
+        expects(dims=(128, 16), layout="strided")),
+    "transposed": (
+        operation("aten::copy_", [(8, 16)] * 2, strides=[(16, 1), (1, 8)]), expects(dims=(128, 1))),
     "cast": (
         operation("aten::copy_", [(8, 16)] * 2, ["bf16", "fp32"]),
         expects(kind="cast", dtype="bf16", flags=("in_fp32",), bytes_moved=128 * 6)),
@@ -165,6 +182,8 @@ CALLS = {
     "concatenated": (
         operation("aten::cat", [[(4, 3), (4, 5)], None], "bf16", values=[None, 1]),
         expects(family=Family.CONCAT, dims=(32, 2, 4), dtype="bf16", bytes_moved=2 * 2 * 32)),
+    "stacked": (
+        operation("aten::stack", [[(4, 3), (4, 3)], None], "bf16", values=[None, 0]), expects(dims=(24, 2, 12))),
     "looked up": (
         operation("aten::embedding", [(1000, 64), (8, 16)], ["bf16", "int64"]),
         expects(dims=(128, 128, 1000, 64, 1))),
@@ -261,6 +280,9 @@ EQUAL = {
         operation("aten::_flash_attention_forward", [(2, 64, 8, 32)] * 3 + [None] * 6, "bf16",
                   values=[None] * 5 + [64, 64, 0.0, True]), sdpa(causal=True)),
     "in place": (operation("aten::relu_", [(64, 32)]), operation("aten::relu", [(64, 32)])),
+    # The profiler lists the output of an out variant among the inputs.
+    "into an output": (
+        operation("aten::gelu", [(64, 32), None, (64, 32)]), operation("aten::gelu", [(64, 32)])),
     # Old traces keep no list of numbers: the weight tells the length.
     "layer norm without its numbers": (
         operation("aten::native_layer_norm", [(8, 125), None, (125,), (125,), None]),

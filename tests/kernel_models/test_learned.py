@@ -13,9 +13,10 @@ from kernel_models.datasets.samples import Samples
 from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.families.gemm import gemm
+from kernel_models.families.reduction import norm
 from kernel_models.learned.boosted import BoostedModel, Intervals
 from kernel_models.learned.boosting import MOST_BINS, Boosting, Member, fit_trees
-from kernel_models.learned.features import Figures, Variants, attention_work, gemm_baseline_us, gemm_work
+from kernel_models.learned.features import RECIPES, Figures, Variants, attention_work, gemm_baseline_us, gemm_work
 from kernel_models.learned.fit import Problem
 from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import MOST_EDGES, Bins, Trees
@@ -136,6 +137,16 @@ def test_attention_work_is_the_calls_own() -> None:
     pairs, flops, _, _ = attention_work(columns, Figures.of(H200, variants.known))
     assert flops == pytest.approx([call.flops for call in calls])
     assert (pairs >= 1).all()
+
+
+def test_each_recipe_gives_finite_numbers_at_the_smallest_sizes() -> None:
+    for call, start in ((next(gemm(1, 1, 1, 1, "bf16", "nt")), "gemm"),
+                        (next(attention("flash_forward", 1, 1, 1, 1, 1, 1, 1, "bf16")), "attention"),
+                        (next(norm("layer_norm", 1, 1, "bf16", 1)), "streaming")):
+        variants = Variants.of(call.family, [call])
+        for recipe in (recipe for name, recipe in RECIPES.items() if name.startswith(start)):
+            found, baseline = recipe.describe(variants.columns([call], work=True), Figures.of(H200, variants.known))
+            assert np.isfinite(found).all() and baseline[0] > 0
 
 
 def test_variants_look_through_what_does_not_matter() -> None:

@@ -126,6 +126,8 @@ def test_the_command_prices_a_linear_layer() -> None:
     (("aten::linear", "--shapes", "8x1099511627776,8x8", "--device", "t4"), "below 2^40 = 1,099,511,627,776"),
     (("aten::cat", "--shapes", "8x8,8x9", "--device", "t4"), "cannot join 8x8, 8x9"),
     (("aten::cat", "--shapes", "[8x8;8x8", "--device", "t4"), "brackets"),
+    (("aten::stack", "--shapes", "8x8,7x8", "--device", "t4"), "must be equal"),
+    (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride", "--device", "t4"), "stride=2"),
     (("aten::conv2d", "--shapes", "1x64x8x8,64x3x3x3", "--device", "t4"), "3 channels a group"),
     (("aten::layer_norm", "--shapes", "64x1024,512", "--device", "t4"), "weight 512"),
     (("aten::embedding", "--shapes", "32x8,100x8", "--dtype", "int64,fp32", "--device", "t4"), "table before"),
