@@ -137,11 +137,12 @@ def test_a_name_that_one_device_reports_is_its_own() -> None:
     ("AMD Instinct MI210", 68702699520, 52, "mi210"),  # has one die, and no partitions
 ])
 def test_reported_names_resolve(reported: str, memory: int | None, units: int | None, name: str) -> None:
-    found = resolve_device(reported, memory, units)
-    assert found.name == name
-    if "80GB HBM3" in reported and "MIG" not in reported:
-        part = resolve_device(reported, None, 16)
-        assert part.sm_count == 132 and "reports 16 of the 132 units of h100-sxm" in part.note and not found.note
+    assert resolve_device(reported, memory, units).name == name
+
+
+def test_a_share_of_a_device_is_told() -> None:
+    found = resolve_device("NVIDIA H100 80GB HBM3", None, 16)
+    assert found.sm_count == 132 and "reports 16 of the 132 units of h100-sxm" in found.note
 
 
 @pytest.mark.parametrize(("name", "slices"), [
