@@ -191,6 +191,7 @@ BAD_LOGS = [
     (LOG.replace("(us)", "(ms)", 1), f"line {HEADER_LINE + 1}: a column is in ms"),
     (LOG.replace("  25.41 ", "  0.025 "), "line 11: 1,048,576 bytes in 0.025 µs are .* units are mixed"),
     (LOG[:LOG.index("  41.27")], f"line 11: the row has 6 columns and line {HEADER_LINE} names 13; it is cut off"),
+    (LOG[:LOG.index("262144")], "line 11: the row is cut off"), (LOG.replace(ROWS, ""), "no row of results"),
     (LOG.replace("  41.27", "  fast!"), "line 11: a number or column that nccl-tests writes is missing"),
     (LOG.replace("256  float", "256  quark"), "line 10: .*another tool's"),
     (LOG.replace(COLUMNS, "# nThread 1 algbw busbw\n"), "results before any line that names the columns"),
@@ -200,6 +201,8 @@ BAD_LOGS = [
     ("OSU MPI Allreduce Latency Test\n8 1.2\n", "bad.log is no output of nccl-tests"),
     (PARAM.replace("Latency(us)", "Latency(ms)"), "line 2: PARAM's columns"),
     (PARAM.replace("  83.0  87.0", ""), "line 4: the row has not the 9 numbers that line 2 names"),
+    (PARAM.replace("COMMS-RES  ", "COMMS "), "line 3: there are results before any line that names"),
+    ("\n".join(PARAM.splitlines()[:2]), "no COMMS-RES row"),
     (PARAM.replace("84.0", "0.084"), "line 4: .* units are mixed"),
     (PARAM.replace("87.381", "86.0"), "line 3: the output does not say how many ranks"),
     (CHAR, "does not say how many ranks there were; give --ranks"),
@@ -221,7 +224,7 @@ BAD_TABLES = [
     (TABLE + "all_reduce,0,8,1\n", "line 2: it is no measurement"),
     *((TABLE + f"all_reduce,2,{row}\n", "measured wrongly|no measurement|number")
       for row in ("1e30,5", "1024,1e300", "1024,1e-300", "inf,5", "1024,nan")),
-    ("", "is an empty file"),
+    ("", "is an empty file"), (TABLE, "the table has no rows"),
 ]
 
 
@@ -335,6 +338,6 @@ def test_levels_are_sources_of_all_kernel_models_and_intervals_say_whether_they_
                                        ("dgx-h100x4", Placement((8,) * 4)), ("dgx-b200", eight), ("cpu", eight))]
     assert checked == [True, True, False, False, False]
     profile = CommProfile.fit(rows(), A100)
-    assert profile.interval_checked(kind, eight, Level.FITTED)
+    assert profile.interval_checked(kind, eight, Level.FITTED) and profile.interval_checked(kind, eight, Level.MEASURED)
     assert not profile.interval_checked(kind, Placement((4,)), Level.FITTED)
     assert profile.measured_dtypes(kind) == ["float16"]

@@ -301,6 +301,8 @@ COUNT = "expected is a whole number from 1 to 4,096"
     (*entry("fp32", "8100"), "vector_tflops.fp32 is 8100 with compute.sm_count 40"),
     (entry("sm_count", "1")[0], "sm_count = 40", "compute.sm_count=40 has no source"),
     (entry("sm_count", "1")[0], 'sm_count = { value = 40, source = "nope" }', 'has the source "nope", which [sources]'),
+    (entry("sm_count", "1")[0], "sm_count = { value = 40 }", "compute.sm_count has no source"),
+    ("[compute]", "placeholder = true\n[compute]", "sources.placeholder is true; expected is a text"),
     ("sm_count", "sm_counts", "compute.sm_counts is no figure of a device; expected of [compute] are sm_count"),
     ("fp16 =", "fp61 =", "fp61 is of no known element type"),
     ('architecture = "turing"', 'architecture = "turning"', "known of this vendor; expected is one of pascal"),

@@ -35,15 +35,17 @@ arguments = st.lists(st.one_of(tensors, tensors, lists, numbers, number_lists, s
                      max_size=12).map(tuple)
 
 
+def well_formed(call: OpCall) -> bool:
+    return (len(call.dims) == len(DIMENSIONS[call.family]) and all(isinstance(n, int) and n >= 0 for n in call.dims)
+            and min(call.flops, call.bytes_read, call.bytes_written) >= 0 and call.flags == tuple(sorted(call.flags)))
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(NAMES), arguments)
 def test_any_arguments_give_well_formed_calls(name: str, given_arguments: tuple[Argument, ...]) -> None:
-    op = Operation(name, given_arguments)
-    for call in (*calls_of(op), *backward_calls_of(op)):
-        assert len(call.dims) == len(DIMENSIONS[call.family])
-        assert all(isinstance(n, int) and n >= 0 for n in call.dims)
-        assert min(call.flops, call.bytes_read, call.bytes_written) >= 0
-        assert call.flags == tuple(sorted(call.flags))
+    for calls in (calls_of(Operation(name, given_arguments)), backward_calls_of(Operation(name, given_arguments))):
+        for call in calls:
+            assert well_formed(call), call
 
 
 def test_work_without_recorded_arguments_keeps_its_family() -> None:

@@ -14,7 +14,7 @@ from kernel_models.families.attention import attention
 from kernel_models.heuristics.attention import padded_head
 from kernel_models.heuristics.efficiency import Efficiencies, Efficiency, default_efficiencies, fit_efficiencies
 from kernel_models.heuristics.embedding import even_distinct
-from kernel_models.heuristics.products import NARROW, SINGLE, narrow_rows, padded_product_us, whole_depth
+from kernel_models.heuristics.products import NARROW, SINGLE, narrow_rows, padded_product_us, tiling, whole_depth
 from kernel_models.heuristics.roofline import RooflineModel, heuristic_models
 from kernel_models.heuristics.work import (
     L2_SPEEDUP,
@@ -105,6 +105,17 @@ def test_a_large_product_runs_at_the_peak_and_a_wave_more_costs_a_step() -> None
     table = CallTable.of(Family.GEMM, [gemm(64, 64, k, "bf16") for k in (64, 80, 96)])
     assert whole_depth(table, device("h100-sxm")).tolist() == [64, 96, 96]
     assert padded_head(np.array([1.0, 64.0, 80.0, 128.0, 160.0, 300.0])).tolist() == [32, 64, 96, 128, 192, 320]
+
+
+@settings(max_examples=30)
+@given(DEVICES, st.tuples(*(st.integers(1, 9000),) * 4))
+def test_the_terms_of_a_tiling_are_its_time(spec, sizes) -> None:
+    batch, m, n, k = (np.array([float(size)]) for size in sizes)
+    whole = 2 * batch * m * n * k / 100e6
+    terms = tiling(batch, m, n, spec)
+    assert float((whole * terms.tiles * terms.waves * terms.small)[0]) == pytest.approx(
+        float(padded_product_us(batch, m, n, k, 100.0, spec)[0]))
+    assert terms.tiles[0] >= 1 - 1e-12 and terms.small[0] >= 1 - 1e-12 and terms.waves[0] >= 1 - 1e-12
 
 
 def test_rows_that_are_no_whole_number_of_loads_cost_more() -> None:

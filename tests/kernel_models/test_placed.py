@@ -68,6 +68,13 @@ def test_step_counters_cost_the_host_and_launch_nothing(adam: ExecutionGraph) ->
     assert host_work_ns(adam, stack) == pytest.approx(ROWS * HOST_TENSOR_NS + moved / HOST_BYTES_PER_NS)
 
 
+def test_traced_for_a_cpu_no_place_is_told() -> None:
+    settings = pytest.importorskip("tracer.workloads").configure("lstm", preset="tiny")
+    from tracer.shape_only import trace_workload
+
+    assert set(trace_workload(settings, "cpu").ops.place.tolist()) == {-1}
+
+
 def test_steps_that_never_ran_spend_host_work_on_the_host(adam: ExecutionGraph) -> None:
     from graph_predictor.prediction.host_steps import traced_host_step
     from graph_predictor.synthesis.step import modelled_step

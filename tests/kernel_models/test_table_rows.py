@@ -96,6 +96,7 @@ def test_misses_are_those_of_a_simulated_cache(skew: float) -> None:
     assert lru_misses(lookups, rows, skew, kept) == pytest.approx(np.mean(missed[30:]), rel=0.08)
     falling = [lru_misses(lookups, rows, skew, share * rows) for share in (0.3, 0.5, 0.8, 1.0)]
     assert falling == sorted(falling, reverse=True) and falling[-1] == 0
+    assert lru_misses(lookups, rows, skew, 0) == lookups
     assert falling[0] <= distinct_of_zipf(lookups, rows, skew) * (1 + 1e-6)  # a batch fits: no row comes twice
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trace_coverage
 from slowly import mostly_slow
@@ -14,7 +15,7 @@ from kernel_models import trace_calls
 from kernel_models.families.registry import unsized
 from kernel_models.kernel_names import element_dtype, family_hint, short_kernel_name, uses_tf32
 from kernel_models.op_call import Family
-from kernel_models.trace_calls import Basis, TraceCalls, graph_calls
+from kernel_models.trace_calls import FAMILIES, Basis, TraceCalls, graph_calls
 from tracer.graph import NONE, ExecutionGraph
 from tracer.kineto import read_kineto
 
@@ -204,3 +205,23 @@ def test_recorded_traces_are_covered(name: str, real_trace: Any) -> None:
         assert found.share >= 0.98, (path, found.rest)
         assert found.named_known >= 0.95 * found.named - 10_000, (path, found.rest)
         assert found.sized + found.named + found.collective == found.total
+
+
+@pytest.mark.real_traces
+def test_rates_on_an_a100_are_possible(real_trace: Any) -> None:
+    """Joined shapes of ResNet-50: no family moves or computes more than the device can, nor next to nothing."""
+    import tracer
+
+    graph = read_kineto(real_trace("resnet50-ddp-2xA100/rank0.kineto.json.gz"))
+    tracer.join_execution_trace(graph, real_trace("resnet50-ddp-2xA100/rank0.schema-1.0.3.et.json.gz"))
+    result = graph_calls(graph)
+    moved, flops = np.zeros(len(FAMILIES)), np.zeros(len(FAMILIES))
+    for row in np.flatnonzero(result.basis == Basis.SHAPES).tolist():
+        for call in result.calls_of_row(row):
+            moved[result.family[row]] += call.bytes_moved
+            flops[result.family[row]] += call.flops
+    spent = result.time_by_family(result.basis == Basis.SHAPES)
+    conv = flops[FAMILIES.index(Family.CONV)] / spent[Family.CONV]  # per ns: GFLOP/s × 1e-9
+    assert 20_000 < conv < 156_000
+    for family in (Family.ELEMENTWISE, Family.NORM, Family.OPTIMIZER):
+        assert 600 < moved[FAMILIES.index(family)] / spent[family] < 2_039, family
