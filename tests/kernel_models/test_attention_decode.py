@@ -137,6 +137,10 @@ def test_servers_operators_say_what_they_assume_and_take_it_as_told() -> None:
      (8, 32, 8, 1, 2048, 128, 128, 0)),
     ("flashinfer::batch_decode_with_paged_kv_cache", [(16, 32, 128), (160, 2, 16, 8, 128)], {},
      (16, 32, 8, 1, 160, 128, 128, 0)),
+    ("vllm::unified_attention_with_output", [(8, 4096), (8, 1024), (8, 1024), (8, 4096)], {},
+     (1, 32, 8, 8, 8, 128, 128, 0)),
+    ("flashinfer::single_decode_with_kv_cache", [(32, 128), (900, 8, 128), (900, 8, 128)], {},
+     (1, 32, 8, 1, 900, 128, 128, 0)),
     ("vllm::unified_mla_attention", [(4, 128, 192), (4, 512), (4, 1, 64)], {}, (1, 128, 1, 4, 4, 576, 512, 0)),
 ])
 def test_operators_over_caches_are_known(

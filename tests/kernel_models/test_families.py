@@ -75,6 +75,10 @@ CALLS = {
         operation("aten::linear", [(32, 16), (8, 16), (8,)], "fp32"),
         expects(flags=("bias",), flops=2 * 32 * 8 * 16 + 32 * 8, bytes_read=4 * (32 * 16 + 8 * 16 + 8))),
 
+    "grouped over the contraction": (
+        operation("aten::_grouped_mm", [(96, 16), (16, 8), (4,)], ["bf16", "bf16", "int32"]),
+        expects(dims=(4, 96, 8, 4))),
+
     # Convolutions
     "not square": (
         conv((2, 3, 17, 40), (8, 3, 3, 5), [2, 3], [1, 0]),
@@ -256,6 +260,12 @@ CALLS = {
         Operation("aten::mm"), expects(family=Family.GEMM, kind="mm", flags=("unsized",))),
     "unknown without sizes": (
         Operation("mylib::fused_thing"), expects(flags=("unsized",))),
+    "attention of other ranks": (
+        operation("vllm::unified_attention", [(32, 64, 128, 2), (32, 8, 128), (32, 8, 128)], "bf16"),
+        expects(family=Family.OTHER)),
+    "a single sequence of other ranks": (
+        operation("flashinfer::single_decode_with_kv_cache", [(8, 64), (8, 64), (8, 64)], "bf16"),
+        expects(family=Family.OTHER)),
     "arguments that do not fit, by their bytes": (
         operation("aten::mm", [(4, 5), (6, 7)]), expects(family=Family.OTHER, bytes_read=4 * (20 + 42))),
 }
@@ -426,6 +436,7 @@ def test_views_are_free(name: str) -> None:
 @pytest.mark.parametrize("op", [
     operation("aten::mm", [(0, 16), (16, 8)]), operation("aten::add", [(0, 16)] * 2),
     operation("aten::sum", [(0, 16)] * 2), operation("aten::copy_", [(0, 16)] * 2),
+    operation("aten::_softmax", [(0, 16), None, None], values=[None, -1, False]),
     operation("_c10d_functional::wait_tensor", [(4096,)], "bf16"),  # waits for a collective
     operation("aten::to", [(8, 16), None], "fp32", values=[None, 6])])  # the type that it has
 def test_work_on_nothing_is_free(op: Operation) -> None:
