@@ -29,25 +29,16 @@ from kernel_models.collectives.tuner import backends_of, choose, crossovers, ncc
 REDUCE = CollectiveKind.ALL_REDUCE
 
 
-def table(
-    ranks: int = 8,
-    alpha: float = 10.0,
-    gbps: float = 100.0,
-    backend: str = "nccl",
-    first: int = 9,
-    last: int = 29,
-    dtype: str = "float16",
-    kind: CollectiveKind = REDUCE,
-    placement: Placement | None = None,
-) -> CollectiveMeasurements:
+def table(ranks: int = 8, alpha: float = 10.0, gbps: float = 100.0, backend: str = "nccl", first: int = 9,
+          last: int = 29, dtype: str = "float16") -> CollectiveMeasurements:
     """Measurements that are alpha + bytes / bandwidth exactly."""
-    rows = [(kind, dtype, placement or Placement((ranks,)), 2.0**i, alpha + 2.0**i / gbps * 1e-3)
+    rows = [(REDUCE, dtype, Placement((ranks,)), 2.0**i, alpha + 2.0**i / gbps * 1e-3)
             for i in range(first, last + 1)]
     return make_measurements(rows, backend)
 
 
-def one(model, size: float, ranks: int = 8, dtype: str = "float16", kind: CollectiveKind = REDUCE):
-    return model.predict(CollectiveBatch.of(kind, [size], Placement((ranks,)), dtype))
+def one(model, size: float, ranks: int = 8, dtype: str = "float16"):
+    return model.predict(CollectiveBatch.of(REDUCE, [size], Placement((ranks,)), dtype))
 
 
 def test_a_curve_goes_through_its_points_and_on_beyond_them():
@@ -58,20 +49,17 @@ def test_a_curve_goes_through_its_points_and_on_beyond_them():
         assert np.exp(curve.log_at([1, 1000], blend)) == pytest.approx([10, 16 + 600 * 0.02])
     # Between two points, the straight line alone gives back a straight line.
     assert np.exp(curve.log_at([150, 300], 1.0)) == pytest.approx([11, 14])
-
-
-def test_decreasing_neighbours_are_pooled_at_their_median():
+    # Decreasing neighbours are pooled at their median.
     curve = Curve.fit([1, 2, 3, 4, 5], [1.0, 9.0, 8.0, 8.0, 10.0])
     assert np.exp(curve.log_time) == pytest.approx([1, 8, 8, 8, 10])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.5, 1e5), min_size=2, max_size=30), st.sampled_from(BLENDS))
 def test_no_curve_falls_anywhere(times, blend):
     size = 2.0 ** np.arange(len(times))
-    curve = Curve.fit(size, times)
-    fine = np.geomspace(0.3, size[-1] * 7, 700)
-    assert (np.diff(curve.log_at(fine, blend)) >= -1e-9).all()
+    fine = np.geomspace(0.3, size[-1] * 7, 400)
+    assert (np.diff(Curve.fit(size, times).log_at(fine, blend)) >= -1e-9).all()
 
 
 def test_the_interpolation_is_chosen_by_sizes_left_out():
@@ -88,6 +76,9 @@ def test_repeats_become_their_median_before_anything_else():
     rows = make_measurements(("all_reduce", "half", Placement((2,)), 1024, t) for t in (10.0, 11.0, 50.0)).aggregated()
     assert len(rows) == 1 and rows.time_us[0] == 11.0 and rows.weight[0] == 3.0
     assert rows.spread == pytest.approx(np.quantile(np.abs(np.log([10 / 11, 1, 50 / 11])), 0.8) / 3**0.5)
+    for size, time_us in ((1024, 0.0), (-1, 5.0), (float("nan"), 5.0), (1024, float("inf"))):
+        with pytest.raises(CommError, match="measured wrongly"):
+            make_measurements([("all_reduce", "half", Placement((2,)), size, time_us)])
 
 
 def test_backends_and_dtypes_are_not_mixed():
@@ -103,6 +94,11 @@ def test_backends_and_dtypes_are_not_mixed():
     assert near.time_us[0] == pytest.approx(10, rel=1e-3) and near.level[0] == int(Level.INTERPOLATED)
     with pytest.raises(CommError, match="knows nothing of 'mpi'"):
         profile.predict(CollectiveBatch.of(REDUCE, [1], Placement((8,))), "mpi")
+    # A size that two logs measured is one point of the curve.
+    first, second = table(last=20), table(last=20)
+    second.device = ["NVIDIA H100"] * len(second)
+    profile = CommProfile.fit(join([first, second]), find_topology("dgx-h100"))
+    assert all((np.diff(curve.size) > 0).all() for curve in profile.backends["nccl"].measured.curves.values())
 
 
 def test_between_rank_counts_latency_goes_with_n_and_transfer_with_one_over_n():
@@ -132,16 +128,13 @@ def test_pieces_find_the_sizes_where_the_protocol_changes():
     # A drop at a switch is not believed: the next piece starts where the last ended.
     falling = CurvePieces(np.array([100.0]), np.array([10.0, 1.0]), np.array([1.0, 0.1]))
     assert falling.at(np.array([100.0, 101.0, 2000.0])) == pytest.approx([110, 110, 201])
-
-
-def test_two_parameters_follow_the_many_and_not_the_few():
+    # Two parameters follow the many and not the few.
     size = np.arange(1, 101) * 1e5
     time_us = 30 + size * 1e-4
-    time_us[10:25] *= 2  # another protocol
+    time_us[10:25] *= 2
     pieces = CurvePieces.fit(size, time_us, most=1)
     assert len(pieces.upto) == 0
-    assert pieces.latency_us[0] == pytest.approx(30, rel=0.05) and pieces.us_per_byte[0] == pytest.approx(1e-4,
-                                                                                                          rel=0.02)
+    assert [*pieces.latency_us, *pieces.us_per_byte] == pytest.approx([30, 1e-4], rel=0.05)
 
 
 def test_a_fit_on_one_node_tells_of_more_nodes_and_other_sizes_of_groups():
@@ -157,10 +150,8 @@ def test_a_fit_on_one_node_tells_of_more_nodes_and_other_sizes_of_groups():
     assert across.time_us[0] == pytest.approx(1.5 * sheet.predict(batch).time_us[0])
     assert across.level[0] == int(Level.FITTED)
     assert across.high_us[0] / across.time_us[0] > one(model, size).high_us[0] / measured
-
-
-def test_far_below_the_measured_sizes_the_formula_gives_the_shape():
-    profile = CommProfile.fit(table(first=24, last=29, alpha=100), find_topology("dgx-h100"))
+    # So does the formula far below the measured sizes.
+    profile = CommProfile.fit(table(first=24, last=29, alpha=100), where)
     tiny, edge = one(profile, 1024), one(profile, 2.0**24)
     assert tiny.level[0] == int(Level.FITTED) and tiny.time_us[0] < 0.5 * edge.time_us[0]
 
@@ -178,13 +169,16 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
         before, after = profile.predict(batch, "gloo"), again.predict(batch, "gloo")
         assert after.time_us == pytest.approx(before.time_us, rel=1e-9)
         assert after.low_us == pytest.approx(before.low_us, rel=1e-9) and (after.level == before.level).all()
+    profile.sources = [object()]  # type: ignore[list-item]
+    with pytest.raises(TypeError):  # and leaves the old file
+        profile.save(path)
+    assert CommProfile.load(path).sources == ["a log"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["p.json"]
 
 
 @pytest.mark.parametrize(("change", "said"), [
     (lambda s: s[: len(s) // 2], "cut off"), (lambda s: "", "cut off"), (lambda s: "[1]", "is no profile"),
     (lambda s: s.replace("foretrace-comm", "other"), "is no profile"),
-    (lambda s: s.replace('"version": 1', '"version": 2'), "newer foretrace"),
     (lambda s: s.replace('"version": 1', '"version": "x"'), "newer foretrace"),
     (lambda s: s.replace("dgx-h100", "dgx-h1"), "damaged profile"),
     (lambda s: s.replace('"blend"', '"bland"'), "damaged profile"),
@@ -199,22 +193,6 @@ def test_a_broken_profile_is_refused_in_one_sentence(tmp_path, change, said):
     assert "\n" not in str(error.value)
     with pytest.raises(CommError, match="cannot be read"):
         CommProfile.load(tmp_path / "absent.json")
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path):
-    path = tmp_path / "p.json"
-    profile = CommProfile.fit(table(), find_topology("dgx-h100"), ["old"])
-    profile.save(path)
-    profile.sources = [object()]  # type: ignore[list-item]
-    with pytest.raises(TypeError):
-        profile.save(path)
-    assert CommProfile.load(path).sources == ["old"] and len(list(tmp_path.iterdir())) == 1
-
-
-def test_wrong_measurements_are_refused():
-    for size, time_us in ((1024, 0.0), (1024, -1.0), (-1, 5.0), (float("nan"), 5.0), (1024, float("inf"))):
-        with pytest.raises(CommError, match="measured wrongly"):
-            make_measurements([("all_reduce", "half", Placement((2,)), size, time_us)])
 
 
 def test_the_tuner_finds_where_two_backends_cross():
@@ -273,22 +251,14 @@ def test_left_out_sizes_of_a_real_table(data_folder: Path):
     json.dumps(MeasuredModel.fit(rows, intervals=False).state(), allow_nan=False)
 
 
-def test_a_size_that_two_logs_measured_is_one_point_of_the_curve():
-    first, second = table(last=20), table(last=20)
-    second.device = ["NVIDIA H100"] * len(second)
-    profile = CommProfile.fit(join([first, second]), find_topology("dgx-h100"))
-    assert all((np.diff(curve.size) > 0).all() for curve in profile.backends["nccl"].measured.curves.values())
-    json.dumps(profile.state(), allow_nan=False)
-
-
 @pytest.mark.parametrize("change", [
-    lambda state: state["backends"]["nccl"]["measured"]["residual"].append(0.1),
-    lambda state: state["backends"]["nccl"]["measured"]["curves"][0].update(setting=[0, "float16", 1 << 40, 1, 8, 8]),
-    lambda state: state["backends"]["nccl"]["measured"]["curves"][0]["time_us"].__setitem__(0, 1e300),
-    lambda state: state["backends"]["nccl"]["fitted"].update(oversubscription=1e308),
-    lambda state: state["backends"].update(nccl=[]), lambda state: state.update(sources=3)])
+    lambda state, nccl: nccl["measured"]["residual"].append(0.1),
+    lambda state, nccl: nccl["measured"]["curves"][0].update(setting=[0, "float16", 1 << 40, 1, 8, 8]),
+    lambda state, nccl: nccl["measured"]["curves"][0]["time_us"].__setitem__(0, 1e300),
+    lambda state, nccl: nccl["fitted"].update(oversubscription=1e308),
+    lambda state, nccl: state["backends"].update(nccl=[]), lambda state, nccl: state.update(sources=3)])
 def test_states_that_do_not_fit_together_are_refused(change):
     state = json.loads(json.dumps(CommProfile.fit(table(), find_topology("dgx-h100")).state()))
-    change(state)
+    change(state, state["backends"]["nccl"])
     with pytest.raises(CommError):
         CommProfile.from_state(state)

@@ -64,40 +64,33 @@ def classes_of(call: OpCall, on: DeviceSpec = GPU) -> Classes:
 
 
 def test_a_call_belongs_to_classes_from_wide_to_narrow() -> None:
-    names = dict(classes_of(convolution(64, 64, last=True)).names)
-    assert names["conv"] == 0 and names["conv/forward/depthwise"] == 1 and names["conv/forward/depthwise/nhwc"] == 2
-    assert "conv/spatial" in dict(classes_of(convolution(64, 1)).names)
-    assert "conv/grouped" in dict(classes_of(convolution(64, 2)).names)
+    def names(call: OpCall, on: DeviceSpec = GPU) -> dict[str, int]:
+        return dict(classes_of(call, on).names)
 
-
-def test_alignment_is_a_class_of_products() -> None:
-    aligned, odd = (dict(classes_of(linear(256, 1024, out)).names) for out in (50304, 50257))
-    assert not any("not aligned" in name for name in aligned)
-    assert {f"gemm/fp16/n not aligned by {number}" for number in (2, 4, 8, 16, 32, 64)} <= set(odd)
-    # Rows of a linear layer's operands and result are k and n long: how many there are changes no access.
-    assert set(dict(classes_of(linear(255, 1024, 50304)).names)) == set(aligned)
-
-
-def test_products_are_of_the_type_that_is_computed() -> None:
-    """A P4 multiplies 16-bit numbers in fp32, and what steps taught of matrix units does not hold there."""
+    depthwise = names(convolution(64, 64, last=True))
+    assert [depthwise[name] for name in ("conv", "conv/forward/depthwise", "conv/forward/depthwise/nhwc")] == [0, 1, 2]
+    assert "conv/spatial" in names(convolution(64, 1)) and "conv/grouped" in names(convolution(64, 2))
+    # A P4 multiplies 16-bit numbers in fp32, and what steps taught of matrix units does not hold there.
     half = linear(512, 512, 512)
-    assert "gemm/mm/fp16" in dict(classes_of(half).names)
-    assert "gemm/mm/fp32" in dict(classes_of(half, device("p4")).names)
-
-
-def test_both_16_bit_types_are_one_but_of_products() -> None:
-    half, brain = (calls_of(operation("aten::add", [(4096,), (4096,)], dtype))[0] for dtype in ("fp16", "bf16"))
-    assert classes_of(half) == classes_of(brain)
+    assert "gemm/mm/fp16" in names(half) and "gemm/mm/fp32" in names(half, device("p4"))
+    # Alignment is a class of products: of rows of operands and result, which are k and n long.
+    aligned, odd, rows = (names(linear(tokens, 1024, out)) for tokens, out in (
+        (256, 50304), (256, 50257), (255, 50304)))
+    assert not any("not aligned" in name for name in aligned) and set(rows) == set(aligned)
+    assert {f"gemm/fp16/n not aligned by {number}" for number in (2, 4, 8, 16, 32, 64)} <= set(odd)
+    # Both 16-bit types are one but of products.
+    brain = calls_of(operation("aten::add", [(4096,), (4096,)], "bf16"))[0]
+    assert classes_of(add(4096)) == classes_of(brain)
 
 
 def test_copies_in_one_run_are_of_the_element_wise_classes() -> None:
-    def copied(strides: list[tuple[int, ...] | None]) -> OpCall:
-        return calls_of(operation("aten::copy_", [(512, 512), (512, 512)], "fp16", strides))[0]
-
-    run, turned = copied([None, None]), copied([(1, 512), None])
+    run, turned = (calls_of(operation("aten::copy_", [(512, 512), (512, 512)], "fp16", [strides, None]))[0]
+                   for strides in (None, (1, 512)))
     assert classes_of(run).family is Family.ELEMENTWISE and classes_of(turned).family is Family.COPY
     relu = calls_of(operation("aten::relu", [(512, 512)], "fp16"))[0]
     assert sizes_of(run, 1e6) == sizes_of(relu, 1e6)
+    for call in (linear(3, 5, 7), add(9), convolution(32, 32), run):  # every curve has a size
+        assert {place for _, place, _ in classes_of(call).curves} == set(range(len(sizes_of(call, 1e6))))
 
 
 def test_slow_traffic_of_products_is_less_where_multiprocessors_are_faster() -> None:
@@ -120,54 +113,38 @@ def test_the_slope_of_traffic_is_its_own_difference() -> None:
     assert slope == pytest.approx(np.log(more / factor) / 1e-6, rel=1e-4)
 
 
-def test_families_that_nothing_measured_keep_their_times() -> None:
-    problem = StepProblem(steps(np.random.default_rng(4), 20, {Family.GEMM: 1.6, Family.ELEMENTWISE: 1.6}))
-    fitted = problem.corrections(problem.fit())
-    assert fitted.families == {"gemm", "elementwise"}
-    sort = calls_of(operation("aten::sort", [(64, 4096)], "fp32", values=[None, -1, False]))[0]
-    assert alone(sort, fitted) == alone(sort)
-
-
-def test_every_curve_has_a_size() -> None:
-    for call in (linear(3, 5, 7), add(9), convolution(32, 32)):
-        sizes = sizes_of(call, 1e6)
-        assert {place for _, place, _ in classes_of(call).curves} == set(range(len(sizes)))
-        assert min(sizes) >= 0
-
-
 def test_whole_steps_tell_how_long_each_family_takes() -> None:
     """No step says what its products or its additions took; many steps do."""
     truth = {Family.GEMM: 0.8, Family.ELEMENTWISE: 1.5}
     rng = np.random.default_rng(7)
-    problem = StepProblem(steps(rng, 60, truth))
-    fitted = problem.corrections(problem.fit())
-    for call in (linear(5000, 1024, 2048), add(30 << 20)):
-        assert alone(call, fitted) / alone(call) == pytest.approx(truth[call.family], rel=0.06)
-    unseen = steps(rng, 20, truth)
-    for step in unseen:
-        predicted = sum(times * alone(call, fitted) for call, times in step.calls.items())
-        assert predicted == pytest.approx(step.measured_us, rel=0.06)
-
-
-def test_what_no_step_has_stays_as_the_formulas_have_it() -> None:
-    problem = StepProblem(steps(np.random.default_rng(1), 10, {Family.GEMM: 0.5}))
-    fitted = problem.corrections(problem.fit())
-    call = calls_of(operation("aten::_softmax", [(512, 512), None, None], "fp32", values=[None, -1, False]))[0]
-    compute, memory, fixed = fitted.sums([call], device("h100-sxm"))
-    assert compute[0] == memory[0] == fixed[0] == 0
-
-
-def test_a_fit_prices_as_its_corrections_do() -> None:
-    measured = steps(np.random.default_rng(3), 12, {Family.ELEMENTWISE: 2.0})
+    measured = steps(rng, 60, truth)
     problem = StepProblem(measured)
     values = problem.fit()
-    fitted = problem.corrections(values)
+    fitted = problem.corrections(values, widths={"gemm": 0.1}, source="a test")
+    for call in (linear(5000, 1024, 2048), add(30 << 20)):
+        assert alone(call, fitted) / alone(call) == pytest.approx(truth[call.family], rel=0.06)
+    for step in steps(rng, 20, truth):
+        predicted = sum(times * alone(call, fitted) for call, times in step.calls.items())
+        assert predicted == pytest.approx(step.measured_us, rel=0.06)
+    # The fit's own times are those that its corrections price.
     for step, total in zip(measured, problem.times_us(values), strict=True):
         again = sum(times * alone(call, fitted) for call, times in step.calls.items())
         assert again == pytest.approx(total, rel=1e-9)
+    # What no step has stays as the formulas have it.
+    assert fitted.families == {"gemm", "elementwise"}
+    sort = calls_of(operation("aten::sort", [(64, 4096)], "fp32", values=[None, -1, False]))[0]
+    assert alone(sort, fitted) == alone(sort)
+    assert not np.any(fitted.sums([sort], device("h100-sxm")))
+    # Corrections survive being stored.
+    back = Corrections.from_json(json.loads(json.dumps(fitted.to_json())))
+    calls = [linear(256 * i, 1024, 512) for i in range(1, 9)]
+    assert np.allclose(fitted.sums(calls, GPU)[1], back.sums(calls, GPU)[1], atol=0.01)
+    assert (back.widths, back.devices, back.source) == ({"gemm": 0.1}, (GPU.name,), "a test")
+    with pytest.raises(ValueError, match="1 steps have no device work"):
+        StepProblem([*measured[:2], MeasuredStep({add(1 << 20): 1.0}, GPU, 0.0)])
 
 
-def test_a_second_fit_goes_on_from_the_first() -> None:
+def test_a_second_fit_goes_on_from_the_first_and_an_outlier_hardly_moves_one() -> None:
     """A user's own steps move shipped corrections, and one that agrees with them hardly does."""
     rng = np.random.default_rng(5)
     first = StepProblem(steps(rng, 40, {Family.GEMM: 0.8}))
@@ -177,9 +154,6 @@ def test_a_second_fit_goes_on_from_the_first() -> None:
     call = linear(5000, 1024, 2048)
     assert alone(call, shipped) / alone(call) == pytest.approx(0.8, rel=0.06)
     assert alone(call, moved) / alone(call) == pytest.approx(0.9, rel=0.06)
-
-
-def test_an_outlier_hardly_moves_a_fit() -> None:
     sound = steps(np.random.default_rng(11), 40, {Family.GEMM: 0.7})
     spoilt = [*sound, MeasuredStep(sound[0].calls, GPU, 20 * sound[0].measured_us)]
     call = linear(5000, 1024, 2048)
@@ -188,15 +162,6 @@ def test_an_outlier_hardly_moves_a_fit() -> None:
         problem = StepProblem(some)
         times.append(alone(call, problem.corrections(problem.fit())))
     assert times[1] == pytest.approx(times[0], rel=0.05)
-
-
-def test_corrections_survive_being_stored() -> None:
-    problem = StepProblem(steps(np.random.default_rng(2), 10, {Family.GEMM: 0.5}))
-    fitted = problem.corrections(problem.fit(), widths={"gemm": 0.1}, source="a test")
-    back = Corrections.from_json(json.loads(json.dumps(fitted.to_json())))
-    calls = [linear(256 * i, 1024, 512) for i in range(1, 9)]
-    assert np.allclose(fitted.sums(calls, GPU)[1], back.sums(calls, GPU)[1], atol=0.01)
-    assert (back.widths, back.devices, back.source) == ({"gemm": 0.1}, (GPU.name,), "a test")
 
 
 @pytest.mark.parametrize(("key", "value"), [
@@ -211,18 +176,13 @@ def test_stored_corrections_of_another_form_are_refused(key: str, value: object)
 def test_a_familys_own_corrections_price_it_alike() -> None:
     shipped = shipped_corrections()
     assert shipped is not None
-    for call in (linear(4096, 1024, 1024), convolution(256, 1, last=True), add(1 << 24)):
+    calls = [linear(4096, 1024, 1024), convolution(256, 1, last=True), add(1 << 24), linear(512, 512, 512), add(9)]
+    for call in calls:
         for spec in (GPU, device("h100-sxm"), device("mi300x")):
             mine = shipped.of_family(call.family, spec)
             assert np.array_equal(np.array(shipped.sums([call], spec)), np.array(mine.sums([call], spec)))
-
-
-def test_a_model_with_corrections_survives_being_stored() -> None:
-    model = heuristic_models(GPU)[Family.CONV]
-    back = RooflineModel.from_state(json.loads(json.dumps(model.state()[0])), {})
-    call = convolution(256, 1, last=True)
-    assert back.predict([call]).time_us[0] == pytest.approx(model.predict([call]).time_us[0], rel=0.01)
-    assert back.source == model.source
+    # Grouped calls keep their places.
+    assert {tuple(group.rows.tolist()) for group in grouped(calls, GPU)} == {(0, 3), (1,), (2, 4)}
 
 
 def test_the_source_says_whether_the_devices_own_steps_taught_it() -> None:
@@ -231,9 +191,7 @@ def test_the_source_says_whether_the_devices_own_steps_taught_it() -> None:
     assert heuristic_models(device("l40s"))[Family.CONV].corrections is not None
     for name in ("cpu", "mi300x", "h100-sxm"):
         assert heuristic_models(device(name))[Family.CONV].corrections is None
-
-
-def test_another_device_has_wider_intervals() -> None:
+    # Another device has wider intervals.
     call = convolution(256, 1)
     own, other = (heuristic_models(spec)[Family.CONV].predict([call]) for spec in (GPU, device("rtx-5090")))
     assert own.common is not None and other.common is not None
@@ -258,11 +216,6 @@ def test_what_calls_err_by_on_their_own_averages_out_in_a_sum() -> None:
     assert width(0.0) < width(0.5) < width(1.0)
 
 
-def test_geforce_boards_accumulate_at_half_rate() -> None:
-    assert all(accumulates_at_half(device(name)) for name in ("rtx-3090", "rtx-4090", "rtx-5090"))
-    assert not any(accumulates_at_half(device(name)) for name in ("rtx-a6000", "l40s", "a100-sxm-80g", "h100-sxm"))
-
-
 def test_widths_are_those_that_errors_were_drawn_with() -> None:
     rng = np.random.default_rng(0)
     shares = rng.dirichlet((1.0, 1.0), 4000)
@@ -270,12 +223,6 @@ def test_widths_are_those_that_errors_were_drawn_with() -> None:
     found = fit_widths(shares, errors, ["conv", "norm"])
     assert found["conv"] == pytest.approx(0.3, rel=0.15)
     assert found["norm"] == pytest.approx(0.05, abs=0.03)
-
-
-def test_grouped_calls_keep_their_places() -> None:
-    calls = [linear(256, 512, 512), add(5 << 20), linear(512, 512, 512), add(7 << 20)]
-    found = {tuple(group.rows.tolist()) for group in grouped(calls, GPU)}
-    assert found == {(0, 2), (1, 3)}
 
 
 def test_prices_with_corrections_are_sound_for_any_size() -> None:
@@ -286,16 +233,11 @@ def test_prices_with_corrections_are_sound_for_any_size() -> None:
         assert (priced.time_us <= priced.high_us).all()
 
 
-def test_a_step_without_device_work_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 steps have no device work"):
-        StepProblem([*steps(np.random.default_rng(0), 2, {}), MeasuredStep({add(1 << 20): 1.0}, GPU, 0.0)])
-
-
-@pytest.mark.parametrize("name", ["rtx-3090", "rtx-4090", "rtx-5090", "h100-sxm", "a100-sxm-80g", "v100-sxm2-16g",
-                                  "b200"])
+@pytest.mark.parametrize("name", ["rtx-3090", "rtx-4090", "rtx-5090", "l40s", "h100-sxm", "v100-sxm2-16g", "b200"])
 def test_no_correction_makes_a_product_quicker_than_its_device(name: str) -> None:
     """Layouts and types that no table has are corrected by their neighbours', within what the device can do."""
     spec = device(name)
+    assert accumulates_at_half(spec) == name.startswith("rtx-")
     limit = 1.1 if accumulates_at_half(spec) else 0.95
     for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8"):
         calls = [calls_of(operation("aten::mm", [(n, n), (n, n)], dtype))[0] for n in (512, 4096, 16384)]

@@ -42,7 +42,8 @@ def test_figures_are_sourced_and_hang_together(name: str) -> None:
     for table in ("compute", "memory", "vector_tflops", "links", "launch"):
         assert any(key.startswith(f"{table}.") for key in spec.sources)
     assert all(len(source) > 10 for source in spec.sources.values())
-    assert spec.placeholder == (name == "cpu")
+    assert spec.placeholder == (name == "cpu") and traced_device(name) == shape_device(spec)
+    assert spec.features().keys() == device("t4").features().keys() and min(spec.features().values()) >= 0
     if spec.vendor == "host":
         return
     # fp32 units do 64 or 128 multiply-adds a clock and unit (AMD's packed and matrix forms up to four times that).
@@ -71,11 +72,6 @@ def test_rates_are_units_times_clock_times_operations(name: str) -> None:
             published and share <= CLOCKS), dtype
 
 
-@pytest.mark.parametrize("name", device_names())
-def test_steps_are_traced_for_every_device(name: str) -> None:
-    assert traced_device(name) == shape_device(device(name))
-
-
 @pytest.mark.parametrize(("name", "fp32_gflops", "channels", "mega_transfers"), [
     ("i9-10940x", 14 * 2 * 16 * 2 * 3.3, 4, 2933),
     ("i7-12700h", (6 * 2 * 8 * 3.3 + 8 * 2 * 4 * 2.4) * 2, 2, 4800),
@@ -93,17 +89,12 @@ def test_processors_rates_are_cores_times_clock_times_vectors(
 @pytest.mark.parametrize(("dtype", "name", "tflops"), [
     ("bf16", "rtx-5090", 209.5), ("fp4", "rtx-pro-6000", 2015.2), ("bf16", "rtx-pro-6000-max-q", 438.9),
     ("tf32", "mi355x", 157.3), ("int8", "b300", 150),
-    ("bf16", "h100-sxm", 989.4), ("bf16", "a100-sxm-80g", 312), ("bf16", "b200", 2250), ("fp16", "v100-sxm2-16g", 125),
-    ("bf16", "l40s", 362.05), ("bf16", "mi300x", 1307.4), ("bf16", "v100-sxm2-16g", 15.7), ("fp8", "a100-sxm-80g", 312),
+    ("bf16", "h100-sxm", 989.4), ("bf16", "b200", 2250), ("fp16", "v100-sxm2-16g", 125), ("bf16", "mi300x", 1307.4),
+    ("bf16", "v100-sxm2-16g", 15.7), ("fp8", "a100-sxm-80g", 312),
     ("fp32", "a100-sxm-80g", 19.5), ("int64", "t4", 8.1),
 ])
 def test_dense_peak_rates(dtype: str, name: str, tflops: float) -> None:
     assert device(name).peak_tflops(dtype, matrix=True) == tflops
-
-
-def test_a_name_that_is_no_valid_text_is_of_no_device() -> None:
-    with pytest.raises(DeviceError):
-        resolve_device("\udcff")
 
 
 def test_a_name_that_one_device_reports_is_its_own() -> None:
@@ -114,56 +105,34 @@ def test_a_name_that_one_device_reports_is_its_own() -> None:
     alone = {name: of for name, of in owners.items() if len(of) == 1}
     assert len(alone) > 60
     assert {name: {resolve_device(name).name} for name in alone} == alone
+    # Every known architecture is of a shipped device.
+    shipped = {(spec.vendor, spec.architecture) for spec in map(device, device_names())}
+    assert shipped == {(vendor, name) for vendor, names in ARCHITECTURES.items() for name in names}
 
 
 @pytest.mark.parametrize(("reported", "memory", "units", "name"), [
     ("NVIDIA H100 80GB HBM3", None, None, "h100-sxm"),
-    ("NVIDIA A100-SXM4-80GB", None, None, "a100-sxm-80g"),
     ("AMD Instinct MI300X VF", None, None, "mi300x"),
-    ("12th Gen Intel(R) Core(TM) i7-12700H", None, None, "i7-12700h"),
     ("Tesla V100-SXM2-32GB", 34079899648, 80, "v100-sxm2-32g"),
     ("NVIDIA A100-PG509-200", 42505273344, 108, "a100-sxm-40g"),
-    ("AMD Instinct MI210", 68702699520, 104, "mi210"),
-    ("NVIDIA GeForce RTX 2080 Ti", 11554586624, 68, "rtx-2080ti"),
-    ("NVIDIA B200", 191503138816, 148, "b200"),
     ("a100", None, None, "a100-sxm-80g"),
-    ("a40", None, None, "a40"),
     ("h100", -1, -1, "h100-sxm"),
     ("", 206141652992, 304, "mi300x"),
-    ("NVIDIA GeForce RTX 5090", 34190917632, 170, "rtx-5090"),
-    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 102641958912, 188, "rtx-pro-6000"),
     ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 102641958912, 188, "rtx-pro-6000-max-q"),
-    ("NVIDIA B300 SXM6 AC", 288400343040, 148, "b300"),
     ("NVIDIA H100 NVL", 100485038080, 132, "h100-nvl"),
     ("H100", 100485038080, None, "h100-nvl"),
-    ("H100", 85520809984, None, "h100-sxm"),
     ("H100 PCIe", 85520809984, 114, "h100-pcie"),
     ("", 85520809984, 132, "h100-sxm"),
     ("", 100485038080, 132, "h100-nvl"),
-    ("NVIDIA RTX A6000", 51033931776, 84, "rtx-a6000"),
-    ("AMD Instinct MI325X", 274877906944, 304, "mi325x"),
-    ("AMD Instinct MI355X", 309220868096, 256, "mi355x"),
-    ("NVIDIA H200", 150754820096, 132, "h200-sxm"),
     ("NVIDIA H200 NVL", 150754820096, 132, "h200-nvl"),
-    ("NVIDIA H800", 85520809984, 132, "h800"),
-    ("NVIDIA H20-3e", 150754820096, 78, "h20-3e"),
-    ("h20", None, None, "h20"),
     ("NVIDIA GH200 480GB", 102005473280, 132, "gh200-96g"),
     ("NVIDIA GH200 144G HBM3e", 153000000000, 132, "gh200-144g"),
-    ("NVIDIA A800-SXM4-80GB", 85097971712, 108, "a800-sxm-80g"),
     ("NVIDIA A800 80GB PCIe", 85097971712, 108, "a800-pcie-80g"),
-    ("NVIDIA A30", 25226313728, 56, "a30"),
-    ("NVIDIA A10G", 23836033024, 80, "a10g"),
-    ("NVIDIA L40", 47668264960, 142, "l40"),
-    ("Tesla T4", 15828320256, 40, "t4"),
-    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 101971263488, 188, "rtx-pro-6000-server"),
-    ("NVIDIA GeForce RTX 3080", 10502012928, 68, "rtx-3080"),
     ("AMD Instinct MI250X / MI250", 68702699520, 110, "mi250x"),
     ("AMD Instinct MI250X / MI250", 68702699520, 104, "mi250"),
     ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None, None, "h100-sxm-mig-3g-40gb"),
     ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, None, "a100-sxm-40g-mig-1g-5gb"),
     ("h100-sxm-mig-1g-10gb", None, None, "h100-sxm-mig-1g-10gb"),
-    ("AMD Instinct MI300X", 205822885888, 304, "mi300x"),
     ("AMD Instinct MI300X", 205822885888, 300, "mi300x"),  # no whole dies: a virtual device
     ("AMD Instinct MI210", 68702699520, 52, "mi210"),  # has one die, and no partitions
 ])
@@ -174,20 +143,18 @@ def test_reported_names_resolve(reported: str, memory: int | None, units: int | 
 def test_a_share_of_a_device_is_told() -> None:
     found = resolve_device("NVIDIA H100 80GB HBM3", None, 16)
     assert found.sm_count == 132 and "reports 16 of the 132 units of h100-sxm" in found.note
-    assert not resolve_device("NVIDIA H100 80GB HBM3", None, 132).note
 
 
-@pytest.mark.parametrize("slices", [(1,) * 7, (3, 4), (2, 2, 3)])
-@pytest.mark.parametrize("name", ["NVIDIA H20", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"])
-def test_slices_of_a_device_together_have_no_more_units_than_it(name: str, slices: tuple[int, ...]) -> None:
-    memory = {1: 12, 2: 24, 3: 48, 4: 48} if "H20" in name else {1: 10, 2: 20, 3: 40, 4: 40}
-    parts = [resolve_device(f"{name} MIG {one}g.{memory[one]}gb").sm_count for one in slices]
+@pytest.mark.parametrize(("name", "slices"), [
+    ("NVIDIA H20", ["1g.12gb"] * 7), ("NVIDIA H100 80GB HBM3", ["3g.40gb", "4g.40gb"]),
+    ("NVIDIA A100-SXM4-80GB", ["2g.20gb", "2g.20gb", "3g.40gb"])])
+def test_slices_of_a_device_together_have_no_more_units_than_it(name: str, slices: list[str]) -> None:
+    parts = [resolve_device(f"{name} MIG {one}").sm_count for one in slices]
     assert sum(parts) <= resolve_device(name).sm_count
 
 
 @pytest.mark.parametrize(("name", "node"), [
-    ("b300", "dgx-b300"), ("gb300", "dgx-gb300"), ("h20", "hgx-h20"), ("h20-3e", "hgx-h20"), ("h800", "hgx-h800"),
-    ("a800-sxm-80g", "hgx-a800"), ("mi325x", "hgx-mi325x"), ("mi350x", "hgx-mi350x"), ("mi355x", "hgx-mi355x"),
+    ("gb300", "dgx-gb300"), ("h20-3e", "hgx-h20"), ("a800-sxm-80g", "hgx-a800"), ("mi355x", "hgx-mi355x"),
     ("a100-sxm-40g", "dgx-a100"), ("v100-sxm2-16g", "dgx-v100")])
 def test_a_device_is_in_its_makers_node(name: str, node: str) -> None:
     found = topology_of(device(name), 8).node
@@ -196,13 +163,9 @@ def test_a_device_is_in_its_makers_node(name: str, node: str) -> None:
 
 @pytest.mark.parametrize(("reported", "memory", "units"), [
     ("NVIDIA GB10", 128_000_000_000, 48),
-    ("NVIDIA Thor", 128_000_000_000, 20),
     ("NVIDIA GeForce RTX 3080", 12_600_000_000, 70),  # another board of that name
-    ("NVIDIA GeForce RTX 4090 Laptop GPU", 17_170_000_000, 76),
     ("NVIDIA GeForce RTX 3060", 12_600_000_000, 28),
-    ("NVIDIA A16", 15_700_000_000, 10),
     ("NVIDIA H800 PCIe", 85_500_000_000, 114),
-    ("AMD Instinct MI100", 34_360_000_000, 120),
     ("AMD Radeon RX 7900 XTX", 25_750_000_000, 48),
 ])
 def test_other_names_are_unknown_gpus_by_their_properties(reported: str, memory: int, units: int) -> None:
@@ -224,6 +187,10 @@ def test_an_unknown_gpus_rates_are_those_of_its_kin_by_units_and_clock() -> None
     assert "of compute capability 12," in unknown_device("NVIDIA GB10", None, 48, "12.1").note
     assert "known devices of NVIDIA," in unknown_device("NVIDIA X2", None, 48, "42.0").note
     assert unknown_device("NVIDIA X1", -1, 100, "9.0", bandwidth_gbps=1234.0).memory_bandwidth_gbps == 1234.0
+    for name, units, said in (("Intel(R) Data Center GPU Max 1550", 128, "no known maker"),
+                              ("NVIDIA X1", None, "how many units"), ("NVIDIA X1", -1, "how many units")):
+        with pytest.raises(DeviceError, match=said):
+            unknown_device(name, 10**10, units)
 
 
 @pytest.mark.parametrize("name", [name for name in device_names() if device(name).architecture != "pascal"
@@ -237,22 +204,10 @@ def test_a_gpu_guessed_without_its_file_is_within_the_width(name: str, monkeypat
     assert abs(np.log(ratios)).max() < PLACEHOLDER_DEVICE
 
 
-@pytest.mark.parametrize(("reported", "units", "said"), [
-    ("Intel(R) Data Center GPU Max 1550", 128, "no known maker"), ("NVIDIA X1", None, "how many units"),
-    ("NVIDIA X1", -1, "how many units")])
-def test_a_gpu_of_which_too_little_is_known_is_refused(reported: str, units: int | None, said: str) -> None:
-    with pytest.raises(DeviceError, match=said):
-        unknown_device(reported, 10**10, units)
-
-
 @pytest.mark.parametrize(("reported", "units", "memory_gb", "share"), [
-    ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, 42.8, 4 / 8), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 16, 10.7, 1 / 8),
-    ("NVIDIA H100 80GB HBM3 MIG 1g.20gb", 16, 21.4, 2 / 8), ("NVIDIA H100 80GB HBM3 MIG 7g.80gb", 132, 85.5, 1.0),
-    ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 42, 42.9, 4 / 8), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", 14, 5.4, 1 / 8),
-    ("NVIDIA A30 MIG 1g.6gb", 14, 6.4, 2 / 8), ("NVIDIA H200 MIG 1g.18gb", 16, 18.8, 1 / 8),
-    ("NVIDIA B200 MIG 2g.45gb", 42, 48.1, 2 / 8), ("NVIDIA GB200 MIG 1g.24gb", 21, 23.25, 1 / 8),
-    ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", 14, 21.5, 4 / 8), ("A100 MIG 2c.3g.20gb", 28, 21.5, 4 / 8),
-    ("NVIDIA H100 80GB HBM3 MIG 3c.7g.80gb", 48, 85.5, 1.0), ("NVIDIA A30 MIG 1c.4g.24gb", 14, 25.8, 1.0),
+    ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, 42.8, 4 / 8), ("NVIDIA H100 80GB HBM3 MIG 1g.20gb", 16, 21.4, 2 / 8),
+    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", 14, 5.4, 1 / 8), ("NVIDIA A30 MIG 1g.6gb", 14, 6.4, 2 / 8),
+    ("A100 MIG 2c.3g.20gb", 28, 21.5, 4 / 8), ("NVIDIA H100 80GB HBM3 MIG 3c.7g.80gb", 48, 85.5, 1.0),
     ("NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb-me", 47, 25.7, 2 / 8),
     ("GH200 MIG 1g.18gb", 16, 18.0, 1 / 8),
 ])
@@ -271,26 +226,20 @@ def test_a_mig_name_is_a_slice_of_its_parent(reported: str, units: int, memory_g
 
 @pytest.mark.parametrize(("name", "said"), [
     ("T4 MIG 1g.5gb", "t4 has no MIG 1g.5gb; MIG does not divide it: name it whole."),
-    ("L40S MIG 1g.5gb", "MIG does not divide it: name it whole."), ("MI300X MIG 1g.5gb", "mi300x has no MIG"),
+    ("MI300X MIG 1g.5gb", "mi300x has no MIG"),
     ("H100 MIG 3g.40gb MIG 1g.10gb", "h100-sxm-mig-3g-40gb has no MIG 1g.10gb; MIG does not divide it: name it whole."),
     ("A100 MIG 7g.5gb", "its MIG profiles are 1g.10gb, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb."),
-    ("A100-SXM4-40GB MIG 3g.40gb", "profiles are 1g.5gb, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb."),
-    ("A30 MIG 3g.12gb", "a30 has no MIG 3g.12gb; its MIG profiles are 1g.6gb, 2g.12gb, 4g.24gb."),
-    ("H100 NVL MIG 5g.47gb", "profiles are 1g.12gb, 1g.24gb, 2g.24gb, 3g.47gb, 4g.47gb, 7g.94gb."),
-    ("H200 MIG 1g.20gb", "profiles are 1g.18gb, 1g.35gb, 2g.35gb, 3g.71gb, 4g.71gb, 7g.141gb."),
-    ("B200 MIG 3g.45gb", "profiles are 1g.23gb, 1g.45gb, 2g.45gb, 3g.90gb, 4g.90gb, 7g.180gb."),
-    ("RTX PRO 6000 MIG 3g.48gb", "profiles are 1g.24gb, 2g.48gb, 4g.96gb."),
     ("A30 MIG 2c.2g.12gb", "profiles are 1c.2g.12gb, 1c.4g.24gb, 2c.4g.24gb."),
-    ("A100 MIG 1g.10gb+bananas", "No known device is reported as")])
+    ("A100 MIG 1g.10gb+bananas", "No known device is reported as"), ("MI300X TPX", "No known device"),
+    ("MI300A QPX", "No known device"), ("H100 CPX", "No known device"), ("MI210 CPX", "No known device")])
 def test_a_mig_name_that_cannot_be_is_refused_with_those_that_can(name: str, said: str) -> None:
     with pytest.raises(DeviceError, match=re.escape(said)):
         resolve_device(name)
 
 
 @pytest.mark.parametrize(("reported", "units", "mode", "parts"), [
-    ("AMD Instinct MI300X", 38, "CPX", 8), ("AMD Instinct MI300X VF", 76, "QPX", 4),
-    ("AMD Instinct MI325X", 152, "DPX", 2),
-    ("AMD Instinct MI355X", 32, "CPX", 8), ("AMD Instinct MI300A", 76, "TPX", 3), ("AMD Instinct MI300A", 38, "CPX", 6),
+    ("AMD Instinct MI300X VF", 76, "QPX", 4), ("AMD Instinct MI325X", 152, "DPX", 2),
+    ("AMD Instinct MI355X", 32, "CPX", 8), ("AMD Instinct MI300A", 76, "TPX", 3),
 ])
 def test_whole_dies_are_a_partition_of_their_device(reported: str, units: int, mode: str, parts: int) -> None:
     whole = resolve_device(reported)
@@ -303,12 +252,6 @@ def test_whole_dies_are_a_partition_of_their_device(reported: str, units: int, m
     assert f"{spec.name} is a compute partition of {whole.name}: {units} of its {whole.sm_count} SMs" in spec.note
     named = resolve_device(f"{reported} {mode}")
     assert resolve_device(spec.name) == named and named.memory_gb == pytest.approx(spec.memory_gb)
-
-
-@pytest.mark.parametrize("name", ["MI300X TPX", "MI300A QPX", "H100 CPX", "MI210 CPX"])
-def test_a_mode_that_a_device_has_not_is_no_device(name: str) -> None:
-    with pytest.raises(DeviceError, match="No known device"):
-        resolve_device(name)
 
 
 def test_names_of_tables_resolve(data_folder: Path) -> None:
@@ -328,8 +271,9 @@ def test_unknown_and_ambiguous_names_list_the_near_ones() -> None:
     assert resolve_device("", 51_033_931_776, 84).name == "rtx-a6000"  # the same chip as an A40's, with 3 GB more
     with pytest.raises(DeviceError, match="no name"):
         resolve_device("", 12_345_678, 3)
-    with pytest.raises(DeviceError):
-        device("../device")
+    for ask, name in ((device, "../device"), (resolve_device, "\udcff")):
+        with pytest.raises(DeviceError):
+            ask(name)
     for ask in (device, resolve_device):
         with pytest.raises(DeviceError) as refused:
             ask(300 * "x")
@@ -348,31 +292,23 @@ COUNT = "expected is a whole number from 1 to 4,096"
 
 @pytest.mark.parametrize(("old", "new", "said"), [
     (*entry("sm_count", "true"), f"compute.sm_count is true; {COUNT}"),
-    (*entry("sm_count", "10.5"), f"compute.sm_count is 10.5; {COUNT}"),
-    (*entry("sm_count", "1_000_000_000"), f"compute.sm_count is 1000000000; {COUNT}"),
-    (*entry("sm_count", "-40"), f"compute.sm_count is -40; {COUNT}"),
     (*entry("sm_count", '"fast"'), f'compute.sm_count is "fast"; {COUNT}'),
-    (*entry("sm_count", "[40]"), f"compute.sm_count is [40]; {COUNT}"),
     (*entry("sm_count", "1"), "of another device or in another unit"),
-    (*entry("boost_clock_mhz", "true"), "compute.boost_clock_mhz is true; expected is a number from 100"),
     (*entry("boost_clock_mhz", "1.59"), "compute.boost_clock_mhz is 1.59; expected is a number from 100"),
     (*entry("bandwidth_gbps", "-320"), "memory.bandwidth_gbps is -320; expected is a number from 10"),
-    (*entry("bandwidth_gbps", "0"), "memory.bandwidth_gbps is 0; expected is a number from 10"),
     (*entry("bandwidth_gbps", "inf"), "memory.bandwidth_gbps is inf; expected"),
-    (*entry("power_w", "0"), "compute.power_w is 0; expected"),
     (*entry("pcie_generation", "3.5"), "links.pcie_generation is 3.5; expected is a whole number"),
     (*entry("fp32", "8100"), "vector_tflops.fp32 is 8100 with compute.sm_count 40"),
     (entry("sm_count", "1")[0], "sm_count = 40", "compute.sm_count=40 has no source"),
-    (entry("sm_count", "1")[0], "sm_count = { value = 40 }", "compute.sm_count has no source"),
     (entry("sm_count", "1")[0], 'sm_count = { value = 40, source = "nope" }', 'has the source "nope", which [sources]'),
+    (entry("sm_count", "1")[0], "sm_count = { value = 40 }", "compute.sm_count has no source"),
+    ("[compute]", "placeholder = true\n[compute]", "sources.placeholder is true; expected is a text"),
     ("sm_count", "sm_counts", "compute.sm_counts is no figure of a device; expected of [compute] are sm_count"),
     ("fp16 =", "fp61 =", "fp61 is of no known element type"),
     ('architecture = "turing"', 'architecture = "turning"', "known of this vendor; expected is one of pascal"),
-    ('architecture = "turing"', 'architecture = "cdna3"', "known of this vendor; expected is one of pascal"),
     ('"7.5"', "7.5", "compute_capability is 7.5; expected is a text"),
     ('kind = "GDDR6"', 'kind = "gddr6"', 'memory.kind is "gddr6"; expected is one such as'),
     ('["T4"]', '"T4"', 'short_names is "T4"; expected is a list of names'),
-    ("[compute]", "placeholder = true\n[compute]", "sources.placeholder is true; expected is a text"),
     ("[links]", "[linkz]", '"linkz" is nothing that a device has; expected are'),
 ])
 def test_a_figure_that_no_device_has_is_refused(old: str, new: str, said: str, tmp_path: Path) -> None:
@@ -383,21 +319,3 @@ def test_a_figure_that_no_device_has_is_refused(old: str, new: str, said: str, t
     with pytest.raises(DeviceError) as error:
         read_device(path)
     assert said in str(error.value) and str(error.value).startswith(str(path)), error.value
-
-
-def test_every_known_architecture_is_a_shipped_devices() -> None:
-    shipped = {(spec.vendor, spec.architecture) for spec in map(device, device_names())}
-    assert shipped == {(vendor, name) for vendor, names in ARCHITECTURES.items() for name in names}
-
-
-@pytest.mark.parametrize(("figure", "value"), [("sm_count", 10.5), ("sm_count", True), ("boost_clock_mhz", "1590")])
-def test_a_stored_device_has_numbers(figure: str, value: object) -> None:
-    with pytest.raises(DeviceError, match="not complete"):
-        DeviceSpec.from_json({**device("t4").to_json(), figure: value})
-
-
-def test_features_are_finite_numbers_of_every_device() -> None:
-    for name in device_names():
-        features = device(name).features()
-        assert features.keys() == device("t4").features().keys()
-        assert all(value >= 0 for value in features.values())

@@ -1,9 +1,10 @@
-"""A host of which few programs were recorded, told with the law of others."""
+"""A host of which few programs, or none, were recorded: the law of others, and their prior."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from host_prior import EXPONENT, HostFactor, fit_prior
 
 from kernel_models.host.events import HostStep
 from kernel_models.host.fitting import fit_few, fit_host
@@ -62,10 +63,7 @@ def test_interval_narrows_with_programs_that_agree_and_never_below_what_others_l
     factors = (0.5, 1.0, 2.0, 1.0, 0.7)
     apart = fit_few([_step(names, factor) for names, factor in zip(PROGRAMS, factors, strict=False)], "", LAW)
     assert apart.spread > 2 * five
-
-
-def test_one_odd_program_does_not_move_the_others() -> None:
-    """Four take as long as others' programs do, a fifth four times as long: a sixth is told by the four."""
+    # One odd program does not move the others.
     factors = (1.0, 1.0, 4.0, 1.0, 1.0)
     found = fit_few([_step(names, factor) for names, factor in zip(PROGRAMS, factors, strict=False)], "", LAW)
     mean = np.exp(np.mean(np.log(factors)))
@@ -78,3 +76,29 @@ def test_calls_count_where_all_have_them_counted() -> None:
     assert law.counted is not None
     assert fit_few([_step("mm add", calls=True)], "", law).counted is not None
     assert fit_few([_step("mm add", calls=True), _step("relu exp")], "", law).counted is None
+
+
+def _hosts(exponent: float, events: tuple[float, ...], missed: tuple[float, ...] = ()) -> list[HostFactor]:
+    off = missed or (0.0,) * len(events)
+    return [HostFactor(str(row), float(2.0 * np.exp(exponent * event + miss)), float(1e3 * np.exp(event)))
+            for row, (event, miss) in enumerate(zip(events, off, strict=True))]
+
+
+@pytest.mark.parametrize(("told", "events", "weight"), [
+    (1.0, (-1.0, 0.0, 1.0), 2.0),  # two squared e-folds
+    (0.2, (-10.0, 0.0, 10.0), 200.0), (0.0, (0.0, 0.0, 0.0), 0.0)])
+def test_the_exponent_lies_between_what_hosts_say_and_what_is_expected(told: float, events: tuple[float, ...],
+                                                                       weight: float) -> None:
+    """What is expected weighs as much as one squared e-fold."""
+    found = fit_prior(_hosts(told, events))
+    assert found.exponent == pytest.approx((weight * told + EXPONENT) / (weight + 1))
+    assert found.factor(1e3 * np.e) == pytest.approx(2.0 * np.exp(found.exponent))
+
+
+def test_the_interval_is_that_of_another_host() -> None:
+    """Four hosts around a mean they share: their deviation, and how unsure their mean is."""
+    found = fit_prior(_hosts(0.0, (0.0,) * 4, (0.3, -0.3, 0.1, -0.1)), exponent=0.0)
+    assert found.spread == pytest.approx(END * np.sqrt(0.2 / 3 * 1.25))
+    # A law set beforehand is kept: the mean of hosts, whatever their events cost.
+    found = fit_prior(_hosts(1.0, (-1.0, 0.0, 1.0)), exponent=0.0)
+    assert found.factor(1.0) == pytest.approx(2.0) == found.factor(1e6)

@@ -57,21 +57,21 @@ def table(path: Path, rows: list[dict[str, Any]] | pd.DataFrame) -> Path:
     return path
 
 
-def test_products_over_nothing_teach_no_rate() -> None:
+def test_products_over_nothing_teach_no_rate_and_several_devices_need_a_name() -> None:
     samples = gemm_samples(3)
     empty = replace(samples.calls[0], dims=(*samples.calls[0].dims[:3], 0))
     assert joined([replace(samples, calls=[empty, *samples.calls[1:]])])[0].calls == samples.calls[1:]
+    samples = gemm_samples(100)
+    with pytest.raises(DataError, match="several devices"):
+        fit_profile([samples, replace(samples, device="l40s")])
 
 
-def test_the_hold_out_rule_never_moves() -> None:
+def test_the_hold_out_rule_never_moves_and_errors_are_those_on_paper() -> None:
     assert share_of("n=4096 k=4096") == pytest.approx(0.828627, abs=1e-6)
     labels = [f"n={n} k={k}" for n in range(1, 60) for k in range(1, 60)]
     held = [label for label in labels if is_held_out(label)]
     assert 0.18 < len(held) / len(labels) < 0.22
     assert {fold_of(label, 5) for label in held} == set(range(5))  # folds are independent of the rule
-
-
-def test_errors_on_paper() -> None:
     errors = errors_of(np.array([1.1, 0.8, 2.0, 1.0]), np.ones(4), np.full(4, 0.9), np.array([2.0, 2.0, 2.0, 0.95]))
     assert (errors.n, errors.mape, errors.median, errors.bias, errors.max, errors.coverage) == pytest.approx(
         (4, 0.325, 0.15, 0.225, 1.0, 0.75))
@@ -134,27 +134,18 @@ def campaign(folder: Path) -> Path:
     rows: dict[str, list[dict[str, Any]]] = {
         "gemm": [{"m": 64 * i, "n": 128, "k": 256, "batch": 1, "op": "addmm" if i % 2 else "mm", "layout": "nt",
                   "dtype": "bf16", "split": "held-out" if i == 3 else "fit"} for i in range(1, 9)],
-        "attention": [{"batch": 2, "heads": 8, "kv_heads": 4, "seq": 128, "kv_seq": 0, "head_dim": 64, "op": op,
-                       "backend": "flash", "causal": True, "dtype": "bf16"} for op in ("forward", "backward")],
         "convolution": [{"batch": 2, "channels": 8, "out_channels": 16, "size": 14, "kernel": 3, "stride": 2,
-                         "groups": 1, "op": op, "dtype": "bf16", "channels_last": last}
-                        for op in ("forward", "dgrad", "wgrad") for last in (True, False)],
+                         "groups": 1, "op": op, "dtype": "bf16", "channels_last": True} for op in ("forward", "dgrad")],
         "norm": [{"rows": 64, "width": 256, "norm": norm, "op": op, "dtype": "bf16"}
                  for norm in ("layer", "rms") for op in ("forward", "backward")],
-        "channel_norm": [{"batch": 2, "channels": 32, "size": 8, "groups": 8, "norm": norm, "channels_last": False,
-                          "op": op, "dtype": "bf16"} for norm in ("batch", "group") for op in ("forward", "backward")],
-        "softmax": [{"rows": 64, "width": 256, "log": True, "op": op, "dtype": "fp32"}
-                    for op in ("forward", "backward")],
         "elementwise": [{"rows": 64, "width": 256, "op": op, "layout": "contiguous", "dtype": "bf16"}
-                        for op in ("add", "gelu", "cast_fp32", "copy", "add_scalar", "add_inplace", "gelu_backward")],
+                        for op in ("gelu", "cast_fp32", "copy", "add_scalar", "add_inplace", "gelu_backward")],
         "reduction": [{"rows": 64, "width": 256, "op": op, "over": over, "dtype": "fp32"}
-                      for op in ("sum", "norm", "argmax", "cumsum") for over in ("width", "rows")],
-        "random": [{"elements": 4096, "op": op, "dtype": "fp32"} for op in ("dropout", "normal")],
-        "embedding": [{"rows": 1000, "width": 64, "lookups": 128, "pooling": pooling, "op": op, "law": "uniform",
-                       "dtype": "fp32"} for pooling in (0, 4) for op in ("forward", "backward")],
+                      for op in ("sum", "norm", "cumsum") for over in ("width", "rows")],
+        "embedding": [{"rows": 1000, "width": 64, "lookups": 128, "pooling": pooling, "op": "forward", "law": "uniform",
+                       "dtype": "fp32"} for pooling in (0, 4)],
         "index": [{"rows": 100, "width": 64, "count": 32, "op": op, "law": "uniform", "dtype": "fp32"}
                   for op in ("index_select", "gather", "scatter_add", "index_add")],
-        "sort": [{"rows": 8, "width": 1024, "k": 8, "op": op, "dtype": "fp32"} for op in ("sort", "topk")],
         "copy": [{"bytes": 4096, "direction": "h2d", "memory": "pinned"}],
         "overheads": [{"case": "item"}],
     }
@@ -169,26 +160,14 @@ def test_campaign_tables_become_the_calls_of_traces(tmp_path: Path) -> None:
     found = read_samples([str(campaign(tmp_path / "c"))])
     assert {one.device for one in found} == {"h200-sxm"} and {one.software for one in found} == {"torch 2.9.0"}
     assert {one.family for one in found} == {
-        Family.GEMM, Family.ATTENTION, Family.CONV, Family.NORM, Family.SOFTMAX, Family.ELEMENTWISE, Family.COPY,
-        Family.REDUCTION, Family.RANDOM, Family.EMBEDDING, Family.INDEX, Family.SORT, Family.TRANSFER}
+        Family.GEMM, Family.CONV, Family.NORM, Family.ELEMENTWISE, Family.COPY, Family.REDUCTION, Family.EMBEDDING,
+        Family.INDEX, Family.TRANSFER}
     products = next(one for one in found if one.family is Family.GEMM)
     assert len(products) == 8 and products.split().sum() == 1
     assert set(products.measured_us) == {10.0}  # warm, less what an empty pair of events takes
     kinds = {call.kind for one in found for call in one.calls}
-    assert {"forward", "dgrad", "wgrad", "flash_backward", "layer_norm_backward", "rms_norm", "batch_norm",
-            "log_softmax_backward", "cast", "embedding_backward", "bag"} <= kinds
+    assert {"forward", "dgrad", "layer_norm_backward", "rms_norm", "cast", "embedding", "bag"} <= kinds
     assert not any("unsized" in call.flags for one in found for call in one.calls)
-
-
-@pytest.mark.parametrize(("family", "column", "value"), [("copy", "direction", np.inf), ("norm", "op", None),
-                                                          ("embedding", "variant", np.inf)])
-def test_campaign_tables_without_a_word_are_refused(tmp_path: Path, family: str, column: str, value: object) -> None:
-    path = campaign(tmp_path / "c") / "kernels" / f"{family}.parquet"
-    frame = pd.read_parquet(path)
-    frame[column] = frame[column].where(frame.index > 0, value)
-    table(path, frame if value is None else frame.assign(**{column: value}))
-    with pytest.raises(TableInputError, match=rf"row 1, column {column}: '{value}' is no word"):
-        read_samples([str(tmp_path / "c")])
 
 
 def test_traces_give_single_calls(real_trace: Callable[[str], Path]) -> None:
@@ -211,17 +190,16 @@ def generic(rows: int = 300) -> pd.DataFrame:
         "latency_us": 2 + moved / 3e6})
 
 
-@pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_the_documented_schema(tmp_path: Path, ending: str) -> None:
+def test_the_documented_schema(tmp_path: Path) -> None:
     plain = pd.DataFrame([{"family": "gemm", "device": "h200", "latency_us": 5.0, "batch": 1, "m": 8, "n": 16, "k": 32},
                           {"family": "attention", "device": "h200", "latency_us": 5.0, "batch": 1, "heads": 8,
                            "kv_heads": 8, "q_len": 64, "kv_len": 64, "head_dim": 64, "v_head_dim": 64, "window": 0,
                            "flags": "causal"}])
-    found = read_table(table(tmp_path / f"t.{ending}", plain))
+    found = read_table(table(tmp_path / "t.csv", plain))
     calls = {one.family: one.calls[0] for one in found}
     assert calls[Family.GEMM].flops == 2 * 8 * 16 * 32 and calls[Family.GEMM].layout == "nt"
     assert calls[Family.ATTENTION].kind == "flash_forward" and calls[Family.ATTENTION].flags == ("causal",)
-    assert len(read_table(table(tmp_path / f"n.{ending}", generic(50)))[0]) == 50
+    assert len(read_table(table(tmp_path / "n.parquet", generic(50)))[0]) == 50
 
 
 @pytest.mark.parametrize("change, why", [
@@ -229,7 +207,6 @@ def test_the_documented_schema(tmp_path: Path, ending: str) -> None:
     (lambda t: t.drop(columns="n"), "lacks n"),
     (lambda t: t.assign(gpu="Voodoo 2"), "Voodoo 2"),
     (lambda t: t.assign(latency_us=-1.0), "positive"),
-    (lambda t: t.assign(latency_us=np.nan), "positive"),
     (lambda t: t.assign(m="many"), "row 1, column m: 'many' is no whole number"),
     (lambda t: t.assign(n=t.n.where(t.index != 3, 0)), "row 4, column n: '0' is"),
     (lambda t: t.assign(k=t.k + 0.5), "row 1, column k: "),
@@ -261,26 +238,21 @@ def test_choices_never_see_the_held_out_groups() -> None:
     assert dirty.facts["held_out"]["mape"] > 0.9 > 0.1 > clean.facts["held_out"]["mape"]
 
 
-def test_rows_the_data_mark_are_never_fitted_to() -> None:
+def test_refitting_takes_the_rest_in_but_rows_the_data_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = gemm_samples(400)
-    marked = replace(samples, held_out=np.arange(len(samples)) % 7 == 0)
-    clean, dirty = (fit_entry(one, H200) for one in (
-        marked, poisoned(marked, marked.held_out)))  # type: ignore[arg-type]
-    calls = samples.calls[:50]
-    assert (clean.model.predict(calls).time_us == dirty.model.predict(calls).time_us).all()
-
-
-def test_refitting_takes_the_rest_in() -> None:
-    samples = gemm_samples(700)
     entry = fit_entry(samples, H200)
     assert entry.rows == len(samples) > entry.facts["fit_rows"]
     assert entry.kind == "boosted" and entry.facts["held_out"]["coverage"] > 0.7
     assert entry.facts["candidates"]["roofline"]["mape"] > entry.facts["held_out"]["mape"]
-
-
-def test_few_calls_are_left_to_the_formulas() -> None:
-    entry = fit_entry(gemm_samples(40), H200)
-    assert entry.kind == "roofline" and entry.model.source.label == "heuristic"
+    monkeypatch.setattr(fitting, "REFIT_ROWS", 300)  # large sets are not fitted twice
+    monkeypatch.setattr(fitting, "FULL_ROWS", 300)
+    once = fit_entry(samples, H200)
+    assert once.rows == once.facts["fit_rows"] < len(samples) and once.facts["held_out"]["mape"] < 0.1
+    held = np.arange(len(samples)) % 7 == 0
+    marked = replace(samples, held_out=held)
+    clean, dirty = (fit_entry(one, H200).model.predict(samples.calls[:50])
+                    for one in (marked, poisoned(marked, held)))
+    assert (clean.time_us == dirty.time_us).all()
 
 
 def test_a_fit_whose_time_is_over_ends_with_what_it_has() -> None:
@@ -299,8 +271,10 @@ def test_a_fit_whose_time_is_over_ends_with_what_it_has() -> None:
 def test_formulas_win_where_they_are_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "OTHERS", (Boosting(1, 0.01, 2, 1.0, 50),))
     monkeypatch.setattr(fitting, "SMALL", Boosting(1, 0.01, 2, 1.0, 50))
-    samples = read_table(table(tmp_path / "n.parquet", generic()))[0].aggregated()
-    assert fit_entry(samples, H200).kind == "roofline"
+    norms = read_table(table(tmp_path / "n.parquet", generic()))[0].aggregated()
+    for samples in (norms, gemm_samples(40)):  # too few
+        entry = fit_entry(samples, H200)
+        assert entry.kind == "roofline" and entry.model.source.label == "heuristic"
 
 
 def test_as_many_trees_are_stored_as_helped_rows_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +285,11 @@ def test_as_many_trees_are_stored_as_helped_rows_left_out(monkeypatch: pytest.Mo
     assert isinstance(entry.model, BoostedModel) and all(0.0 < share <= 1.0 for share in shares)
     assert len(entry.model.trees.depth) == sum(round(most * share) for share in shares) < most * len(shares)
     assert sum(member["weight"] for member in entry.facts["members"]) == pytest.approx(1.0)
+    # More rows get fewer trees.
+    how = Boosting(1000, 0.05, 31, 0.4, 20)
+    assert scaled_to(how, 1000) == how
+    assert scaled_to(how, 300_000).iterations == 500 and scaled_to(how, 300_000).learning_rate == 0.1
+    assert len(candidates_of(Family.GEMM, 100)) >= 1
 
 
 @pytest.mark.slow  # fits of several entries: fit_evaluate_and_list
@@ -329,32 +308,10 @@ def test_fits_beside_each_other_are_those_one_after_the_other(monkeypatch: pytes
     found.append(fit_profile([samples, slower]))
     beside, after = ([entry.model.predict(samples.calls).time_us for entry in one.entries] for one in found)
     assert len(told) > 4 and all((a == b).all() for a, b in zip(beside, after, strict=True))
-
-
-def test_more_rows_get_fewer_trees() -> None:
-    how = Boosting(1000, 0.05, 31, 0.4, 20)
-    assert scaled_to(how, 1000) == how
-    assert scaled_to(how, 300_000).iterations == 500 and scaled_to(how, 300_000).learning_rate == 0.1
-    assert len(candidates_of(Family.GEMM, 100)) >= 1
-
-
-def test_several_devices_need_a_name() -> None:
-    samples = gemm_samples(100)
-    with pytest.raises(DataError, match="several devices"):
-        fit_profile([samples, replace(samples, device="l40s")])
-    with pytest.raises(DataError, match="nothing measured on a40"):
-        fit_profile([samples], device("a40"))
-
-
-@pytest.mark.slow  # evaluated by a command: fit_evaluate_and_list
-def test_evaluation_prices_by_the_same_software() -> None:
-    samples = gemm_samples(300)
-    slower = replace(samples, software="lib-2.0", measured_us=samples.measured_us * 2)
-    profile = fit_profile([samples, slower])
-    found = evaluate_profile(profile, [samples, slower, replace(samples, device="l40s")])
-    assert found.families["gemm"].n == 2 * len(samples) and found.families["gemm"].mape < 0.05
-    assert all(errors.mape < 0.05 for errors in found.by_software.values())
-    assert "l40s" in found.notes[0]
+    # Evaluation prices by the same software.
+    judged = evaluate_profile(found[0], [samples, slower, replace(samples, device="l40s")])
+    assert judged.families["gemm"].n == 2 * len(samples) and "l40s" in judged.notes[0]
+    assert all(errors.mape < 0.1 for errors in judged.by_software.values())
 
 
 def test_fit_evaluate_and_list(run: Run, tmp_path: Path) -> None:
@@ -373,7 +330,6 @@ def test_fit_evaluate_and_list(run: Run, tmp_path: Path) -> None:
     assert {"n", "mape", "median", "bias", "p90"} <= set(found["families"]["gemm"])
     assert 0 < found["families"]["gemm"]["mape"] < 0.05 and found["families"]["gemm"]["n"] > 200
     assert "Errors by family" in plain(run("models", "evaluate", out, data)[1])
-
     code, text, _ = run("models", "list", tmp_path, "--json")
     assert code == 0 and [m["family"] for m in json.loads(text)[0]["models"]] == ["gemm", "norm"]
     assert "h200-sxm, fitted" in plain(run("models", "list", out)[1])
@@ -413,10 +369,10 @@ def test_a_directory_is_read_as_far_as_it_can_be(run: Run, tmp_path: Path) -> No
     operators(folder / "b.parquet")
     (folder / "c.csv").write_text("x,y\n1,2\n")
     out = tmp_path / "x.profile"
-    found = json.loads(run("fit", folder, "-o", out, "--json")[1])
-    assert [model["rows"] for model in found["models"]] == [len(gemm_samples(100))]
-    assert [note.split(" ")[0] for note in found["provenance"]["notes"]] == ["b.parquet", "c.csv"]
     assert "c.csv was skipped" in plain(run("fit", folder, "-o", out)[1])
+    found = load_profile(out)
+    assert [entry.rows for entry in found.entries] == [len(gemm_samples(100))]
+    assert [note.split(" ")[0] for note in found.provenance["notes"]] == ["b.parquet", "c.csv"]
     (folder / "a.parquet").unlink()
     code, _, error = run("fit", folder, "-o", out)
     assert code == 2 and "Nothing in the directory" in only_sentence(error)
@@ -427,7 +383,8 @@ def test_traces_of_several_devices_judge_a_profile_of_one(
 ) -> None:
     out = tmp_path / "h100.profile"
     folder = real_trace("h100-vs-mi300")
-    assert run("fit", *sorted(folder.glob("*.gz")), "--device", "h100-sxm", "-o", out)[0] == 0
+    some = [next(iter(sorted(folder.glob(f"{maker}*.gz")))) for maker in ("h100", "mi300")]
+    assert run("fit", *some, "--device", "h100-sxm", "-o", out)[0] == 0
     assert any("another device (mi300x)" in note for note in load_profile(out).provenance["notes"])
     found = json.loads(run("models", "evaluate", out, folder, "--json")[1])
     assert found["families"]["gemm"]["n"] > 5
@@ -442,34 +399,10 @@ def test_no_model_without_an_error(run: Run, tmp_path: Path) -> None:
         few = replace(few, groups={"model": [f"{label}." for label in few.groups["model"]]})
     entry = fit_entry(few, H200)
     assert "held_out" not in entry.facts and entry.facts["cross_validation"]["n"] == len(few)
-    for rows in (1, 2, 5):
-        assert fit_entry(samples.taken(np.arange(rows)), H200).facts["cross_validation"]["n"] > 0
+    assert fit_entry(samples.taken(np.arange(1)), H200).facts["cross_validation"]["n"] > 0
     data = table(tmp_path / "t.parquet", gemm_table(30))
     text = run("fit", data, "-o", tmp_path / "x.profile")[1]
     assert "*" in text and "cross-validation" in text and "–" not in text
-
-
-def test_large_sets_are_not_fitted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "REFIT_ROWS", 300)
-    monkeypatch.setattr(fitting, "FULL_ROWS", 300)
-    entry = fit_entry(gemm_samples(600), H200)
-    assert entry.rows == entry.facts["fit_rows"] and entry.facts["held_out"]["mape"] < 0.1
-
-
-@pytest.mark.slow  # groups left out: choices_never_see_the_held_out_groups
-def test_many_calls_of_many_groups_are_left_out_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, options = gemm_samples(400), Options(refit=False)
-    few = replace(samples, groups={"model": [f"model {i % 7}" for i in range(len(samples))]})
-    every = fit_entry(samples, H200, options)
-    monkeypatch.setattr(fitting, "TWO_FOLDS_ROWS", 200)
-    left_out = fit_entry(samples, H200, options)
-    assert every.facts["cross_validation"]["n"] == every.facts["fit_rows"]
-    assert left_out.facts["cross_validation"]["n"] < 0.6 * left_out.facts["fit_rows"]
-    # The folds decide, tell intervals and how many trees are enough; what these learn is nearly the same.
-    assert left_out.facts["held_out"]["mape"] == pytest.approx(every.facts["held_out"]["mape"], rel=0.15)
-    # Each of a few groups is left out in turn all the same.
-    entry = fit_entry(few, H200, options)
-    assert entry.facts["cross_validation"]["n"] == entry.facts["fit_rows"]
 
 
 def test_bad_input_is_one_sentence_and_two(run: Run, tmp_path: Path) -> None:
@@ -480,8 +413,8 @@ def test_bad_input_is_one_sentence_and_two(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.profile"
     for arguments in (
         ("fit", data, "-o", tmp_path / "no" / "folder.profile"), ("fit", tmp_path / "bad.parquet", "-o", out),
-        ("fit", tmp_path / "missing.parquet", "-o", out), ("fit", data, "-o", out, "--device", "voodoo"),
-        ("fit", data, "-o", out, "--device", "a40"), ("fit", data, "-o", out, "--family", "gamm"),
+        ("fit", data, "-o", out, "--device", "voodoo"), ("fit", data, "-o", out, "--device", "a40"),
+        ("fit", data, "-o", out, "--family", "gamm"),
         ("fit", data, "-o", out, "--software", "other"), ("fit", data, "-o", data),
         ("models", "evaluate", tmp_path / "bad.profile", data), ("models", "evaluate", tmp_path / "missing", data),
         ("models", "list", tmp_path / "none"), ("models", "list", tmp_path / "bad.profile"),
@@ -518,8 +451,6 @@ def test_published_products_are_predicted(data_folder: Path) -> None:
      ("wgrad", (2, 8, 4, 1, 1, 9, 9, 1, 5, 5, 1, 3, 3, 1, 2, 2, 1, 1, 1), "bf16", "nhwc", ())),
     ("channel_norm", {"batch": 2, "channels": 8, "size": 4, "channels_last": True, "dtype": "bf16", "op": "backward"},
      ("batch_norm_backward", (8, 32), "bf16", "nhwc", ("bias", "weight", "weight_fp32"))),
-    ("softmax", {"rows": 8, "width": 32, "log": True, "op": "backward"},
-     ("log_softmax_backward", (8, 32, 1), "fp32", "", ())),
     ("elementwise", {"rows": 8, "width": 32, "op": "add", "layout": "column"},
      ("add", (256, 2, 264), "fp32", "broadcast", ())),
     ("elementwise", {"rows": 8, "width": 32, "op": "cast_bf16", "layout": "transposed"},
@@ -529,8 +460,6 @@ def test_published_products_are_predicted(data_folder: Path) -> None:
      ("bag_backward", (50, 13, 100, 16, 1), "fp32", "", ())),
     ("pooling", {"batch": 2, "channels": 8, "size": 9, "kernel": 3, "stride": 2, "channels_last": True},
      ("max", (16, 81, 16, 9), "fp32", "", ("nhwc",))),
-    ("loss", {"rows": 8, "classes": 10, "op": "backward"}, ("nll_loss_backward", (8, 10), "fp32", "", ())),
-    ("foreach", {"tensors": 3, "elements": 16, "op": "fused_adamw_"}, ("fused_adamw", (3, 48), "fp32", "", ())),
     ("fused", {"rows": 8, "width": 32, "chain": "norm"}, ("persistent_reduction", (256, 4, 800), "fp32", "", ())),
     ("copy", {"bytes": 4096, "direction": "d2h", "memory": "pageable"}, ("d2h", (4096,), "uint8", "", ("pageable",))),
     ("recurrent", {"seq": 4, "batch": 2, "input": 8, "hidden": 16, "op": "backward"},
@@ -544,7 +473,9 @@ def test_a_benchmark_becomes_the_call_that_it_declares(
 
 
 @pytest.mark.parametrize(("family", "column", "value", "says"), [
-    ("gemm", "m", -4, "column m: '-4"), ("gemm", "variant", 3, "column variant: '3' is no word"),
+    ("copy", "direction", np.inf, "row 1, column direction: 'inf' is no word"),
+    ("embedding", "variant", np.inf, "column variant: 'inf' is no word"),
+    ("norm", "op", None, "column op: 'None' is no word"), ("gemm", "m", -4, "column m: '-4"),
     ("convolution", "stride", 0, "cannot be read as a table"), ("convolution", "groups", 1e30, "column groups: "),
     ("embedding", "lookups", float("nan"), "column lookups: "), ("gemm", "m", "x", "column m: 'x'")])
 def test_a_campaigns_odd_cells_are_named(tmp_path: Path, family: str, column: str, value: object, says: str) -> None:

@@ -24,7 +24,6 @@ from kernel_models.heuristics.work import (
     memory_us,
     overlapped,
     peak_tflops,
-    sector_bytes,
 )
 from kernel_models.lookups import backward_call, forward_call
 from kernel_models.op_call import DIMENSIONS, Family, OpCall, Source, TablePart
@@ -46,11 +45,6 @@ def gemm(m: int, n: int, k: int, dtype: str = "bf16", batch: int = 1) -> OpCall:
                   bytes_read=float(size * batch * (m * k + n * k)), bytes_written=float(size * batch * m * n))
 
 
-def add(elements: int, dtype: str = "fp32") -> OpCall:
-    return OpCall(Family.ELEMENTWISE, "add", (elements, 2, 2 * elements), dtype, flops=float(elements),
-                  bytes_read=8.0 * elements, bytes_written=4.0 * elements)
-
-
 def lookup(lookups: int, rows: int, columns: int = 64, longest: int = 16, reuse: tuple[float, ...] = ()) -> OpCall:
     return forward_call([TablePart(rows, columns, "fp32", lookups, max(lookups // 16, 1), longest, reuse)])
 
@@ -58,8 +52,6 @@ def lookup(lookups: int, rows: int, columns: int = 64, longest: int = 16, reuse:
 def times(calls: list[OpCall], name: str = "h100-sxm") -> np.ndarray:
     return RooflineModel(calls[0].family, device(name)).predict(calls).time_us
 
-
-# Curves
 
 @given(DEVICES, BYTES, st.floats(1e-6, 10.0))
 def test_memory_curve_rises_without_jumps(spec, moved, more) -> None:
@@ -79,21 +71,12 @@ def test_link_curve_rises_without_jumps(moved, more, gbps) -> None:
     assert link_us(np.array([0.0]), gbps, 64e3)[0] == 0
 
 
-@given(st.floats(0.5, 1e5), st.floats(1e-6, 4.0))
-def test_sectors_cost_no_less_than_the_piece_and_rise(piece, more) -> None:
-    small, large = sector_bytes(np.ones(2), np.array([piece, piece * (1 + more)]), 32.0)
-    assert piece <= small <= large
-    assert large - small <= piece * more + 1e-9
-
-
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_overlap_lies_between_the_longer_and_the_sum_and_rises(a, b, more) -> None:
     one, later = overlapped(np.array([a, a + more]), np.array([b, b]))
     assert max(a, b) * (1 - 1e-12) - 1e-12 <= one <= a + b + 1e-9
     assert later >= one * (1 - 1e-12) - 1e-12
 
-
-# Products
 
 @settings(max_examples=60)
 @given(DEVICES, st.tuples(*(st.integers(1, 9000),) * 3), st.integers(0, 2), st.integers(1, 600),
@@ -115,6 +98,13 @@ def test_a_large_product_runs_at_the_peak_and_a_wave_more_costs_a_step() -> None
     assert full == pytest.approx(2 * 256 * 12 * 128 * 9 * 4096 / 312e6, rel=1e-6)
     beyond = padded_product_us(one, one * 256 * 12 + 1, one * 128 * 9, one * 4096, 312.0, spec)[0]
     assert full < beyond < 2 * full
+    # A contraction that is split fills units that few tiles leave idle.
+    few = padded_product_us(one, one * 64, one * 64, one * 65536, 989.4, device("h100-sxm"))[0]
+    assert few < 2 * 64 * 64 * 65536 / (989.4e6 / 132) / 8
+    # Contractions and heads are taken in whole steps.
+    table = CallTable.of(Family.GEMM, [gemm(64, 64, k, "bf16") for k in (64, 80, 96)])
+    assert whole_depth(table, device("h100-sxm")).tolist() == [64, 96, 96]
+    assert padded_head(np.array([1.0, 64.0, 80.0, 128.0, 160.0, 300.0])).tolist() == [32, 64, 96, 128, 192, 320]
 
 
 @settings(max_examples=30)
@@ -129,12 +119,9 @@ def test_the_terms_of_a_tiling_are_its_time(spec, sizes) -> None:
 
 
 def test_rows_that_are_no_whole_number_of_loads_cost_more() -> None:
-    def us(n: int, spec: str = "a100-sxm-80g", dtype: str = "fp16") -> float:
-        return float(RooflineModel(Family.GEMM, device(spec)).predict([gemm(8192, n, 4096, dtype)]).time_us[0])
-
-    assert us(50304) < us(50260) < us(50257)
-    assert us(50257) / us(50304) == pytest.approx(SINGLE, rel=0.1)
-    assert us(50260) / us(50304) == pytest.approx(NARROW, rel=0.1)
+    whole, narrow, single = times([gemm(8192, n, 4096, "fp16") for n in (50304, 50260, 50257)], "a100-sxm-80g")
+    assert single / whole == pytest.approx(SINGLE, rel=0.1)
+    assert narrow / whole == pytest.approx(NARROW, rel=0.1) and whole < narrow < single
     # Nobody measured them on AMD's boards to be slower; those with GDDR memory have corrections of their own; fp32 is
     # computed without matrix units.
     for spec, dtype in (("mi250", "fp16"), ("rtx-4090", "fp16"), ("a100-sxm-80g", "fp32")):
@@ -142,103 +129,47 @@ def test_rows_that_are_no_whole_number_of_loads_cost_more() -> None:
         assert narrow_rows(table, device(spec))[0] == 1 and whole_depth(table, device(spec))[0] == 4095
 
 
-def test_a_contraction_is_taken_in_whole_steps() -> None:
-    table = CallTable.of(Family.GEMM, [gemm(64, 64, k, "bf16") for k in (64, 80, 96)])
-    assert whole_depth(table, device("h100-sxm")).tolist() == [64, 96, 96]
-
-
-def test_heads_are_padded_to_those_that_kernels_are_built_for() -> None:
-    assert padded_head(np.array([1.0, 64.0, 80.0, 128.0, 160.0, 300.0])).tolist() == [32, 64, 96, 128, 192, 320]
-
-
-def test_split_contraction_fills_units_that_few_tiles_leave_idle() -> None:
-    spec = device("h100-sxm")
-    one = np.ones(1)
-    few = padded_product_us(one, one * 64, one * 64, one * 65536, 989.4, spec)[0]
-    assert few < 2 * 64 * 64 * 65536 / (989.4e6 / 132) / 8
-
-
-def test_power_limits_what_a_small_board_sustains() -> None:
-    assert peak_tflops(device("l4"), "fp32", matrix=True) == pytest.approx(72 / 7.0)
-    assert peak_tflops(device("h100-sxm"), "bf16", matrix=True) == 989.4
-    assert peak_tflops(device("v100-pcie-32g"), "fp32", matrix=True) == 14.0
-
-
-# Other families
-
 @settings(max_examples=60)
-@given(DEVICES, st.integers(1, 10**8), st.integers(1, 10**7))
-def test_streams_rise_with_their_size_and_have_a_floor(spec, elements, more) -> None:
-    small, large = RooflineModel(Family.ELEMENTWISE, spec).predict([add(elements), add(elements + more)]).time_us
-    assert 0.5 * spec.kernel_floor_us <= small <= large
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 10**6), st.integers(1, 10**7), st.integers(1, 10**5))
-def test_lookups_rise_with_their_number_and_with_the_table(lookups, rows, more) -> None:
-    base, looked_up, larger = times([lookup(lookups, rows, reuse=SOME_REUSE),
-                                     lookup(lookups + more, rows, reuse=SOME_REUSE), lookup(lookups, rows + more)])
-    assert looked_up >= base * (1 - 1e-9)
-    assert larger >= times([lookup(lookups, rows)])[0] * (1 - 1e-9)
+@given(st.integers(1, 10**6), st.integers(1, 10**7), st.integers(1, 512), st.integers(1, 10**5), st.integers(1, 400))
+def test_lookups_rise_with_their_number_the_table_its_columns_and_the_longest_bag(
+        lookups, rows, columns, more, longer) -> None:
+    base, larger, wide, long, reused, looked_up = times([
+        lookup(lookups, rows, columns), lookup(lookups, rows + more, columns), lookup(lookups, rows, columns + more),
+        lookup(lookups, rows, columns, 16 + longer), lookup(lookups, rows, reuse=SOME_REUSE),
+        lookup(lookups + more, rows, reuse=SOME_REUSE)])
+    assert min(larger, wide) >= base * (1 - 1e-9) and long >= base and looked_up >= reused * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(("call", "rows", "falls"), [
     (forward_call, 10**7, 0.9), (backward_call, 10**7, 0.9), (partial(backward_call, fused=False), 2 * 10**5, 1.01)])
 def test_lookups_cost_less_the_more_rows_are_used_again(call, rows, falls) -> None:
-    def at(skew: float) -> OpCall:
-        reuse = histogram_of_zipf(10**6, rows, skew)
-        return call([TablePart(rows, 64, "fp32", 10**6, 10**5, 10, reuse)])
-    costs = times([at(skew) for skew in (0.0, 0.6, 0.9)])
+    costs = times([call([TablePart(rows, 64, "fp32", 10**6, 10**5, 10, histogram_of_zipf(10**6, rows, skew))])
+                   for skew in (0.0, 0.6, 0.9)])
     assert costs[2] <= falls * costs[0]
     if falls < 1:
         assert list(costs) == sorted(costs, reverse=True)
 
 
-@settings(max_examples=30)
-@given(st.integers(1, 10**6), st.integers(1, 10**7), st.integers(1, 512), st.integers(1, 10**5), st.integers(1, 400))
-def test_lookups_rise_with_columns_and_with_the_longest_bag(lookups, rows, columns, more, longer) -> None:
-    base, wide, long = times([lookup(lookups, rows, columns), lookup(lookups, rows, columns + more),
-                              lookup(lookups, rows, columns, 16 + longer)])
-    assert wide >= base * (1 - 1e-9)
-    assert long >= base
-
-
-def test_tables_share_the_cache_and_their_order_is_nothing() -> None:
+def test_tables_share_the_cache_and_long_bags_hold_up_a_kernel() -> None:
     small, large = (TablePart(rows, 64, "fp32", 10**6, 10**5, 10) for rows in (10**4, 10**7))
     alone, both, turned = times([forward_call([small]), forward_call([small, large]), forward_call([large, small])])
     large_alone = times([forward_call([large])])[0]
     assert both == pytest.approx(turned)
     assert both > max(alone, large_alone)
-
-
-def test_one_long_bag_holds_up_a_kernel() -> None:
-    def bags(longest: int) -> OpCall:
-        return forward_call([TablePart(10**7, 16, "fp32", 13312, 384, longest)])
-    short, long = times([bags(35), bags(100)], "v100-sxm2-32g")
+    # One long bag holds up a kernel.
+    short, long = times([forward_call([TablePart(10**7, 16, "fp32", 13312, 384, longest)]) for longest in (35, 100)],
+                        "v100-sxm2-32g")
     assert 60 < long < 75  # 66 µs on a recorded V100
     assert short < 0.5 * long
-
-
-def test_distinct_rows_of_known_cases() -> None:
-    assert even_distinct(np.array([1.0]), np.array([1000.0]))[0] == pytest.approx(1.0)
     # Drawing T times from T rows leaves 1/e of them untouched.
-    assert even_distinct(np.array([1e6]), np.array([1e6]))[0] == pytest.approx(1e6 * (1 - np.exp(-1)), rel=1e-4)
-    assert even_distinct(np.array([1e9]), np.array([100.0]))[0] == pytest.approx(100.0)
-
-
-def test_causal_attention_costs_about_half() -> None:
-    def call(flops: float) -> OpCall:
-        return OpCall(Family.ATTENTION, "flash_forward", (4, 32, 32, 8192, 8192, 128, 128, 0), "bf16", flops=flops,
-                      bytes_read=8e8, bytes_written=2.7e8)
-    full, causal = times([call(4.0 * 4 * 32 * 8192**2 * 128), call(2.0 * 4 * 32 * 8192**2 * 128)])
-    assert causal / full == pytest.approx(0.5, abs=0.03)
+    assert even_distinct(np.array([1.0, 1e6, 1e9]), np.array([1e3, 1e6, 100.0])) == pytest.approx(
+        [1.0, 1e6 * (1 - np.exp(-1)), 100.0], rel=1e-4)
 
 
 def test_pageable_copies_are_slower_than_copies_within_the_device() -> None:
-    def copy(kind: str, *flags: str) -> OpCall:
-        return OpCall(Family.TRANSFER, kind, (10**8,), "uint8", flags=flags, bytes_read=1e8, bytes_written=1e8)
-    within, pinned, pageable = times([copy("d2d"), copy("h2d", "pinned"), copy("h2d", "pageable")])
-    assert within < pinned < pageable
+    found = times([OpCall(Family.TRANSFER, kind, (10**8,), "uint8", flags=flags, bytes_read=1e8, bytes_written=1e8)
+                   for kind, flags in (("d2d", ()), ("h2d", ("pinned",)), ("h2d", ("pageable",)))])
+    assert (np.diff(found) > 0).all()
 
 
 @pytest.mark.parametrize("family", list(Family))
@@ -254,8 +185,6 @@ def test_every_family_prices_anything(family: Family) -> None:
     assert found.high_us[0] / found.low_us[0] > 20
 
 
-# Efficiencies
-
 def test_defaults_say_where_they_come_from() -> None:
     entries = default_efficiencies().entries
     assert {"gemm/bf16", "gemm/fp32", "attention", "elementwise", "norm", "*"} <= entries.keys()
@@ -263,6 +192,8 @@ def test_defaults_say_where_they_come_from() -> None:
         assert entry.source, key
         assert "h100-vs-mi300" not in entry.source
         assert 0 < entry.compute <= 2.5 and 0 < entry.memory <= 3 and entry.low < 0 < entry.high
+    assert default_efficiencies("host") is not default_efficiencies()
+    assert heuristic_models(device("cpu"))[Family.GEMM].efficiencies is default_efficiencies("host")
 
 
 def test_a_fit_finds_the_efficiencies_that_made_the_times() -> None:
@@ -279,9 +210,7 @@ def test_a_fit_finds_the_efficiencies_that_made_the_times() -> None:
     assert np.median(np.abs(np.log(found.time_us / exact))) < 0.05
     inside = (found.low_us <= measured) & (measured <= found.high_us)
     assert 0.7 <= inside.mean() <= 0.95
-
-
-def test_short_calls_leave_the_rates_alone() -> None:
+    # Short calls leave the rates alone.
     spec = device("h100-sxm")
     calls = [gemm(8 * i, 64, 64) for i in range(1, 40)]
     fitted = fit_efficiencies(calls, np.full(len(calls), 9.0), spec)
@@ -290,11 +219,10 @@ def test_short_calls_leave_the_rates_alone() -> None:
     assert RooflineModel(Family.GEMM, spec, fitted).predict(large).time_us[0] == pytest.approx(before, rel=0.05)
 
 
-def test_a_fit_without_measurements_says_so() -> None:
-    with pytest.raises(ValueError, match="no usable"):
-        fit_efficiencies([gemm(8, 8, 8)], [np.nan], device("t4"))
-    with pytest.raises(ValueError, match="1 calls have 2 times"):
-        fit_efficiencies([gemm(8, 8, 8)], [1.0, 2.0], device("t4"))
+@pytest.mark.parametrize(("measured", "said"), [([np.nan], "no usable"), ([1.0, 2.0], "1 calls have 2 times")])
+def test_a_fit_without_measurements_says_so(measured: list[float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        fit_efficiencies([gemm(8, 8, 8)], measured, device("t4"))
 
 
 def test_states_bring_back_the_same_model() -> None:
@@ -304,9 +232,10 @@ def test_states_bring_back_the_same_model() -> None:
         again = RooflineModel.from_state(state, arrays)
         assert again.family is model.family and again.device == spec and again.source is model.source
     calls = [gemm(512, 512, 512), gemm(64, 8192, 1024, "fp32")]
-    state, arrays = RooflineModel(Family.GEMM, spec).state()
-    np.testing.assert_allclose(RooflineModel.from_state(state, arrays).predict(calls).time_us,
-                               times(calls, "mi300x"), rtol=1e-3)
+    for each in (spec, device("rtx-3090")):  # which has corrections
+        model = heuristic_models(each)[Family.GEMM]
+        np.testing.assert_allclose(RooflineModel.from_state(*model.state()).predict(calls).time_us,
+                                   model.predict(calls).time_us, rtol=1e-2)
     with pytest.raises((KeyError, ValueError)):
         Efficiencies.from_state({"entries": {"gemm": {"compute": 1, "memory": 1, "fixed": 1, "low": 0, "high": 0}}})
 
@@ -322,7 +251,8 @@ def sized(family: Family, size: int, other: int) -> OpCall:
                       (size, 64, other, 1, 1, 14, 14, 1, 14, 14, 1, 3, 3, 1, 1, 1, 1, 1, 1), "fp16", "nhwc",
                       flops=2.0 * size * 196 * 64 * other * 9, bytes_read=2.0 * size * 196 * 64,
                       bytes_written=2.0 * size * 196 * other)
-    dims = {Family.NORM: (size, other), Family.SOFTMAX: (size, other, 1), Family.REDUCTION: (size, other, 1),
+    dims = {Family.NORM: (size, other), Family.ELEMENTWISE: (size * other, 2, 2 * size * other),
+            Family.SOFTMAX: (size, other, 1), Family.REDUCTION: (size, other, 1),
             Family.COPY: (size * other, other), Family.CONCAT: (size * other, 2, other),
             Family.INDEX: (size * other, other, size * other), Family.SORT: (size, other, 0),
             Family.TRANSFER: (4 * size * other,), Family.RECURRENT: (size, 8, 64, other, 1, 1)}[family]
@@ -333,24 +263,22 @@ def sized(family: Family, size: int, other: int) -> OpCall:
 @settings(max_examples=120)
 @given(DEVICES, st.sampled_from([Family.ATTENTION, Family.CONV, Family.NORM, Family.SOFTMAX, Family.REDUCTION,
                                  Family.COPY, Family.CONCAT, Family.INDEX, Family.SORT, Family.TRANSFER,
-                                 Family.RECURRENT]),
+                                 Family.RECURRENT, Family.ELEMENTWISE]),
        st.integers(1, 20_000), st.integers(1, 5_000), st.integers(1, 2048))
 def test_no_family_gets_quicker_as_its_work_grows(spec, family, size, more, other) -> None:
     small, large = RooflineModel(family, spec).predict([sized(family, size, other), sized(family, size + more, other)],
                                                        ).time_us
     assert large >= small * (1 - 1e-9)
+    assert family is Family.TRANSFER or small >= 0.5 * spec.kernel_floor_us
 
 
-# A CPU
+def test_few_rows_cost_a_cpu_the_weights_and_few_columns_a_whole_vector() -> None:
+    """From 1 to 8 rows a product of 4 MB of weights grows little, from 256 to 2048 as its rows do.
 
-def test_few_rows_cost_a_cpu_the_reading_of_the_weights() -> None:
-    """From 1 to 8 rows a product of 4 MB of weights grows little, from 256 to 2048 as its rows do."""
+    A product by LoRA's 8 columns takes as long as by 16, but for its bytes; from 16 on time grows with them.
+    """
     found = times([gemm(m, 1024, 1024, "fp32") for m in (1, 8, 256, 2048)], "cpu")
     assert found[1] < 4 * found[0] and found[3] == pytest.approx(8 * found[2], rel=0.1)
-
-
-def test_few_columns_cost_a_cpu_a_whole_vector_of_them() -> None:
-    """A product by LoRA's 8 columns takes as long as by 16, but for its bytes; from 16 on time grows with them."""
     eight, sixteen, thirty_two = times([gemm(512, n, 256, "fp32") for n in (8, 16, 32)], "cpu")
     assert sixteen < 1.1 * eight and thirty_two > 1.5 * sixteen
 
@@ -386,11 +314,9 @@ def test_rows_and_steps_of_a_cpu() -> None:
 @pytest.mark.parametrize("kind", ["flash_forward", "flash_backward"])
 def test_a_causal_mask_saves_a_cpu_little(kind: str) -> None:
     """Up to 512 tokens nothing, of 2,048 more than a third, and never the half that is not attended to."""
-    def of(tokens: int, causal: bool) -> OpCall:
-        (made,) = attention(kind, 1, 4, 4, tokens, tokens, 64, 64, "fp32", causal=causal)
-        return made
     for tokens, least, most in ((64, 1.0, 1.0), (512, 1.0, 1.0), (1024, 0.6, 0.8), (2048, 0.51, 0.66)):
-        whole, causal = times([of(tokens, False), of(tokens, True)], "cpu")
+        whole, causal = times([next(attention(kind, 1, 4, 4, tokens, tokens, 64, 64, "fp32", causal=causal))
+                               for causal in (False, True)], "cpu")
         assert least * (1 - 1e-9) <= causal / whole <= most * (1 + 1e-9)
 
 
@@ -412,12 +338,8 @@ def test_power_holds_large_products_back() -> None:
     assert share("rtx-pro-6000-max-q", "bf16", True) < 0.75 and share("rtx-pro-6000-max-q", "fp32", False) < 0.5
     assert share("rtx-pro-6000", "bf16", True) == share("rtx-5090", "bf16", True) == 1.0
     assert 0.6 < share("rtx-5090", "fp32", False) < share("h100-nvl", "fp32", False) == 1.0
-
-
-def test_a_cpus_defaults_are_its_own() -> None:
-    assert default_efficiencies("host") is not default_efficiencies()
-    assert heuristic_models(device("cpu"))[Family.GEMM].efficiencies is default_efficiencies("host")
-    assert heuristic_models(device("h100-sxm"))[Family.GEMM].efficiencies is default_efficiencies()
+    assert peak_tflops(device("l4"), "fp32", matrix=True) == pytest.approx(72 / 7.0)
+    assert share("h100-sxm", "bf16", True) == share("v100-pcie-32g", "fp32", True) == 1.0
 
 
 def test_attention_kernels_written_for_ampere_are_slower_than_hoppers_own_on_hopper_alone() -> None:
@@ -425,15 +347,15 @@ def test_attention_kernels_written_for_ampere_are_slower_than_hoppers_own_on_hop
         call = next(attention(kind, 4, 16, 16, 8192, 8192, 128, 128, "bf16", causal=True))
         return float(price([call], device(name)).times_us[0])
 
+    whole = next(attention("flash_forward", 4, 16, 16, 8192, 8192, 128, 128, "bf16", causal=False))
+    assert us("flash_forward", "h100-sxm") / times([whole])[0] == pytest.approx(0.5, abs=0.03)
     for way in ("forward", "backward"):
         first, second, third, cudnn = (us(f"{name}_{way}", "h100-sxm") for name in ("flash1", "flash", "flash3",
                                                                                     "cudnn"))
         assert 1.4 < second / third < 1.8 and 1.6 < first / second < 2.0
         assert cudnn == pytest.approx(third, rel=0.05)
         assert us(f"flash_{way}", "a100-sxm-80g") == pytest.approx(us(f"cudnn_{way}", "a100-sxm-80g"), rel=0.05)
-
-
-def test_backward_of_wide_heads_takes_longer_for_its_operations() -> None:
+    # The backward pass of wide heads takes longer for its operations.
     def rate(kind: str, width: int) -> float:
         call = next(attention(kind, 4, 16, 16, 8192, 8192, width, 128, "bf16", causal=True))
         return call.flops / float(price([call], device("a100-sxm-80g")).times_us[0])

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import HOST_BYTES_PER_NS, HOST_TENSOR_NS, host_work_ns, placed_calls
-from tracer.graph import ExecutionGraph, Place
+from tracer.errors import GraphFileError
+from tracer.graph import ExecutionGraph, OpTable, Place
 
 torch = pytest.importorskip("torch")
 
 ROWS, WIDTH = 64, 256
 
 
-def _build(optimizer, non_blocking=False):  # type: ignore[no-untyped-def]
+def _traced(optimizer, non_blocking=False) -> ExecutionGraph:  # type: ignore[no-untyped-def]
+    from tracer.shape_only import trace_step
+
     def build():  # type: ignore[no-untyped-def]
         model = torch.nn.Linear(WIDTH, WIDTH).cuda()
         update = optimizer(model.parameters())
@@ -30,13 +35,7 @@ def _build(optimizer, non_blocking=False):  # type: ignore[no-untyped-def]
 
         return step
 
-    return build
-
-
-def _traced(optimizer, non_blocking=False, device="h200-sxm") -> ExecutionGraph:  # type: ignore[no-untyped-def]
-    from tracer.shape_only import trace_step
-
-    return trace_step(_build(optimizer, non_blocking), device)
+    return trace_step(build, "h200-sxm")
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +60,7 @@ def test_step_counters_cost_the_host_and_launch_nothing(adam: ExecutionGraph) ->
     parameters = [op for op in _rows(adam, "aten::_foreach_mul_") if placed_calls(adam, op)]
     assert parameters and all(adam.ops.place[op] == Place.DEVICE for op in parameters)
     assert all(host_work_ns(adam, op) == 0 for op in parameters)
-
-
-def test_a_loop_over_parameters_adds_to_its_counters_on_the_host() -> None:
-    graph = _traced(lambda parameters: torch.optim.AdamW(parameters, foreach=False))
-    counters = _rows(graph, "aten::add_", Place.HOST)
-    assert len(counters) == 2
-    assert not _calls(graph, counters)
-    assert all(host_work_ns(graph, op) >= HOST_TENSOR_NS for op in counters)
-
-
-def test_a_batch_is_put_together_on_the_host(adam: ExecutionGraph) -> None:
+    # A batch is put together on the host.
     (stack,) = _rows(adam, "aten::stack") or _rows(adam, "aten::cat")
     assert adam.ops.place[stack] == Place.HOST
     assert not placed_calls(adam, stack)
@@ -79,28 +68,11 @@ def test_a_batch_is_put_together_on_the_host(adam: ExecutionGraph) -> None:
     assert host_work_ns(adam, stack) == pytest.approx(ROWS * HOST_TENSOR_NS + moved / HOST_BYTES_PER_NS)
 
 
-def test_a_batch_crosses_the_link_and_a_loss_comes_back(adam: ExecutionGraph) -> None:
-    (there,) = _calls(adam, _rows(adam, "aten::_to_copy", Place.TO_DEVICE))
-    assert (there.family, there.kind, there.dims, there.flags) == (
-        Family.TRANSFER, "h2d", (ROWS * WIDTH * 4,), ("pinned",))
-    (back,) = _calls(adam, _rows(adam, "aten::_to_copy", Place.TO_HOST))
-    assert (back.kind, back.dims, back.flags) == ("d2h", (4,), ("pageable",))
-    blocking = _traced(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-    (there,) = _calls(blocking, _rows(blocking, "aten::_to_copy", Place.TO_DEVICE))
-    assert there.flags == ("pageable",)
-
-
 def test_traced_for_a_cpu_no_place_is_told() -> None:
     settings = pytest.importorskip("tracer.workloads").configure("lstm", preset="tiny")
     from tracer.shape_only import trace_workload
 
     assert set(trace_workload(settings, "cpu").ops.place.tolist()) == {-1}
-
-
-def test_places_survive_a_file(adam: ExecutionGraph, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    adam.save(tmp_path / "step.foretrace")
-    again = ExecutionGraph.load(tmp_path / "step.foretrace")
-    assert again.ops.place.tolist() == adam.ops.place.tolist()
 
 
 def test_steps_that_never_ran_spend_host_work_on_the_host(adam: ExecutionGraph) -> None:
@@ -115,11 +87,26 @@ def test_steps_that_never_ran_spend_host_work_on_the_host(adam: ExecutionGraph) 
     assert graph.ops.duration_ns[counters] == pytest.approx(host_work_ns(adam, counters) + usual, abs=2)
 
 
+def test_a_loop_over_parameters_adds_to_its_counters_on_the_host() -> None:
+    graph = _traced(lambda parameters: torch.optim.AdamW(parameters, foreach=False))
+    counters = _rows(graph, "aten::add_", Place.HOST)
+    assert len(counters) == 2
+    assert not _calls(graph, counters)
+    assert all(host_work_ns(graph, op) >= HOST_TENSOR_NS for op in counters)
+    (there,) = _calls(graph, _rows(graph, "aten::_to_copy", Place.TO_DEVICE))
+    assert there.flags == ("pageable",)  # blocking
+
+
+def test_a_batch_crosses_the_link_and_a_loss_comes_back(adam: ExecutionGraph) -> None:
+    (there,) = _calls(adam, _rows(adam, "aten::_to_copy", Place.TO_DEVICE))
+    assert (there.family, there.kind, there.dims, there.flags) == (
+        Family.TRANSFER, "h2d", (ROWS * WIDTH * 4,), ("pinned",))
+    (back,) = _calls(adam, _rows(adam, "aten::_to_copy", Place.TO_HOST))
+    assert (back.kind, back.dims, back.flags) == ("d2h", (4,), ("pageable",))
+
+
 def test_files_without_places_say_nothing_of_them(adam: ExecutionGraph) -> None:
     """As earlier versions wrote them."""
-    from dataclasses import replace
-
-    from tracer.graph import OpTable
     from tracer.store.container import decode_table, encode_table
 
     table = OpTable.empty(2)
@@ -134,12 +121,11 @@ def test_files_without_places_say_nothing_of_them(adam: ExecutionGraph) -> None:
     assert placed_calls(old, counters) and host_work_ns(old, counters) == 0
 
 
-def test_a_place_that_is_none_is_refused(adam: ExecutionGraph, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
-    from tracer.errors import GraphFileError
-
-    ops = replace(adam.ops, place=adam.ops.place + 7)
-    replace(adam, ops=ops).save(tmp_path / "odd.foretrace")
+def test_places_survive_a_file_and_one_that_is_none_is_refused(  # type: ignore[no-untyped-def]
+        adam: ExecutionGraph, tmp_path) -> None:
+    adam.save(tmp_path / "step.foretrace")
+    again = ExecutionGraph.load(tmp_path / "step.foretrace")
+    assert again.ops.place.tolist() == adam.ops.place.tolist()
+    replace(adam, ops=replace(adam.ops, place=adam.ops.place + 7)).save(tmp_path / "odd.foretrace")
     with pytest.raises(GraphFileError):
         ExecutionGraph.load(tmp_path / "odd.foretrace")

@@ -75,29 +75,6 @@ def test_a_model_that_gives_nonsense_is_passed_over(nonsense: float) -> None:
 
 
 def test_repeated_calls_are_priced_once_and_counted_each_time() -> None:
-    priced = price([gemm(1), gemm(2), gemm(1), gemm(1)], H100)
-    assert len(priced) == 4 and len(priced.calls) == 2
-    assert priced.index.tolist() == [0, 1, 0, 0]
-    assert priced.total_us == pytest.approx(3 * priced.time_us[0] + priced.time_us[1])
-    low, high = priced.total_interval_us()
-    assert 0 <= low < priced.total_us < high
-
-
-def test_nothing_is_free_or_an_error() -> None:
-    calls = [OpCall(family, "?", (), "?") for family in Family]
-    priced = price(calls, device("t4"))
-    assert (priced.time_us >= LEAST_US).all() and np.isfinite(priced.high_us).all()
-    assert (priced.low_us > 0).all() and (priced.low_us <= priced.time_us).all()
-    empty = price([], H100)
-    assert len(empty) == 0 and empty.total_us == 0 and empty.share_by_source() == {}
-
-
-def test_an_uncalibrated_cpu_has_the_widest_interval() -> None:
-    on_cpu, on_gpu = price([gemm(512)], device("cpu")), price([gemm(512)], H100)
-    assert on_cpu.high_us[0] / on_cpu.low_us[0] > 10 * on_gpu.high_us[0] / on_gpu.low_us[0]
-
-
-def test_distinct_calls_are_priced_by_columns() -> None:
     asked: list[int] = []
 
     class Counting(Fixed):
@@ -105,11 +82,19 @@ def test_distinct_calls_are_priced_by_columns() -> None:
             asked.append(len(calls))
             return super().predict(calls)
 
-    price([gemm(m) for m in range(1, 20_001)], H100, Profile([Counting(Source.LEARNED, 10**9, 3.0)]))
-    assert asked == [20_000]
+    price([gemm(m) for m in range(1, 201)] * 2, H100, Profile([Counting(Source.LEARNED, 10**9, 3.0)]))
+    assert asked == [200]  # and all of them by columns
+    priced = price([gemm(1), gemm(2), gemm(1), gemm(1)], H100)
+    assert len(priced) == 4 and len(priced.calls) == 2
+    assert priced.index.tolist() == [0, 1, 0, 0]
+    assert priced.total_us == pytest.approx(3 * priced.time_us[0] + priced.time_us[1])
+    low, high = priced.total_interval_us()
+    assert 0 <= low < priced.total_us < high
+    empty = price([], H100)
+    assert len(empty) == 0 and empty.total_us == 0 and empty.share_by_source() == {}
+    odd = price([OpCall(family, "?", (), "?") for family in Family], device("t4"))  # nothing is free or an error
+    assert (odd.low_us > 0).all() and (odd.time_us >= LEAST_US).all() and np.isfinite(odd.high_us).all()
 
-
-# The command
 
 def run(*arguments: str):
     return CliRunner().invoke(app, ["price", *arguments])
@@ -125,38 +110,31 @@ def test_the_command_prices_a_linear_layer() -> None:
     assert 747 / 0.95 < found["time_us"] < 747 / 0.5
     assert found["interval_us"][0] < found["time_us"] < found["interval_us"][1]
     assert found["source"] == "datasheet"
-
-
-def test_a_gradient_is_two_products() -> None:
-    arguments = ("aten::linear", "--shapes", "512x256,128x256,none", "--device", "NVIDIA H100 80GB HBM3", "--json")
-    forward, backward = (json.loads(run(*arguments, *more).stdout) for more in ((), ("--backward",)))
+    # A gradient is two products, and the table shows each.
+    arguments = ("aten::linear", "--shapes", "512x256,128x256,none", "--device", "NVIDIA H100 80GB HBM3")
+    forward, backward = (json.loads(run(*arguments, "--json", *more).stdout) for more in ((), ("--backward",)))
     assert backward["flops"] == 2 * forward["flops"] and len(backward["calls"]) == 2
-
-
-def test_the_table_shows_each_call() -> None:
-    ran = run("aten::mm", "--shapes", "64x64,64x64", "--dtype", "float16", "--device", "a40")
-    assert ran.exit_code == 0 and "gemm" in ran.stdout and "datasheet" in ran.stdout
+    shown = run(*arguments, "--backward").stdout
+    assert shown.count("gemm") >= 2 and "datasheet" in shown
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
     (("liner", "--shapes", "8x8,8x8", "--device", "t4"), "aten::linear"),
     (("aten::view", "--shapes", "8x8", "--device", "t4"), "no device work"),
     (("aten::linear", "--shapes", "8x8", "--device", "t4"), "do not fit"),
-    (("aten::linear", "--shapes", "8x8,8x9", "--device", "t4"), "do not fit"),
     (("aten::linear", "--shapes", "8x8,8xx8", "--device", "t4"), "8xx8"),
-    (("aten::linear", "--shapes", "8x0,8x8", "--device", "t4"), "do not fit"),
     (("aten::linear", "--shapes", "8x٨,8x8", "--device", "t4"), "are no sizes"),
     (("aten::linear", "--shapes", "8x1099511627776,8x8", "--device", "t4"), "below 2^40 = 1,099,511,627,776"),
     (("aten::cat", "--shapes", "8x8,8x9", "--device", "t4"), "cannot join 8x8, 8x9"),
     (("aten::cat", "--shapes", "[8x8;8x8", "--device", "t4"), "brackets"),
     (("aten::stack", "--shapes", "8x8,7x8", "--device", "t4"), "must be equal"),
+    (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride", "--device", "t4"), "stride=2"),
     (("aten::conv2d", "--shapes", "1x64x8x8,64x3x3x3", "--device", "t4"), "3 channels a group"),
     (("aten::layer_norm", "--shapes", "64x1024,512", "--device", "t4"), "weight 512"),
     (("aten::embedding", "--shapes", "32x8,100x8", "--dtype", "int64,fp32", "--device", "t4"), "table before"),
     (("aten::lstm", "--shapes", "10x4x32", "--device", "t4"), "hidden_size"),
     (("aten::linear", "--shapes", "8x8,8x8", "--value", "stride=1", "--device", "t4"), "no argument 'stride'"),
     (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride=two", "--device", "t4"), "stride=two"),
-    (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride", "--device", "t4"), "stride=2"),
     (("aten::conv2d", "--shapes", "1x3x8x8,4x3x3x3", "--value", "stride=" + "9" * 5000, "--device", "t4"),
      "out of range"),
     (("aten::linear", "--shapes", "", "--device", "t4"), "sizes"),
@@ -173,20 +151,21 @@ def test_bad_input_is_one_sentence_and_code_2(arguments: tuple[str, ...], told: 
     assert ran.stderr.startswith("foretrace: ") and ran.stderr.count("\n") == 1 and told in ran.stderr
 
 
-def priced_as(*arguments: str) -> dict:
-    ran = run(*arguments, "--json")
+def priced(operation: str, shapes: str, *more: str, on: str = "h100-sxm") -> dict:
+    ran = run(operation, "--shapes", shapes, "--device", on, *more, "--json")
     assert ran.exit_code == 0, ran.stderr
     return json.loads(ran.stdout)
 
 
-def priced(operation: str, shapes: str, *more: str, on: str = "h100-sxm") -> dict:
-    return priced_as(operation, "--shapes", shapes, "--device", on, *more)
-
-
-def test_all_sizes_of_a_concatenation_count() -> None:
+def test_all_sizes_of_a_concatenation_count_and_optimizers_repeat_one_list() -> None:
     for shapes in ("1024x1024,512x1024,256x1024", "[1024x1024;512x1024;256x1024]"):
         assert priced("aten::cat", shapes)["bytes"] == 2 * 4 * 1792 * 1024
     assert priced("aten::stack", "64x64,64x64")["bytes"] == 2 * 4 * 2 * 64 * 64
+    elements = 1024 * 1024 + 512
+    adam = priced("aten::_fused_adamw_", "1024x1024,512")
+    assert adam["assumed"] == {"lists": 4} and adam["bytes"] == 4 * elements * 7
+    assert priced("aten::_foreach_add_", "1024x1024,512")["bytes"] == 4 * elements * 3
+    assert priced("aten::_foreach_add_", "1024x1024,512", "--value", "scalar=1")["bytes"] == 4 * elements * 2
 
 
 def test_an_unknown_operation_is_priced_by_its_bytes() -> None:
@@ -202,16 +181,6 @@ def test_an_unknown_operation_is_priced_by_its_bytes() -> None:
 def test_without_elements_there_is_no_work(operation: str, shapes: str) -> None:
     found = priced(operation, shapes)
     assert found["time_us"] == 0 and found["interval_us"] == [0, 0] and "No work" in found["notes"][-1]
-    assert run(operation, "--shapes", shapes, "--device", "t4").exit_code == 0
-
-
-def test_optimizers_repeat_one_list() -> None:
-    elements = 1024 * 1024 + 512
-    adam = priced("aten::_fused_adamw_", "1024x1024,512")
-    assert adam["assumed"] == {"lists": 4} and adam["bytes"] == 4 * elements * 7
-    assert priced("aten::_foreach_add_", "1024x1024,512")["bytes"] == 4 * elements * 3
-    assert priced("aten::_foreach_add_", "1024x1024,512", "--value", "scalar=1")["bytes"] == 4 * elements * 2
-    assert priced("aten::_foreach_add_", "[1024x1024;512],[1024x1024;512]")["bytes"] == 4 * elements * 3
 
 
 def test_numbers_are_given_by_name_and_the_others_are_pytorchs() -> None:
@@ -230,9 +199,7 @@ def test_numbers_are_given_by_name_and_the_others_are_pytorchs() -> None:
     assert lstm["flops"] == 2 * 10 * 4 * 4 * 64 * (32 + 64)
     for value in ("output_size=128x128", "scale_factors=2"):
         assert priced("aten::upsample_bilinear2d", "8x3x64x64", "--value", value)["bytes"] == 4 * 24 * (64**2 + 128**2)
-
-
-def test_types_may_be_given_an_entry_each() -> None:
+    # Types may be given an entry each.
     found = priced("aten::embedding", "1000x64,32", "--dtype", "fp32,int64")
     assert priced("aten::embedding", "1000x64,32")["bytes"] == found["bytes"]
     assert priced("aten::layer_norm", "8x64,none,64", "--dtype", "fp32,none,fp32")["time_us"] > 0
@@ -252,12 +219,9 @@ def test_types_that_a_device_lacks_are_told_and_uncertain() -> None:
     assert "fp8" in priced("aten::mm", sizes, "--dtype", "fp4")["notes"][0]
     real = priced("aten::mm", sizes)
     assert priced("aten::mm", sizes, "--dtype", "complex64")["flops"] == 4 * real["flops"]
-
-
-def test_copies_stream_like_element_wise_kernels() -> None:
+    # Copies stream as elementwise kernels do.
     copied, relu = priced("aten::copy_", "8192x8192,8192x8192"), priced("aten::relu", "8192x8192")
     assert copied["bytes"] == relu["bytes"] and copied["time_us"] == pytest.approx(relu["time_us"], rel=0.2)
-    assert relu["interval_us"][1] / relu["interval_us"][0] > 1.2
 
 
 def test_layouts_that_a_profile_lacks_are_priced_by_those_it_has() -> None:
@@ -273,15 +237,6 @@ def test_layouts_that_a_profile_lacks_are_priced_by_those_it_has() -> None:
     assert found.time_us[1] == pytest.approx(1.5 * sheet.time_us[1])
     assert found.high_us[1] / found.low_us[1] > found.high_us[0] / found.low_us[0]
 
-
-def test_an_unreadable_profile_is_told(tmp_path) -> None:
-    path = tmp_path / "some.profile"
-    path.write_bytes(b"no profile")
-    ran = run("aten::mm", "--shapes", "8x8,8x8", "--profile", str(path))
-    assert ran.exit_code == 2 and "some.profile" in ran.stderr and ran.stderr.count("\n") == 1
-
-
-# Real traces
 
 @pytest.mark.real_traces
 @pytest.mark.parametrize("name", ["h100-Qwen_Qwen1.5-0.5B-Chat", "h100-gaunernst_bert-small-uncased"])
@@ -307,8 +262,10 @@ def test_a_large_product_ends_at_the_rate_that_the_power_feeds() -> None:
     rate = burst.calls[0].flops / slowed.times_us[0] / 1e6
     assert rate == pytest.approx(sustained_tflops(spec, "bf16"))
     assert slowed.times_us[0] > 1.4 * burst.times_us[0]
-    # The interval keeps its relative width.
+    # The interval keeps its relative width; small products and traffic are left alone.
     np.testing.assert_allclose(slowed.low_us / slowed.time_us, burst.low_us / burst.time_us)
+    calls = [product(256), OpCall(Family.ELEMENTWISE, "add", (10**8, 2, 2 * 10**8), "bf16", bytes_read=6e8)]
+    np.testing.assert_array_equal(sustained(price(calls, spec), spec).times_us, price(calls, spec).times_us)
 
 
 def test_more_power_is_never_slower_and_enough_of_it_changes_nothing() -> None:
@@ -321,24 +278,11 @@ def test_more_power_is_never_slower_and_enough_of_it_changes_nothing() -> None:
         assert (now <= before).all() and (now >= burst).all()
         before = now
     np.testing.assert_array_equal(before, burst)
-
-
-def test_small_products_and_traffic_are_left_alone() -> None:
-    spec = device("b200")
-    calls = [product(256), OpCall(Family.ELEMENTWISE, "add", (10**8, 2, 2 * 10**8), "bf16", bytes_read=4e8,
-                                  bytes_written=2e8)]
-    burst = price(calls, spec)
-    np.testing.assert_array_equal(sustained(burst, spec).times_us, burst.times_us)
-
-
-def test_an_8_bit_product_takes_less_energy_than_a_16_bit_one_and_more_than_half() -> None:
+    # An 8-bit product takes less energy than a 16-bit one, and more than half.
     spec = device("h200-sxm")
     assert 1.5 < sustained_tflops(spec, "fp8") / sustained_tflops(spec, "bf16") < 2
     hopper, blackwell = (sustained_tflops(device(name), "fp8") / device(name).power_w for name in ("h100-sxm", "gb200"))
     assert 1.2 < blackwell / hopper < 1.4, "narrow products on Blackwell have an energy of their own"
     assert sustained_tflops(device("gb200"), "fp4") > 1.5 * sustained_tflops(device("gb200"), "fp8")
-
-
-@pytest.mark.parametrize("name", ["v100-sxm2-32g", "rtx-4090", "cpu"])
-def test_a_board_of_which_nothing_is_known_is_not_limited(name: str) -> None:
-    assert sustained_tflops(device(name), "bf16") == np.inf
+    for name in ("v100-sxm2-32g", "rtx-4090", "cpu"):  # of which nothing is known
+        assert sustained_tflops(device(name), "bf16") == np.inf

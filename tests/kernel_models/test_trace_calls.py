@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import trace_coverage
 from slowly import mostly_slow
 
+from kernel_models import trace_calls
 from kernel_models.families.registry import unsized
 from kernel_models.kernel_names import element_dtype, family_hint, short_kernel_name, uses_tf32
 from kernel_models.op_call import Family
@@ -65,14 +65,21 @@ def test_kernels_belong_to_the_innermost_operation_with_sizes(tmp_path: Path) ->
              .kernel("ampere_sgemm_32x32_tn", 20, 60, 5).kernel("splitKreduce_kernel", 30, 70, 2)
              .op("aten::relu", 60, 90, [[32, 8]]).op("aten::clamp_min", 70, 80)
              .kernel("vectorized_elementwise_kernel", 72, 100, 3)
+             .op("c10d::allreduce_", 110, 130, [[64]])
+             .kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 115, 120, 50)
              .read(tmp_path))
-    assert pieces(graph, graph_calls(graph)) == [
+    found = graph_calls(graph)
+    assert pieces(graph, found) == [
         ("aten::addmm", "gemm", "mm", 7000, "SHAPES"), ("aten::relu", "elementwise", "relu", 3000, "SHAPES")]
+    assert found.collective_ns == 50_000  # counted and left out
 
 
-def test_rows_give_back_kernels_and_calls(tmp_path: Path) -> None:
+def test_rows_give_back_kernels_and_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = trace_calls.calls_of
+    monkeypatch.setattr(trace_calls, "calls_of", lambda *a, **k: asked.append(1) or real(*a, **k))
     trace = Trace()
-    for i in range(4):
+    for i in range(6):
         trace.op("aten::convolution_backward", 100 * i, 100 * i + 90, [
             [2, 8, 8, 8], [2, 4, 8, 8], [8, 4, 3, 3], [], [], [], [], [], [], [], []], ["float"] * 3 + [""] + [
             "ScalarList"] * 3 + ["Scalar", "ScalarList", "Scalar", "ScalarList"], **{"Concrete Inputs": [
@@ -81,12 +88,14 @@ def test_rows_give_back_kernels_and_calls(tmp_path: Path) -> None:
         trace.kernel("wgrad_engine", 100 * i + 11, 100 * i + 30, 7)
     graph = trace.read(tmp_path)
     result = graph_calls(graph)
-    assert len(result) == 4
+    assert len(result) == 6
     assert [call.kind for call in result.calls_of_row(2)] == ["dgrad", "wgrad"]
-    assert len(result.calls) == 2  # equal work is one call
+    assert len(result.calls) == 2 and len(asked) == 1  # equal work is one call, looked at once
     assert result.kernel[result.kernel_offset[1]:result.kernel_offset[2]].tolist() == [2, 3]
-    assert result.time_by_family() == {Family.CONV: 48_000}
+    assert result.time_by_family() == {Family.CONV: 72_000}
     assert sorted(result.kernel.tolist()) == list(range(len(graph.kernels)))
+    empty = graph_calls(Trace().op("aten::mm", 0, 30, [[2, 2], [2, 2]]).read(tmp_path))
+    assert len(empty) == 0 and empty.calls == [] and empty.call_offset.tolist() == empty.kernel_offset.tolist() == [0]
 
 
 def test_copies_and_memsets_by_their_own_bytes(tmp_path: Path) -> None:
@@ -96,72 +105,42 @@ def test_copies_and_memsets_by_their_own_bytes(tmp_path: Path) -> None:
              .kernel("Memcpy DtoH (Device -> Pageable)", 20, 60, 2, "gpu_memcpy", "cudaMemcpyAsync", bytes=8)
              .read(tmp_path))
     result = graph_calls(graph)
-    first, second, third = (result.calls_of_row(row)[0] for row in range(3))
-    assert (first.family, first.kind, first.dims, first.flags) == (Family.TRANSFER, "h2d", (256,), ("pinned",))
-    assert (second.family, second.dims, second.bytes_written) == (Family.MEMSET, (16,), 16)
-    assert (third.kind, third.flags) == ("d2h", ("pageable",))
+    calls = [result.calls_of_row(row)[0] for row in range(3)]
+    assert [(call.family, call.kind, call.dims, call.flags) for call in calls] == [
+        (Family.TRANSFER, "h2d", (256,), ("pinned",)), (Family.MEMSET, "memset", (16,), ()),
+        (Family.TRANSFER, "d2h", (8,), ("pageable",))]
     assert set(result.basis.tolist()) == {Basis.KERNEL_BYTES}
 
 
 def test_kernels_without_operation_are_known_by_name_only(tmp_path: Path) -> None:
     graph = (Trace().kernel("void flash_fwd_kernel<Traits>(Params)", 0, 10, 5).kernel("strange", 1, 20, 6)
              .op("Optimizer.step#Adam.step", 30, 60, category="user_annotation")
-             .kernel("multi_tensor_apply_kernel<Adam>", 40, 50, 7).read(tmp_path))
+             .kernel("multi_tensor_apply_kernel<Adam>", 40, 50, 7)
+             .op("aten::mm", 70, 90).kernel("ampere_sgemm", 75, 80, 5).read(tmp_path))  # without recorded sizes
     result = graph_calls(graph)
-    assert [result.calls_of_row(row)[0] for row in range(3)] == [
+    assert [result.calls_of_row(row)[0] for row in range(4)] == [
         unsized(Family.ATTENTION, "flash_fwd_kernel"), unsized(Family.OTHER, "strange"),
-        unsized(Family.OPTIMIZER, "multi_tensor_apply_kernel")]
+        unsized(Family.OPTIMIZER, "multi_tensor_apply_kernel"), unsized(Family.GEMM, "mm")]
     assert set(result.basis.tolist()) == {Basis.NAME}
     assert result.op[:2].tolist() == [NONE, NONE]
 
 
-def test_operations_without_recorded_sizes_keep_their_family(tmp_path: Path) -> None:
-    graph = Trace().op("aten::mm", 0, 30).kernel("ampere_sgemm", 5, 20, 5).read(tmp_path)
-    result = graph_calls(graph)
-    assert result.calls_of_row(0) == (unsized(Family.GEMM, "mm"),)
-    assert Basis(int(result.basis[0])) is Basis.NAME
-
-
-def test_collectives_are_counted_and_left_out(tmp_path: Path) -> None:
-    graph = (Trace().op("c10d::allreduce_", 0, 30, [[64]])
-             .kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 5, 20, 50)
-             .op("aten::add_", 40, 60, [[64], [64], []]).kernel("elementwise_kernel", 45, 80, 2).read(tmp_path))
-    result = graph_calls(graph)
-    assert result.collective_ns == 50_000
-    assert [row[0] for row in pieces(graph, result)] == ["aten::add_"]
-
-
-def test_tf32_goes_by_the_kernel_unless_told(tmp_path: Path) -> None:
-    graph = (Trace().op("aten::mm", 0, 30, [[32, 16], [16, 8]])
-             .kernel("cutlass_80_tensorop_s1688gemm_64x64_nn", 5, 20, 5)
-             .op("aten::mm", 40, 70, [[32, 16], [16, 8]]).kernel("ampere_sgemm_128x64_nn", 45, 80, 5).read(tmp_path))
-    by_name = graph_calls(graph)
-    assert [by_name.calls_of_row(row)[0].dtype for row in range(2)] == ["tf32", "fp32"]
-    told = graph_calls(graph, tf32=True)
+def test_kernels_tell_types_and_families_that_operations_leave_open(tmp_path: Path) -> None:
+    sizes = [[32, 16], [16, 8]]
+    graph = (Trace().op("aten::mm", 0, 30, sizes).kernel("cutlass_80_tensorop_s1688gemm_64x64_nn", 5, 20, 5)
+             .op("aten::mm", 40, 70, sizes).kernel("ampere_sgemm_128x64_nn", 45, 80, 5)
+             .op("aten::cat", 80, 99, [[[4, 3], [4, 5]], []], ["TensorList", "Scalar"])
+             .kernel("void CatArrayBatchedCopy<c10::Half, unsigned int, 2>(c10::Half*)", 85, 90, 5)
+             .op("lib::scale", 100, 130, [[64, 2], [64, 2]]).kernel("vectorized_elementwise_kernel<4>", 105, 120, 5)
+             .op("lib::mystery", 140, 170, [[64]]).kernel("mystery_kernel", 145, 180, 5)
+             .op("aten::view", 180, 190, [[64]]).kernel("strange", 185, 190, 5).read(tmp_path))
+    result, told = graph_calls(graph), graph_calls(graph, tf32=True)
+    found = [result.calls_of_row(row)[0] for row in range(len(result))]
+    assert [call.family for call in found] == [
+        Family.GEMM, Family.GEMM, Family.CONCAT, Family.ELEMENTWISE, Family.OTHER, Family.OTHER]
+    assert [call.dtype for call in found[:3]] == ["tf32", "fp32", "fp16"]
     assert [told.calls_of_row(row)[0].dtype for row in range(2)] == ["tf32", "tf32"]
-
-
-def test_lists_take_their_type_from_the_kernel(tmp_path: Path) -> None:
-    graph = (Trace().op("aten::cat", 0, 30, [[[4, 3], [4, 5]], []], ["TensorList", "Scalar"])
-             .kernel("void CatArrayBatchedCopy<c10::Half, unsigned int, 2>(c10::Half*)", 5, 20, 5).read(tmp_path))
-    call = graph_calls(graph).calls_of_row(0)[0]
-    assert (call.family, call.dtype, call.bytes_written) == (Family.CONCAT, "fp16", 64)
-
-
-def test_unknown_operations_running_elementwise_kernels_are_elementwise(tmp_path: Path) -> None:
-    graph = (Trace().op("lib::scale", 0, 30, [[64, 2], [64, 2]]).kernel("vectorized_elementwise_kernel<4>", 5, 20, 5)
-             .op("lib::mystery", 40, 70, [[64]]).kernel("mystery_kernel", 45, 80, 5).read(tmp_path))
-    result = graph_calls(graph)
-    assert pieces(graph, result)[0][1:3] == ("elementwise", "lib::scale")
-    assert result.calls_of_row(1)[0].family is Family.OTHER
-    assert result.calls_of_row(1)[0].bytes_read == 256
-
-
-def test_a_view_that_runs_a_kernel_is_known_by_that_kernel(tmp_path: Path) -> None:
-    graph = Trace().op("aten::view", 0, 30, [[64]]).kernel("strange", 5, 20, 5).read(tmp_path)
-    result = graph_calls(graph)
-    assert len(result) == 1
-    assert result.calls_of_row(0)[0].family is Family.OTHER
+    assert (found[2].bytes_written, found[3].kind, found[4].bytes_read) == (64, "lib::scale", 256)
 
 
 def test_fused_lookups_and_their_gradients_complete_each_other(tmp_path: Path) -> None:
@@ -186,39 +165,10 @@ def test_fused_lookups_and_their_gradients_complete_each_other(tmp_path: Path) -
     assert not any("assumed" in call.flags for call in calls)
 
 
-def test_a_graph_without_kernels_gives_no_rows(tmp_path: Path) -> None:
-    result = graph_calls(Trace().op("aten::mm", 0, 30, [[2, 2], [2, 2]]).read(tmp_path))
-    assert len(result) == 0
-    assert result.calls == []
-    assert result.call_offset.tolist() == result.kernel_offset.tolist() == [0]
-
-
-def test_many_equal_operations_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kernel_models.trace_calls as module
-
-    asked = []
-    real = module.calls_of
-    monkeypatch.setattr(module, "calls_of", lambda *a, **k: asked.append(1) or real(*a, **k))
-    trace = Trace()
-    for i in range(300):
-        trace.op("aten::mm", 100 * i, 100 * i + 90, [[32, 16 + i % 3], [16 + i % 3, 8]])
-        trace.kernel("ampere_sgemm", 100 * i + 10, 100 * i + 20, 5)
-    result = graph_calls(trace.read(tmp_path))
-    assert len(result) == 300
-    assert len(asked) == len(result.calls) == 3
-
-
-# --- kernels' names -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "family"), [
     ("ampere_sgemm_128x64_nn", Family.GEMM), ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64", Family.GEMM),
-    ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", Family.GEMM), ("void gemv2T_kernel_val<int>", Family.GEMM),
     ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", Family.GEMM),
-    ("void pytorch_flash::flash_fwd_kernel<Traits>", Family.ATTENTION), ("attn_fwd", Family.ATTENTION),
     ("kernel_unified_attention_2d", Family.ATTENTION), ("fmhaSm100aKernel_QkvE4m3OBfloat16H64", Family.ATTENTION),
-    ("volta_scudnn_128x64_stridedB_splitK_xregs_large_nn_v1", Family.CONV),
-    ("igemm_wrw_gtcx2_nhwc_bf16_bx0_ex1_bt256x128x16", Family.CONV),
     ("void cudnn::bn_bw_1C11_singleread<float, 512, true, 1, 2, 0>", Family.NORM),
     ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", Family.ELEMENTWISE),
     ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>", Family.REDUCTION),
@@ -240,23 +190,6 @@ def test_tf32_and_types_by_kernel_name() -> None:
     assert short_kernel_name("void at::native::(anonymous namespace)::copy<4, F>(int)") == "at::native::copy"
 
 
-# --- recorded traces ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "trace_coverage.py"
-    spec = importlib.util.spec_from_file_location("trace_coverage", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["trace_coverage"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.real_traces
 @pytest.mark.parametrize("name", mostly_slow([
     "cuda-sync-A100", "dlrm-8xV100-2023", "gpu-only-MI210", "h100-vs-mi300", "linear-2080Ti", "rank0-1-of-128",
@@ -264,11 +197,11 @@ def benchmark() -> ModuleType:
     "vllm-cuda-graph", "vllm-eager-B200",
 ], {"cuda-sync-A100", "gpu-only-MI210", "linear-2080Ti", "rank0-1-of-128", "resnet50-V100", "triton-example",
     "vllm-cuda-graph", "vllm-eager-B200"}))
-def test_recorded_traces_are_covered(name: str, benchmark: ModuleType, real_trace: Any) -> None:
-    paths = benchmark.profiler_traces(real_trace(name))
+def test_recorded_traces_are_covered(name: str, real_trace: Any) -> None:
+    paths = trace_coverage.profiler_traces(real_trace(name))
     assert paths
     for path in paths:
-        found = benchmark.coverage(benchmark.read(path))
+        found = trace_coverage.coverage(trace_coverage.read(path))
         assert found.share >= 0.98, (path, found.rest)
         assert found.named_known >= 0.95 * found.named - 10_000, (path, found.rest)
         assert found.sized + found.named + found.collective == found.total
