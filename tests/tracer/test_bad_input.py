@@ -240,15 +240,20 @@ def test_a_truncated_real_trace(tmp_path: Path) -> None:
     assert "absolute start may be unknown" in " ".join(graph.meta.loss.notes)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(60))
 def test_random_damage_never_raises_anything_else(tmp_path: Path, seed: int) -> None:
-    generator, path = random.Random(seed), tmp_path / "damaged.json"
+    generator = random.Random(seed)
     text = bytearray(write(tmp_path, [*small_step(), *many(30)], distributedInfo={"rank": 1}).read_bytes())
     for _ in range(generator.randint(1, 12)):
         at = generator.randrange(len(text))
-        removed = generator.choice([0, 0, 1, generator.randint(1, 60)])
-        text[at:at + removed] = generator.choice(
-            [b"", b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"\x00", b"\xe9", b"1e9999", b"},{"])
+        what = generator.random()
+        if what < 0.4:
+            text[at] = generator.randrange(256)
+        elif what < 0.7:
+            del text[at:at + generator.randint(1, 60)]
+        else:
+            text[at:at] = generator.choice([b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"\x00", b"1e9999", b"},{"])
+    path = tmp_path / "damaged.json"
     path.write_bytes(text)
     with contextlib.suppress(ForetraceError):
         assert read_kineto(path).meta.loss.events_read > 0

@@ -159,7 +159,7 @@ def test_a_step_traced_by_shapes_has_the_peak_it_always_had() -> None:
     from tracer import workloads
     from tracer.shape_only import trace_workload
 
-    graph = trace_workload(workloads.configure("bert", preset="tiny", batch=64, seq=128), "h100-sxm")
+    graph = trace_workload(workloads.configure("bert", preset="tiny", vocabulary=20_000), "h100-sxm")
     found = memory_timeline(graph)
     assert found.peak_bytes == graph.meta.memory["peak"] and not found.inferred and not found.timed
     account = MemoryAccount.of_trace(graph.meta.memory)
