@@ -27,6 +27,7 @@ def many(count: int) -> list[dict]:
 
 @pytest.mark.parametrize(("content", "says"), [
     (b"", "is empty"),
+    (b"", "is empty"),
     (gzip.compress(b"  \n "), "is empty"),
     (b"\x00\x01\x02", "is not JSON"),
     (b"PK\x03\x04 zip", "zip archive"),
@@ -66,7 +67,7 @@ def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
     (".json", 0.3, "cut off"), (".json.gz", 0.6, "gzip stream ends too early"), (".json.gz", 0.97, "gzip stream"),
     (".json.gz", None, "gzip stream")], ids=["text", "gzip", "gzip's end", "damage within"])
 def test_a_truncated_or_damaged_file_gives_its_head(tmp_path: Path, suffix: str, keep: float | None, says: str) -> None:
-    whole = write(tmp_path, many(2000), "whole" + suffix)
+    whole = write(tmp_path, many(5000), "whole" + suffix)
     stored = whole.read_bytes()
     middle = len(stored) // 2
     cut = tmp_path / ("cut" + suffix)
@@ -208,7 +209,7 @@ def test_pieces_are_cut_right_whatever_their_size(tmp_path: Path, monkeypatch: p
     first = write(tmp_path, events, "first.json", deviceProperties=devices)
     last = write(tmp_path, {"traceEvents": events, "deviceProperties": devices, "traceName": "t }], x"}, "last.json")
     bare = write(tmp_path, json.dumps(events).encode(), "list.json")
-    for size in (1000, 257):
+    for size in (1 << 23, 4096, 1000, 257):
         monkeypatch.setattr(source, "BLOCK_BYTES", size)
         monkeypatch.setattr(source, "_COMPRESSED_READ", size)
         for path in (first, last, bare):

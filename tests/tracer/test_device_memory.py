@@ -132,10 +132,11 @@ def test_a_graph_keeps_its_changes_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize("name", [
-    "h100-gaunernst_bert-small-uncased", "mi300-Qwen_Qwen1.5-0.5B-Chat", "h100-google_owlv2-large-patch14-ensemble"])
-def test_real_changes_add_up_to_the_recorded_totals(real_trace: Callable[[str], Path], name: str) -> None:
-    graph = read_kineto(real_trace(f"h100-vs-mi300/{name}.json.gz"))
+@pytest.mark.parametrize("device", ["h100", "mi300"])
+@pytest.mark.parametrize("model", [
+    "gaunernst_bert-small-uncased", "Qwen_Qwen1.5-0.5B-Chat", "google_owlv2-large-patch14-ensemble"])
+def test_real_changes_add_up_to_the_recorded_totals(real_trace: Callable[[str], Path], device: str, model: str) -> None:
+    graph = read_kineto(real_trace(f"h100-vs-mi300/{device}-{model}.json.gz"))
     found = memory_timeline(graph)
     rows = graph.allocations.device >= 0
     assert np.array_equal(found.total_bytes, graph.allocations.total_bytes[rows])

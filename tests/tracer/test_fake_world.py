@@ -364,6 +364,7 @@ def test_pipeline_stages_of_a_script_must_know_their_shapes() -> None:
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--workload", "llama", "--world-size", "4"], "Say how the workload is spread over the ranks"),
     (["--workload", "llama", "--parallel", "ddp"], "give --world-size for a fake world"),
+    (["--workload", "llama", "--parallel", "ddp=3", "--world-size", "4"], "which is not the world size 4"),
     (["--workload", "llama", "--parallel", "ddp", "--world-size", "4", "--rank", "4"], "There is no rank 4"),
     (["--parallel", "ddp", "--world-size", "4", "train.py"], "--parallel belongs to --workload"),
     (["--rank", "1", "train.py"], "rank=1 is of a fake world"),

@@ -251,6 +251,10 @@ def test_what_a_device_or_an_allocator_does_not_tell_is_no_error(nvml: Simulated
 
     monkeypatch.setattr("torch.cuda.max_memory_allocated", uncounted)
     assert main_device() == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    log = ClockLog()
+    log.note("the timed steps")
+    assert log.to_json() == {}
     monkeypatch.setattr("tracer.gpu_state.devices_in_use", lambda: [0, 1, 2])
     monkeypatch.setattr("tracer.gpu_state._most_bytes", {0: 5, 1: 9, 2: 1}.__getitem__)
     assert main_device() == 1
