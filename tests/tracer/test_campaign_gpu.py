@@ -138,6 +138,13 @@ def test_overheads_are_those_planted(start: Start, monkeypatch: pytest.MonkeyPat
     assert gpu.launched
 
 
+def test_a_queue_that_never_fills_is_no_measurement(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start()
+    monkeypatch.setattr(overheads, "MOST_LAUNCHES", 0)
+    with pytest.raises(RuntimeError, match="took no sample"):
+        micro.measure("overheads", {"case": "queue_depth"}, Lab("cuda"))
+
+
 # --- processes -------------------------------------------------------------------------------------------------------
 
 TORCH = """
