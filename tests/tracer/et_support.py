@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from kineto_support import real
 
-from tracer.graph import NONE, ExecutionGraph, Meta, OpKind, Table, Thread
-
-DATA = Path(os.environ.get("FORETRACE_DATA", Path(__file__).parents[3] / "shared" / "data"))
-
-
-def real(relative: str) -> Path:
-    """A trace recorded by others, or skip the test."""
-    path = DATA / "traces" / relative
-    if not path.exists():
-        pytest.skip(f"the real trace {relative} is not here; set FORETRACE_DATA to the folder that holds traces/")
-    return path
+from tracer.graph import ExecutionGraph, Meta, OpKind, Table, Thread
 
 
 def graph_of(names: list[tuple[int, str]], parents: list[int] | None = None, **columns: Any) -> ExecutionGraph:
@@ -85,4 +74,4 @@ def assert_same(left: ExecutionGraph, right: ExecutionGraph) -> None:
             np.testing.assert_array_equal(values, other, err_msg=f"{name}.{column}")
 
 
-__all__ = ["DATA", "NONE", "assert_same", "empty_graph", "graph_of", "node", "real", "write_trace"]
+__all__ = ["assert_same", "empty_graph", "graph_of", "node", "real", "write_trace"]

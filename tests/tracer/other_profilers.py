@@ -25,28 +25,20 @@ def write_nsys(graph: ExecutionGraph, path: Path, *, pid: int = PID, shapes: boo
 
     file = sqlite3.connect(path)
     file.executescript("""
-        CREATE TABLE StringIds (id INTEGER, value TEXT);
-        CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT, totalMemory INTEGER, smCount INTEGER, computeMajor INTEGER,
-                                      computeMinor INTEGER);
-        CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER,
-                                                  nameId INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER,
-            correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER,
-            registersPerThread INTEGER,
-            gridX INTEGER, gridY INTEGER, gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ INTEGER,
-            staticSharedMemory INTEGER, dynamicSharedMemory INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER,
-            correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER, srcKind INTEGER,
-            dstKind INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER,
-            correlationId INTEGER, globalPid INTEGER, bytes INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (start INTEGER, end INTEGER, deviceId INTEGER,
-            streamId INTEGER, correlationId INTEGER, globalPid INTEGER, syncType INTEGER, eventId INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_CUDA_EVENT (deviceId INTEGER, streamId INTEGER, correlationId INTEGER,
-            globalPid INTEGER, eventId INTEGER);
-        CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER,
-                                  textId INTEGER);""")
+        CREATE TABLE StringIds (id, value);
+        CREATE TABLE TARGET_INFO_GPU (id, name, totalMemory, smCount, computeMajor, computeMinor);
+        CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (
+            start, end, deviceId, streamId, correlationId, globalPid, demangledName, shortName, registersPerThread,
+            gridX, gridY, gridZ, blockX, blockY, blockZ, staticSharedMemory, dynamicSharedMemory);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (
+            start, end, deviceId, streamId, correlationId, globalPid, bytes, copyKind, srcKind, dstKind);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start, end, deviceId, streamId, correlationId, globalPid, bytes);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (
+            start, end, deviceId, streamId, correlationId, globalPid, syncType, eventId);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_CUDA_EVENT (deviceId, streamId, correlationId, globalPid, eventId);
+        CREATE TABLE NVTX_EVENTS (start, end, eventType, text, globalTid, textId);""")
     meta, process = graph.meta, pid * SHIFT
     major, minor = (meta.compute_capability or "0.0").split(".")
     file.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, ?, ?, ?, ?, ?)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import random
@@ -27,36 +28,30 @@ def many(count: int) -> list[dict]:
 @pytest.mark.parametrize(("content", "says"), [
     (b"", "is empty"),
     (b"  \n ", "is empty"),
-    (b"hello, world", "is not JSON"),
+    (gzip.compress(b""), "is empty"),
     (b"\x00\x01\x02", "is not JSON"),
     (b"PK\x03\x04 zip", "zip archive"),
     (b"{}", "no profiler trace"),
-    (b'{"a": 1, "b": [1, 2]}', "no profiler trace"),
     (b'{"schema": "1.1.0", "nodes": []}', "execution trace"),
     (b'{"traceEvents": []}', "list of events is empty"),
     (b"[]", "without events"),
-    (b"[1, 2, 3]", "holds nothing to read"),
     (b'{"traceEvents": 5}', "no profiler trace"),
     (b'{"schemaVersion": 1, "deviceProp', "cut off"),
     (b'{"schemaVersion": 1,, }', "not valid JSON"),
+    (json.dumps([op("a", -1, 1), op("b", 1, -1)]).encode(), "none of its 2 timed events"),
     (b'{"traceEvents": [{"ph": "X", "cat": "cpu', "within its first event"),
     (b'{"traceEvents": [{"ph": "M", "name": "process_name"}]}', "no timed event"),
     (b"[" * 100_000, "holds nothing to read"),
     (b'{"traceEvents": ' + b"[" * 100_000, "holds nothing to read"),
-    (b'{"x": ' + b"[" * 100_000, "cut off|nested"),
     (b'{"x": ' + b'{"a":' * 100_000, "cut off|nested"),
     (b'{"traceEvents": [{"ph": "X", "args": ' + b"[" * 200_000 + b"]" * 200_000 + b"}]}", "holds nothing to read"),
 ])
 def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path: Path, content: bytes, says: str) -> None:
-    for name, stored in (("trace.json", content), ("trace.json.gz", gzip.compress(content))):
-        path = tmp_path / name
-        path.write_bytes(stored)
-        with pytest.raises(TraceError, match=says) as caught:
-            read_kineto(path)
-        if not (name.endswith(".gz") and content[:2] == b"PK"):
-            assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-        if content[:2] == b"PK":
-            break
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=says) as caught:
+        read_kineto(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
@@ -68,43 +63,33 @@ def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
         read_kineto("nosuchprotocol://bucket/trace.json")
 
 
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-@pytest.mark.parametrize("keep", [0.3, 0.6, 0.97])
-def test_a_truncated_file_gives_its_head(tmp_path: Path, suffix: str, keep: float) -> None:
-    whole = write(tmp_path, many(1000), "whole" + suffix)
+@pytest.mark.parametrize(("suffix", "keep", "says"), [
+    (".json", 0.3, "cut off"), (".json.gz", 0.6, "gzip stream ends too early"), (".json.gz", 0.97, "gzip stream"),
+    (".json.gz", None, "gzip stream")], ids=["text", "gzip", "gzip's end", "damage within"])
+def test_a_truncated_or_damaged_file_gives_its_head(tmp_path: Path, suffix: str, keep: float | None, says: str) -> None:
+    whole = write(tmp_path, many(5000), "whole" + suffix)
+    stored = whole.read_bytes()
+    middle = len(stored) // 2
     cut = tmp_path / ("cut" + suffix)
-    cut.write_bytes(whole.read_bytes()[:int(whole.stat().st_size * keep)])
+    cut.write_bytes(stored[:int(len(stored) * keep)] if keep else stored[:middle] + b"\xff" * 64 + stored[middle + 64:])
     graph, full = read_kineto(cut), read_kineto(whole)
-    assert 0.15 * len(full.ops) < len(graph.ops) < len(full.ops)
-    assert graph.ops.start_ns.tolist() == full.ops.start_ns[:len(graph.ops)].tolist()
+    assert 0 < len(graph.ops) < len(full.ops)
+    assert not keep or graph.ops.start_ns.tolist() == full.ops.start_ns[:len(graph.ops)].tolist()
     note = " ".join(graph.meta.loss.notes)
-    assert ("gzip stream ends too early" if suffix.endswith("gz") else "cut off") in note
-    assert f"{graph.meta.loss.events_read} events before that were recovered" in note
+    assert says in note and f"{graph.meta.loss.events_read} events before that were recovered" in note
+    assert "absolute start may be unknown" in note
 
 
 def test_every_cut_of_a_small_file_is_survived(tmp_path: Path) -> None:
-    text = write(tmp_path, small_step()[1:5], deviceProperties=[{"id": 0, "name": "A"}]).read_bytes()
-    read = 0
+    text = write(tmp_path, small_step()[1:4:2], deviceProperties=[{"id": 0, "name": "A"}]).read_bytes()
+    read, path = 0, tmp_path / "cut.json"
     for length in range(len(text)):
-        path = tmp_path / "cut.json"
         path.write_bytes(text[:length])
-        try:
-            graph = read_kineto(path)
-        except TraceError:
-            continue
-        read += 1
-        assert graph.meta.loss.notes and graph.meta.loss.events_read >= 1
-    assert read > len(text) // 2
-
-
-def test_a_corrupt_gzip_gives_its_head(tmp_path: Path) -> None:
-    path = write(tmp_path, many(5_000), "trace.json.gz")
-    stored = bytearray(path.read_bytes())
-    middle = len(stored) // 2
-    stored[middle:middle + 64] = b"\xff" * 64
-    path.write_bytes(stored)
-    graph = read_kineto(path)
-    assert len(graph.ops) > 0 and "gzip stream" in " ".join(graph.meta.loss.notes)
+        with contextlib.suppress(TraceError):
+            loss = read_kineto(path).meta.loss
+            assert loss.notes and loss.events_read >= 1
+            read += 1
+    assert read > len(text) // 3  # once the first event is whole
 
 
 def test_several_gzip_members_are_one_text(tmp_path: Path) -> None:
@@ -127,9 +112,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_invalid_json_within_an_event_is_mended(tmp_path: Path, fault: str) -> None:
-    events = [op("before", 1, 2), {**op("x", 4, 2), "name": "TARGET"}, op("after", 7, 2)]
-    events[1] = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 4, "dur": 2, "args": {}, "name": "TARGET"}
-    good = write(tmp_path, events).read_bytes()
+    last = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 4, "dur": 2, "name": "TARGET"}
+    good = write(tmp_path, [op("before", 1, 2), last, op("after", 7, 2)]).read_bytes()
     old, new, expected = BROKEN[fault]
     path = tmp_path / "bad.json"
     path.write_bytes(good.replace(old, new))
@@ -156,25 +140,15 @@ def test_an_unmendable_event_costs_only_itself(tmp_path: Path) -> None:
     assert graph.meta.loss.dropped_events == 1 and "dropped" in " ".join(graph.meta.loss.notes)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, -5, "x", [1], {}, 1e300])
-@pytest.mark.parametrize("column", ["ts", "dur"])
-def test_unusable_times_are_dropped_and_counted(tmp_path: Path, column: str, value: object) -> None:
-    bad = {**op("aten::bad", 5, 1), column: value}
-    graph = read_kineto(write(tmp_path, [*small_step(), bad]))
-    assert graph.meta.loss.dropped_events == 1
-    assert "aten::bad" not in names(graph, graph.ops.name) and len(graph.ops) == 4
-
-
-def test_a_missing_duration_is_dropped_and_counted(tmp_path: Path) -> None:
-    bad = op("aten::bad", 5, 1)
-    del bad["dur"]
-    assert read_kineto(write(tmp_path, [*small_step(), bad])).meta.loss.dropped_events == 1
-
-
-def test_kernels_at_time_zero_are_dropped_and_counted(tmp_path: Path) -> None:
-    graph = read_kineto(write(tmp_path, [*small_step(), kernel("lost", 0, 3, 99)]))
-    assert len(graph.kernels) == 1 and graph.meta.loss.dropped_events == 1
-    assert graph.meta.window_ns == 100_000
+@pytest.mark.parametrize("bad", [
+    *[op("bad", value, 1) for value in (float("nan"), None, -5, "x", [1], 1e300)],
+    *[op("bad", 5, value) for value in (float("inf"), None, -5, {})], kernel("lost", 0, 3, 99),
+    {"ph": "X", "cat": "cpu_op", "name": "bad", "ts": 5}])
+def test_events_of_unusable_times_are_dropped_and_counted(tmp_path: Path, bad: dict) -> None:
+    odd = [event("mystery", "?", 1, 2), {"ph": "B"}, {"ph": "i", "ts": {}}]  # these are no error
+    graph = read_kineto(write(tmp_path, [*small_step(), bad, *odd]))
+    assert graph.meta.loss.dropped_events == 1 and graph.meta.window_ns == 100_000
+    assert (len(graph.ops), len(graph.kernels)) == (4, 1)
 
 
 def test_a_time_decades_away_does_not_stretch_the_window(tmp_path: Path) -> None:
@@ -183,11 +157,6 @@ def test_a_time_decades_away_does_not_stretch_the_window(tmp_path: Path) -> None
     graph = read_kineto(write(tmp_path, events))
     assert graph.meta.window_ns == 100_000 and graph.meta.loss.dropped_events == 2
     assert "half a week" in " ".join(graph.meta.loss.notes)
-
-
-def test_only_unusable_times_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="none of its 2 timed events"):
-        read_kineto(write(tmp_path, [op("a", -1, 1), op("b", 1, -1)]))
 
 
 def test_fields_of_wrong_types_do_not_lose_the_event(tmp_path: Path) -> None:
@@ -226,7 +195,7 @@ def test_broken_metadata_keeps_what_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("metadata", [
     {"deviceProperties": "x"}, {"deviceProperties": [3, {"id": "a", "name": None, "numSms": {}}]},
     {"distributedInfo": [1]}, {"distributedInfo": {"rank": "zero", "world_size": None, "pg_config": {}}},
-    {"baseTimeNanoseconds": "soon"}, {"record_shapes": [], "torch_version": 3}])
+    {"baseTimeNanoseconds": "soon", "record_shapes": [], "torch_version": 3}])
 def test_odd_metadata_is_left_out(tmp_path: Path, metadata: dict) -> None:
     assert len(read_kineto(write(tmp_path, small_step(), **metadata)).ops) == 4
 
@@ -263,6 +232,15 @@ def test_text_without_an_event_is_refused_before_it_fills_memory(
         read_kineto(path)
 
 
+@pytest.mark.real_traces
+def test_a_truncated_real_trace(tmp_path: Path) -> None:
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(real("resnet50-ddp-2xA100/rank0.kineto.json.gz").read_bytes()[:500_000])
+    graph = read_kineto(path)
+    assert len(graph.ops) > 5000 and len(graph.kernels) > 500
+    assert "absolute start may be unknown" in " ".join(graph.meta.loss.notes)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_damage_never_raises_anything_else(tmp_path: Path, seed: int) -> None:
     generator = random.Random(seed)
@@ -278,25 +256,5 @@ def test_random_damage_never_raises_anything_else(tmp_path: Path, seed: int) -> 
             text[at:at] = generator.choice([b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"\x00", b"1e9999", b"},{"])
     path = tmp_path / "damaged.json"
     path.write_bytes(text)
-    try:
-        graph = read_kineto(path)
-    except ForetraceError:
-        return
-    assert graph.meta.loss.events_read > 0
-
-
-@pytest.mark.real_traces
-def test_a_truncated_real_trace(tmp_path: Path) -> None:
-    whole = real("resnet50-ddp-2xA100/rank0.kineto.json.gz")
-    path = tmp_path / "cut.json.gz"
-    path.write_bytes(whole.read_bytes()[:500_000])
-    graph = read_kineto(path)
-    assert len(graph.ops) > 5000 and len(graph.kernels) > 500
-    notes = " ".join(graph.meta.loss.notes)
-    assert "gzip stream ends too early" in notes and "absolute start may be unknown" in notes
-
-
-def test_an_odd_category_is_no_error(tmp_path: Path) -> None:
-    odd = [event("mystery", "?", 1, 2), {"ph": "B"}, {"ph": "i", "ts": {}}]
-    graph = read_kineto(write(tmp_path, [*small_step(), *odd]))
-    assert len(graph.ops) == 4
+    with contextlib.suppress(ForetraceError):
+        assert read_kineto(path).meta.loss.events_read > 0

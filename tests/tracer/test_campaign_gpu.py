@@ -16,7 +16,7 @@ from tracer.campaign import micro
 from tracer.campaign.families import FAMILIES, Bench, overheads
 from tracer.campaign.lab import CudaMachine, Lab
 from tracer.campaign.plan import CampaignError
-from tracer.campaign.processes import Worker, torch_gpus, torch_sees_gpu
+from tracer.campaign.processes import torch_gpus, torch_sees_gpu
 from tracer.campaign.record import is_device_error, is_unsupported
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,27 +50,24 @@ def test_every_family_is_measured_on_a_gpu(start: Start) -> None:
     """The smallest setting of each space and backend; a CPU lacks some of a GPU's implementations."""
     gpu, _ = start(l2_bytes=1 << 20)
     lab, seen = Lab("cuda"), set()
-    for family in FAMILIES.values():
-        for space in family.spaces:
-            if space.device != "cuda":
-                continue
-            sizes = {name: span.low if hasattr(span, "low") else span[0] for name, span in space.sizes.items()}
-            settings = family.tiny(family.checked(family.fit({
-                **sizes, **{name: values[0] for name, values in space.choices.items()}})))
-            if family.name == "memset":
-                continue
-            try:
-                rows = micro.measure(family.name, settings, lab)
-            except RuntimeError as error:
-                assert is_unsupported(error), (family.name, settings)
-                continue
-            finally:
-                lab.tidy()
-            assert [row["variant"] for row in rows] == ["warm", "cold"]
-            assert rows[0]["kernels"] == ["some_kernel"] and rows[0]["sm_clock_mhz"] == 1980
-            kernels = rows[0]["p50_us"] / gpu.kernel_us  # no launch and no flush is among them
-            assert kernels == pytest.approx(round(kernels)), family.name
-            seen.add(family.name)
+    for family, space in ((each, space) for each in FAMILIES.values() for space in each.spaces):
+        if space.device != "cuda" or family.name == "memset":
+            continue
+        sizes = {name: span.low if hasattr(span, "low") else span[0] for name, span in space.sizes.items()}
+        settings = family.tiny(family.checked(family.fit({
+            **sizes, **{name: values[0] for name, values in space.choices.items()}})))
+        try:
+            rows = micro.measure(family.name, settings, lab)
+        except RuntimeError as error:
+            assert is_unsupported(error), (family.name, settings)
+            continue
+        finally:
+            lab.tidy()
+        assert [row["variant"] for row in rows] == ["warm", "cold"]
+        assert rows[0]["kernels"] == ["some_kernel"] and rows[0]["sm_clock_mhz"] == 1980
+        kernels = rows[0]["p50_us"] / gpu.kernel_us  # no launch and no flush is among them
+        assert kernels == pytest.approx(round(kernels)), family.name
+        seen.add(family.name)
     assert {"gemm", "norm", "softmax", "copy", "fused", "recurrent"} <= seen
 
 
@@ -85,17 +82,13 @@ def test_memory_is_set_by_the_devices_own_driver(start: Start, monkeypatch: pyte
     target = torch.ones(64, dtype=torch.uint8)
     CudaMachine(torch).memset(target)
     assert not target.any() and len(driver.opened) == 2
+    monkeypatch.delattr(torch.cuda, "clock_rate")  # without nvidia-ml-py it raises
+    assert CudaMachine(torch).clock_mhz() is None
     failing = Driver(gpu, status=700)
     monkeypatch.setattr(lab_module.ctypes, "CDLL", failing.CDLL)
     with pytest.raises(RuntimeError, match=r"error: .*MemsetD8Async gave 700") as error:
         CudaMachine(torch).memset(target)
     assert is_device_error(str(error.value))
-
-
-def test_a_clock_that_cannot_be_read_is_none(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, torch = start()
-    monkeypatch.delattr(torch.cuda, "clock_rate")  # without nvidia-ml-py it raises
-    assert CudaMachine(torch).clock_mhz() is None
 
 
 def test_the_runtime_that_torch_has_loaded_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +105,8 @@ def test_the_flush_is_larger_than_the_last_cache(start: Start, monkeypatch: pyte
                                                  figures: dict[str, Any], least: int, most: int) -> None:
     _, torch = start(**figures)
     made: list[int] = []
-
-    def empty(count: int, **options: Any) -> Any:
-        made.append(4 * count)
-        return torch.zeros(1)
-
     machine = CudaMachine(torch)
-    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch, "empty", lambda count, **options: made.append(4 * count) or torch.zeros(1))
     machine.flush()
     machine.flush()
     assert len(made) == 1 and least <= made[0] <= most
@@ -127,19 +115,13 @@ def test_the_flush_is_larger_than_the_last_cache(start: Start, monkeypatch: pyte
 def test_a_stream_is_held_as_long_whatever_the_clock_does(start: Start) -> None:
     """An idle GPU's clock rises with the first work; the launch is not in the times all the same."""
     gpu, _ = start(clock_mhz=345.0, dispatch_us=40.0, memory_bytes=1 << 28)
-    lab = Lab("cuda")
+    lab, bench = Lab("cuda"), Bench(lambda: (gpu.launch(3.0), gpu.launch(4.0)))
     lab.machine.scale_hold()
-
-    def work() -> None:
-        gpu.launch(3.0)
-        gpu.launch(4.0)
-
-    for clock_mhz in (345.0, 1980.0, 1200.0):
-        gpu.clock_mhz = clock_mhz
-        hold_us, run_us = micro._warm_up(Bench(work), lab)
+    for gpu.clock_mhz in (345.0, 1980.0, 1200.0):
+        hold_us, run_us = micro._warm_up(bench, lab)
         for flush in (False, True):
-            times = micro._repeat(Bench(work), lab, hold_us, run_us, flush)
-            assert times == pytest.approx([7.0] * micro.LEAST_RUNS), (clock_mhz, flush)  # steady at once
+            times = micro._repeat(bench, lab, hold_us, run_us, flush)
+            assert times == pytest.approx([7.0] * micro.LEAST_RUNS), (gpu.clock_mhz, flush)  # steady at once
 
 
 @pytest.mark.parametrize("case", overheads._CASES)
@@ -156,42 +138,26 @@ def test_overheads_are_those_planted(start: Start, monkeypatch: pytest.MonkeyPat
     assert gpu.launched
 
 
+def test_a_queue_that_never_fills_is_no_measurement(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start()
+    monkeypatch.setattr(overheads, "MOST_LAUNCHES", 0)
+    with pytest.raises(RuntimeError, match="took no sample"):
+        micro.measure("overheads", {"case": "queue_depth"}, Lab("cuda"))
+
+
 # --- processes -------------------------------------------------------------------------------------------------------
 
-SITE = """
-import os, sys
-if any("campaign.worker" in word or "torch.cuda" in word for word in sys.orig_argv):
-    import torch
-    from types import SimpleNamespace
-    torch.cuda.is_available = lambda: os.environ.get("CUDA_VISIBLE_DEVICES") != "-1"
-    torch.cuda.current_device, torch.cuda.device_count = lambda: 0, lambda: 2
-    torch.cuda.get_device_properties = lambda index: SimpleNamespace(
-        name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=85_000_000_000, multi_processor_count=132)
+TORCH = """
+import os, types
+seen = os.environ.get("CUDA_VISIBLE_DEVICES") != "-1"
+cuda = types.SimpleNamespace(is_available=lambda: seen, device_count=lambda: 2 * seen)
 """
 
 
-@pytest.fixture
-def machine_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """New processes see a GPU, unless they are told to see none."""
-    (tmp_path / "sitecustomize.py").write_text(SITE, encoding="utf-8")
+def test_torch_is_asked_for_a_gpu_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(TORCH, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return tmp_path
-
-
-@pytest.mark.slow  # workers of a CPU: test_campaign.py
-def test_a_worker_of_the_cpu_names_the_cpu(machine_with_a_gpu: Path) -> None:
-    worker = Worker("cpu", 1, machine_with_a_gpu / "log")
-    try:
-        worker.wait_ready()
-        context: Any = worker.context
-    finally:
-        worker.kill()
-    assert context["hardware"]["device"] == "CPU" and "multi_processor_count" not in context["hardware"]
-
-
-def test_torch_is_asked_for_a_gpu_in_a_process_of_its_own(machine_with_a_gpu: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_gpus() == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert not torch_sees_gpu()
@@ -203,19 +169,13 @@ def test_torch_is_asked_for_a_gpu_in_a_process_of_its_own(machine_with_a_gpu: Pa
     assert not torch_sees_gpu()
 
 
-def test_a_worker_of_the_gpu_tells_its_memory(start: Start) -> None:
+def test_a_worker_of_the_gpu_tells_its_memory_and_one_without_a_gpu_says_so(
+        start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from tracer.campaign.worker import _start
 
-    start()
+    _, torch = start()
     hardware = _start("cuda", 0)["hardware"]
     assert (hardware["device"], hardware["free_memory"]) == ("NVIDIA H100 80GB HBM3", 42_500_000_000)
-
-
-def test_a_worker_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from tracer.campaign.worker import _start
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"torch [\d.]+.* sees no CUDA device"):
         _start("cuda", 0)
@@ -235,15 +195,13 @@ def test_a_worker_gives_a_devices_memory_back(start: Start, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("settings", "why"), [
     ({"layout": "nn"}, "layout=nt only"), ({"op": "addmm"}, "layout=nt only"), ({"n": 24}, "multiples of 16"),
-    ({"k": 8}, "multiples of 16"), ({}, "")])
+    ({"k": 8}, "multiples of 16")])
 def test_products_in_fp8_are_those_that_torch_has(settings: dict[str, Any], why: str) -> None:
-    wanted = {"m": 5, "n": 32, "k": 64, "dtype": "fp8", "layout": "nt", **settings}
-    if not why:
-        called = FAMILIES["gemm"].called(FAMILIES["gemm"].checked(wanted))
-        assert called.name == "aten::_scaled_mm" and called.flops == 2 * 5 * 32 * 64
-        return
+    gemm, wanted = FAMILIES["gemm"], {"m": 5, "n": 32, "k": 64, "dtype": "fp8", "layout": "nt"}
+    called = gemm.called(gemm.checked(wanted))
+    assert called.name == "aten::_scaled_mm" and called.flops == 2 * 5 * 32 * 64
     with pytest.raises(CampaignError, match=why):
-        FAMILIES["gemm"].checked(wanted)
+        gemm.checked({**wanted, **settings})
 
 
 @pytest.mark.parametrize(("reason", "broken"), [

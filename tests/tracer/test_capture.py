@@ -14,6 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ class Training:
         self.model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, foreach=True)
         self.forward = forward(self.model) if forward else self.model
-        self.accumulate, self.checkpoint, self.autocast = accumulate, checkpoint, autocast
+        if checkpoint:
+            self.forward = partial(torch.utils.checkpoint.checkpoint, self.model, use_reentrant=False)
+        self.accumulate, self.autocast = accumulate, autocast
         self.profiled: list[bool] = []
 
     def step(self, batch: Any = None) -> None:
@@ -69,11 +72,7 @@ class Training:
         self.optimizer.zero_grad()
         for _ in range(self.accumulate):
             with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
-                if self.checkpoint:
-                    out = torch.utils.checkpoint.checkpoint(self.forward, batch, use_reentrant=False)
-                else:
-                    out = self.forward(batch)
-                loss = out.float().square().mean()
+                loss = self.forward(batch).float().square().mean()
             loss.backward()
         self.optimizer.step()
 
@@ -105,29 +104,17 @@ def assert_joined_both_ways(graph: ExecutionGraph, part: Path) -> None:
 
 
 def assert_replays(graphs: list[ExecutionGraph], steps: int) -> None:
-    result = replay(graphs)
-    assert len(result.steps) == steps * len(graphs)
-    assert result.max_abs_error <= STEP_ERROR
-    for graph, profiled in ((g, read_profiled(g)) for g in graphs):
-        mine = [step.replayed_ns for step in result.steps if step.rank == max(graph.meta.rank, 0)]
-        assert_around(mine, profiled[:steps], read_busy(graph))
-
-
-def assert_around(annotated_ns: list[int], read_ns: list[int], busy: bool) -> None:
     """The annotation's borders lie some microseconds outside the two clock readings. A busy machine may give the
     processor to another in between, for as long as it likes."""
-    assert len(annotated_ns) == len(read_ns)
-    assert all(outer > inner * (1 - STEP_ERROR) for outer, inner in zip(annotated_ns, read_ns, strict=True))
-    assert busy or any(outer == pytest.approx(inner, rel=STEP_ERROR, abs=1_000_000)
-                       for outer, inner in zip(annotated_ns, read_ns, strict=True))
-
-
-def read_profiled(graph: ExecutionGraph) -> list[int]:
-    return read_context(Path(graph.meta.source).parent)["profiled_step_ns"]
-
-
-def read_busy(graph: ExecutionGraph) -> bool:
-    return bool(read_context(Path(graph.meta.source).parent)["machine"]["verdict"]["reasons"])
+    result = replay(graphs)
+    assert len(result.steps) == steps * len(graphs) and result.max_abs_error <= STEP_ERROR
+    for graph in graphs:
+        context = read_context(Path(graph.meta.source).parent)
+        mine = [step.replayed_ns for step in result.steps if step.rank == max(graph.meta.rank, 0)]
+        pairs = list(zip(mine, context["profiled_step_ns"][:steps], strict=True))
+        assert all(outer > inner * (1 - STEP_ERROR) for outer, inner in pairs)
+        assert context["machine"]["verdict"]["reasons"] or any(
+            outer == pytest.approx(inner, rel=STEP_ERROR, abs=1_000_000) for outer, inner in pairs)
 
 
 @pytest.fixture(scope="module")
@@ -146,15 +133,12 @@ def test_truth_comes_before_the_profile(eager: tuple[Path, Training]) -> None:
     out, training = eager
     assert training.profiled == [False] * (4 + PROFILER_WARMUP) + [True] * 2 + [False] * TRACED_APART
     context = read_context(out / "rank0")
-    assert context["complete"] is True
-    assert len(context["unprofiled_step_ns"]) == 3
-    assert len(context["profiled_step_ns"]) == 2
-    assert context["unprofiled_median_ns"] == sorted(context["unprofiled_step_ns"])[1]
-    assert context["profiler_slowdown"] == pytest.approx(
-        np.median(context["profiled_step_ns"]) / context["unprofiled_median_ns"], rel=1e-3)
+    timed, profiled = context["unprofiled_step_ns"], context["profiled_step_ns"]
+    assert context["complete"] is True and (len(timed), len(profiled)) == (3, 2)
+    assert context["unprofiled_median_ns"] == sorted(timed)[1]
+    assert context["profiler_slowdown"] == pytest.approx(np.median(profiled) / sorted(timed)[1], rel=1e-3)
     assert context["hardware"]["cpu"] and context["hardware"]["cores"] >= 1
-    assert context["software"]["torch"] == torch.__version__
-    assert context["torch_threads"] == 1
+    assert context["software"]["torch"] == torch.__version__ and context["torch_threads"] == 1
     assert context["peak_memory"]["host_bytes"] > 10_000_000
     assert context["switches"]["cudnn_benchmark"] is False
 
@@ -170,10 +154,7 @@ def test_reading_gives_the_job_with_its_context(eager: tuple[Path, Training]) ->
     pairs = zip(graph.meta.unprofiled_step_ns, read_context(out / "rank0")["unprofiled_step_ns"], strict=True)
     assert all(0 < own <= timed for own, timed in pairs)
     assert graph.meta.profiler_flags["record_shapes"] and not graph.meta.profiler_flags["with_stack"]
-    assert graph.meta.versions["torch"] == torch.__version__
-    operations = graph.ops.kind == OpKind.OPERATION
-    names = np.array(graph.strings)[graph.ops.name]
-    matmul = np.flatnonzero(operations & (names == "aten::addmm"))[0]
+    matmul = np.flatnonzero(np.array(graph.strings)[graph.ops.name] == "aten::addmm")[0]
     assert [argument.shape for argument in graph.arguments(int(matmul))][:3] == [(32,), (8, 16), (16, 32)]
     assert graph.string(int(graph.ops.strides[matmul]))
     one_rank = tracer.read_job(out / "rank0")
@@ -224,53 +205,39 @@ def check_windows(out: Path, cycles: int) -> None:
 
 def test_execution_trace_in_a_step_of_its_own(tmp_path: Path, run: Run) -> None:
     """No operation of a window pays for it, and one step of each window is joined to it by sequence."""
-    record(tmp_path, Training(), cycles=2)
-    check_the_commands_read_each_window(tmp_path, run)
-    trace = read_execution_trace(tmp_path / "rank0" / "et.json.gz")
-    for window in range(2):
-        graph = read_window(tmp_path / "rank0", window)
+    out, saved = tmp_path / "a", tmp_path / "second.foretrace"
+    record(out, Training(), cycles=2)
+    trace = read_execution_trace(out / "rank0" / "et.json.gz")
+    for window, names in enumerate((["ProfilerStep#2", "ProfilerStep#3"], ["ProfilerStep#6", "ProfilerStep#7"])):
+        (graph,) = tracer.read_job(out, window=window).graphs
         assert graph.meta.et_joined == graph.meta.et_candidates > 0
-        assert trace.record_id.max() > graph.ops.record_id.max()
         assert trace.record_id[trace.record_id > 0].min() > graph.ops.record_id.max()
         assert len(np.unique(graph.ops.step[graph.ops.et_node >= 0])) == 1
-    record(tmp_path / "none", Training(), execution_trace="none")
-    assert not (tmp_path / "none" / "rank0" / "et.json.gz").exists()
-
-
-def check_the_commands_read_each_window(out: Path, run: Run) -> None:
-    steps = [["ProfilerStep#2", "ProfilerStep#3"], ["ProfilerStep#6", "ProfilerStep#7"]]
-    for window, names in enumerate(steps):
-        assert step_names(tracer.read_job(out, window=window).graphs[0]) == names
-        code, told, err = run("replay", out, "--window", window, "--json")
-        assert code == 0, err
-        assert [step["step"] for step in json.loads(told)["steps"]] == names
-    _, told, _ = run("breakdown", out, "--window", 1, "--json")
+        found = run("replay", out, "--window", window, "--json").json["steps"]
+        assert step_names(graph) == [step["step"] for step in found] == names
+    told = run("breakdown", out, "--window", 1, "--json").out
     assert "ProfilerStep#6" in told and "ProfilerStep#2" not in told
-    _, told, _ = run("inspect", out)
+    told = run("inspect", out).out
     assert "--window N (window=N) reads another, from 0 to 1" in plain(told)
-    assert run("inspect", out, "--window", 1)[1] != told
-    saved = out.parent / "second.foretrace"
-    assert run("convert", out, "--window", 1, "-o", saved)[0] == 0
-    assert step_names(tracer.read_job(saved).graphs[0]) == steps[1]
-    code, _, err = run("inspect", out, "--window", 2)
-    assert (code, err) == (2, f"foretrace: {out} has 2 windows, so there is no window 2; choose one from 0 to 1.\n")
-    code, _, err = run("replay", saved, "--window", 1)
-    assert code == 2 and "only the directory of a capture has several" in err and err.count("\n") == 1
+    assert run("inspect", out, "--window", 1).out != told
+    assert run("convert", out, "--window", 1, "-o", saved).code == 0
+    assert step_names(tracer.read_job(saved).graphs[0]) == names
+    for wrong, says in ((("inspect", out, "--window", 2), "2 windows, so there is no window 2; choose one from 0"),
+                        (("replay", saved, "--window", 1), "only the directory of a capture has several")):
+        code, _, err = run(*wrong)
+        assert code == 2 and says in err and err.count("\n") == 1
     with pytest.raises(TraceError, match="no window -1"):
         tracer.read_job(out, window=-1)
+    record(tmp_path / "none", Training(), execution_trace="none")
+    assert not (tmp_path / "none" / "rank0" / "et.json.gz").exists()
 
 
 def test_one_file_form_holds_the_same_graph(tmp_path: Path) -> None:
     record(tmp_path, Training(), form="foretrace")
     assert sorted(path.name for path in (tmp_path / "rank0").iterdir()) == ["context.json", "graph.foretrace"]
     (graph,) = tracer.read_job(tmp_path).graphs
-    assert graph.meta.et_joined == graph.meta.et_candidates > 0
-    assert graph.meta.source == "rank0/kineto.json.gz"
+    assert graph.meta.et_joined == graph.meta.et_candidates > 0 and graph.meta.source == "rank0/kineto.json.gz"
     assert len(graph.meta.unprofiled_step_ns) == 3
-    assert_replays_alone(graph)
-
-
-def assert_replays_alone(graph: ExecutionGraph) -> None:
     assert replay(graph).max_abs_error <= STEP_ERROR
 
 
@@ -291,10 +258,9 @@ def test_any_loader_shows_as_data_loading(tmp_path: Path) -> None:
         for batch in loader:
             training.step(batch)
             capture.step()
-        assert capture.finished
     graph = tracer.read_job(tmp_path).graphs[0]
     assert any(name.startswith("enumerate(DataLoader)#list") for name in graph.strings)
-    assert (graph.gaps.kind == GapKind.DATA_LOADING).any()
+    assert capture.finished and (graph.gaps.kind == GapKind.DATA_LOADING).any()
     torch_loader = torch.utils.data.DataLoader([1])
     assert capture.wrap(torch_loader) is torch_loader
 
@@ -306,13 +272,6 @@ def test_decorator_and_what_is_left_of_it(tmp_path: Path) -> None:
         decorated()
     assert training.profiled == [False] * (4 + PROFILER_WARMUP) + [True] * 2 + [False] * (TRACED_APART + 3)
     assert read_context(tmp_path / "rank0")["complete"] is True
-
-
-def test_capture_is_callable_however_it_is_imported() -> None:
-    code = ("import sys, tracer\nfrom tracer.capture.script import run_script\nfrom tracer import capture\n"
-            "assert tracer.capture('x').finished is False and capture('x') is not None\n"
-            "assert 'torch' not in sys.modules")
-    assert process([sys.executable, "-c", code]).returncode == 0
 
 
 # --- when things go wrong ----------------------------------------------------------------------------------------
@@ -351,7 +310,7 @@ def test_a_crash_leaves_its_exception_and_what_was_recorded(tmp_path: Path, at: 
     assert read_context(tmp_path / "rank0")["complete"] is True
 
 
-@pytest.mark.parametrize("steps", [0, 2, 4, SHORT_STEPS - 1 - TRACED_APART, SHORT_STEPS - 1])
+@pytest.mark.parametrize("steps", [0, 4, SHORT_STEPS - 1 - TRACED_APART, SHORT_STEPS - 1])
 def test_too_few_steps_warn_and_stay_readable(tmp_path: Path, steps: int) -> None:
     training = Training()
     with pytest.warns(CaptureWarning, match=f"after {steps} of the {SHORT_STEPS} steps it needs"), \
@@ -387,26 +346,24 @@ def test_too_few_steps_say_how_they_are_counted(tmp_path: Path) -> None:
     assert CaptureOptions(warmup=0, timed=0, cycles=2, execution_trace="all").total_steps == 10
 
 
-def test_wrong_arguments_one_sentence_each(tmp_path: Path) -> None:
-    for wrong in ({"steps": 0}, {"warmup": -1}, {"timed": 1.5}, {"cycles": True}, {"form": "pickle"},
-                  {"execution_trace": "some"}):
-        with pytest.raises(CaptureError, match=next(iter(wrong))):
-            tracer.capture(tmp_path, **wrong)
-    with pytest.raises(CaptureError, match="give a path"):
-        tracer.capture(None)  # type: ignore[arg-type]
-    for nothing in ("", " ", "a\nb", "a\0b"):
-        with pytest.raises(CaptureError, match=r"is no directory for a capture|has a line break"):
-            tracer.capture(nothing)
-    with pytest.raises(CaptureError, match="give a local directory"):
-        tracer.capture("s3://bucket/run")
+@pytest.mark.parametrize(("wrong", "says"), [
+    *[({name: value}, name) for name, value in (
+        ("steps", 0), ("warmup", -1), ("timed", 1.5), ("cycles", True), ("form", "pickle"),
+        ("execution_trace", "some"))],
+    ({"out": None}, "give a path"), ({"out": ""}, "is no directory for a capture"), ({"out": " "}, "is no directory"),
+    ({"out": "a\nb"}, "has a line break"), ({"out": "a\0b"}, "a null character"),
+    ({"out": "s3://bucket/run"}, "give a local directory")])
+def test_wrong_arguments_one_sentence_each(tmp_path: Path, wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(CaptureError, match=says):
+        tracer.capture(**{"out": tmp_path, **wrong})
+
+
+def test_a_capture_begins_once_and_not_inside_another(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="before the capture began"):
         tracer.capture(tmp_path).step()
     with pytest.raises(CaptureError, match=r"wrap\(\) was called before the capture began"):
         tracer.capture(tmp_path).wrap([1])
     assert not any(tmp_path.iterdir())
-
-
-def test_a_second_capture_inside_the_first(tmp_path: Path) -> None:
     with pytest.warns(CaptureWarning), tracer.capture(tmp_path / "outer") as outer:
         with pytest.raises(CaptureError, match=r"outer is already running.*do not nest"), \
                 tracer.capture(tmp_path / "inner"):
@@ -416,10 +373,9 @@ def test_a_second_capture_inside_the_first(tmp_path: Path) -> None:
         outer.__enter__()
 
 
-def test_another_profiler_is_running(tmp_path: Path) -> None:
-    training = Training()
-    own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    with own, pytest.raises(CaptureError, match="Another torch profiler"), tracer.capture(tmp_path / "deep" / "a"):
+def test_another_profiler_or_an_unwritable_directory_is_told_before_a_step(tmp_path: Path) -> None:
+    own, training = partial(torch.profiler.profile, activities=[torch.profiler.ProfilerActivity.CPU]), Training()
+    with own(), pytest.raises(CaptureError, match="Another torch profiler"), tracer.capture(tmp_path / "deep" / "a"):
         raise AssertionError("the loop was entered")
     assert not any(tmp_path.iterdir())
     with contextlib.ExitStack() as stack, pytest.raises(CaptureError, match="Another torch profiler"), \
@@ -428,14 +384,11 @@ def test_another_profiler_is_running(tmp_path: Path) -> None:
             training.step()
             capture.step()
             if number == 1:
-                stack.enter_context(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]))
+                stack.enter_context(own())
     assert number == 2
     with pytest.raises(TraceError, match=r"1 timed step and no trace.*another torch profiler was running"):
         tracer.read_job(tmp_path)
     record(tmp_path, Training(), replace=True)
-
-
-def test_an_unwritable_directory_is_told_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CaptureError, match=r"cannot be written to .*file.*Not a directory"), \
             tracer.capture(tmp_path / "file"):
@@ -443,17 +396,18 @@ def test_an_unwritable_directory_is_told_before_the_first_step(tmp_path: Path) -
 
 
 def test_a_complete_capture_is_not_overwritten_unasked(eager: tuple[Path, Training], tmp_path: Path) -> None:
+    part = tmp_path / "a" / "rank0"
     shutil.copytree(eager[0], tmp_path / "a")
-    (tmp_path / "a" / "rank0" / "mine.txt").write_text("keep")
+    (part / "mine.txt").write_text("keep")
     with pytest.raises(CaptureError, match="already holds a complete capture"), tracer.capture(tmp_path / "a"):
         pass
-    before = sorted(path.name for path in (tmp_path / "a" / "rank0").iterdir())
+    before = sorted(path.name for path in part.iterdir())
     with pytest.warns(CaptureWarning), tracer.capture(tmp_path / "a", replace=True):
         pass
-    assert sorted(path.name for path in (tmp_path / "a" / "rank0").iterdir()) == before  # by nothing it is not replaced
+    assert sorted(path.name for path in part.iterdir()) == before  # by nothing it is not replaced
     with pytest.warns(CaptureWarning), tracer.capture(tmp_path / "a", warmup=0, replace=True) as capture:
         capture.step()
-    assert sorted(path.name for path in (tmp_path / "a" / "rank0").iterdir()) == ["context.json", "mine.txt"]
+    assert sorted(path.name for path in part.iterdir()) == ["context.json", "mine.txt"]
 
 
 HOLDER = """
@@ -500,23 +454,6 @@ def test_ranks_of_a_larger_run_do_not_stay_behind(eager: tuple[Path, Training], 
     assert [path.name for path in (tmp_path / "a" / "rank1").iterdir()] == ["mine.txt"]
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
-    pytest.importorskip("resource")
-    (tmp_path / "train.py").write_text(
-        "import resource, torch, tracer\n"
-        "model = torch.nn.Linear(8, 8)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))  # a file can grow no further, as on a full disk\n"
-        f"with tracer.capture({str(tmp_path / 'out')!r}, steps=2, warmup=0, timed=1) as capture:\n"
-        "    while not capture.finished:\n"
-        "        model(torch.randn(4, 8)).sum().backward(); capture.step()\n")
-    result = run_program(tmp_path / "train.py")
-    assert result.returncode == 1
-    last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("tracer.errors.CaptureError: ") and "free space" in last
-    assert read_context(tmp_path / "out" / "rank0")["complete"] is False
-    assert not list((tmp_path / "out" / "rank0").glob(".*"))
-
-
 def test_a_disk_that_fills_up_under_the_profiler_is_told(tmp_path: Path) -> None:
     """torch's C++ side prints a line and leaves no file."""
     with small_disk(tmp_path, "100k") as disk:
@@ -533,32 +470,26 @@ def test_a_disk_that_fills_up_under_the_profiler_is_told(tmp_path: Path) -> None
     (None, 10**12, CaptureError, r"to the end, although 1,000,000\.0 MB are free there"),
     (OSError(errno.EFBIG, "File too large"), 10**12, CaptureError, r"\(File too large\): free space"),
 ])
-@pytest.mark.parametrize("text", [None, '{"traceEvents": [{'])
-def test_a_trace_that_broke_off_is_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None,
-                                             problem: OSError | None, free: int, error: type[Exception],
-                                             said: str) -> None:
+def test_a_trace_that_broke_off_is_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: OSError | None,
+                                             free: int, error: type[Exception], said: str) -> None:
     monkeypatch.setattr(output, "writing_error", lambda folder: problem)
     monkeypatch.setattr("tracer.output_file.free_bytes", lambda folder: free)
     monkeypatch.setattr(output, "free_bytes", lambda folder: free)
-    part = output.PartWriter(tmp_path, 0, False)
-    if text is not None:
-        (part.scratch / "kineto-0.json").write_text(text)
-    with pytest.raises(CaptureError, match=said) as told:
-        part.store_trace(part.scratch / "kineto-0.json", "kineto.json.gz")
-    part.close()
-    assert type(told.value) is error and not any(tmp_path.iterdir())
-    assert (full_disk_error(told.value) is not None) == (error is DiskFullError)
+    for text in (None, '{"traceEvents": [{'):
+        part = output.PartWriter(tmp_path, 0, False)
+        if text is not None:
+            (part.scratch / "kineto-0.json").write_text(text)
+        with pytest.raises(CaptureError, match=said) as told:
+            part.store_trace(part.scratch / "kineto-0.json", "kineto.json.gz")
+        part.close()
+        assert type(told.value) is error and not any(tmp_path.iterdir())
+        assert (full_disk_error(told.value) is not None) == (error is DiskFullError)
 
 
 def test_a_full_disk_is_found_among_causes(tmp_path: Path) -> None:
-    full = OSError(errno.ENOSPC, "No space left on device")
-    try:
-        try:
-            raise full
-        except OSError as error:
-            raise TraceError("cannot be written") from error
-    except TraceError as error:
-        assert full_disk_error(error) is full
+    told, full = TraceError("cannot be written"), OSError(errno.ENOSPC, "No space left on device")
+    told.__cause__ = full
+    assert full_disk_error(told) is full
     assert full_disk_error(OSError(errno.EACCES, "no")) is None and full_disk_error(None) is None
     assert writing_error(tmp_path) is None and not any(tmp_path.iterdir())
     missing = writing_error(tmp_path / "nowhere")
@@ -578,31 +509,25 @@ def test_what_ran_at_the_borders_of_all_steps_is_told(eager: tuple[Path, Trainin
         assert len(told) == notes and all(f"lasts at least {least / 1e6:.3f} ms longer" in each for each in told)
 
 
-def test_changes_of_memory_are_recorded_where_asked_for(tmp_path: Path) -> None:
-    record(tmp_path / "without", Training())
+def test_changes_of_memory_are_recorded_where_asked_for(eager: tuple[Path, Training], tmp_path: Path) -> None:
     with pytest.raises(ForetraceError, match=r"record it with --profile-memory \(profile_memory=True\)"):
-        memory_timeline(tracer.read_job(tmp_path / "without").graphs[0])
-    record(tmp_path / "with", Training(), profile_memory=True)
-    graph = tracer.read_job(tmp_path / "with").graphs[0]
+        memory_timeline(tracer.read_job(eager[0]).graphs[0])
+    record(tmp_path, Training(), profile_memory=True)
+    graph = tracer.read_job(tmp_path).graphs[0]
     assert graph.meta.profiler_flags["profile_memory"] and len(memory_timeline(graph).steps) == 2
 
 
-def test_damaged_side_files_are_told(eager: tuple[Path, Training], tmp_path: Path) -> None:
-    part = tmp_path / "rank0"
-    shutil.copytree(eager[0] / "rank0", part)
-    (part / "collectives.json").write_text('{"rows": [{"op": 1}]}')
-    with pytest.raises(TraceError, match=r"collectives\.json cannot be read"):
-        tracer.read_job(tmp_path)
-    (part / "collectives.json").unlink()
-    (part / "context.json").write_text('{"complete": tr')
-    with pytest.raises(TraceError, match=r"context\.json cannot be read"):
+@pytest.mark.parametrize(("name", "text"), [("collectives", '{"rows": [{"op": 1}]}'), ("context", '{"complete": tr')])
+def test_damaged_side_files_are_told(eager: tuple[Path, Training], tmp_path: Path, name: str, text: str) -> None:
+    shutil.copytree(eager[0] / "rank0", tmp_path / "rank0")
+    (tmp_path / "rank0" / f"{name}.json").write_text(text)
+    with pytest.raises(TraceError, match=rf"{name}\.json cannot be read"):
         tracer.read_job(tmp_path)
 
 
 def test_the_committed_trace_is_a_part_too() -> None:
     graph = tracer.read_job(ROOT / "traces" / "cpu-small").graphs[0]
     assert len(graph.meta.unprofiled_step_ns) == 30
-    assert graph.meta.versions["torch"].startswith("2.13")
     graph.meta.unprofiled_step_ns = []
     assert apply_context(graph, ROOT / "traces" / "cpu-small") and not apply_context(graph, ROOT / "tests")
 
@@ -610,29 +535,23 @@ def test_the_committed_trace_is_a_part_too() -> None:
 # --- programs without a line for it ------------------------------------------------------------------------------
 
 SCRIPT = '''
-import argparse
 import sys
 import torch
 from torch import nn
 
-
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--updates", type=int, default=1000)
-    parser.add_argument("--fail-at", type=int, default=-1)
-    parser.add_argument("--exit-at", type=int, default=-1)
-    arguments = parser.parse_args()
+    asked = dict(zip(sys.argv[1::2], map(int, sys.argv[2::2])))
     net, head = nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     other = torch.optim.Adam(head.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
     data = torch.utils.data.TensorDataset(torch.randn(8192, 16))
     for number, (batch,) in enumerate(torch.utils.data.DataLoader(data, batch_size=4)):
-        if number == 2 * arguments.updates:
+        if number == 2 * asked.get("--updates", 1000):
             break
-        if number == arguments.fail_at:
+        if number == asked.get("--fail-at"):
             raise KeyError("the script's own")
-        if number == arguments.exit_at:
+        if number == asked.get("--exit-at"):
             sys.exit(3)
         head(net(batch)).square().mean().backward()
         if number % 2:
@@ -643,16 +562,9 @@ def main():
             schedule.step()
     print("ran to its end")
 
-
 if __name__ == "__main__":
     main()
 '''
-
-
-def process(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False,
-                          env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment})
 
 
 @pytest.fixture
@@ -666,13 +578,16 @@ COMMAND = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import
 COUNTS = ("--warmup", "1", "--timed", "2", "--steps", "2")
 
 
-def test_an_unmodified_script_from_the_command_line(script: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = run_program(COMMAND, "capture", *COUNTS, "--out", out, script, "--", "--updates", 500)
+def test_an_unmodified_script_that_changes_its_directory(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    script.write_text("import os\nos.chdir('elsewhere')\n" + SCRIPT)
+    result = run_program(COMMAND, "capture", *COUNTS, "--out", "out", script, "--", "--updates", 500, folder=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "Recorded 2 steps" in plain(result.stdout) and "ran to its end" not in plain(result.stdout)
-    assert "lr_scheduler" not in result.stderr
-    (graph,) = tracer.read_job(out).graphs
+    assert f"Recorded 2 steps in {Path('out', 'rank0')}\n" in result.stdout
+    assert "ran to its end" not in result.stdout and not any((tmp_path / "elsewhere").iterdir())
+    for noise in ("lr_scheduler", "USDT", "Execution Trace Observer"):
+        assert noise not in result.stderr
+    (graph,) = tracer.read_job(tmp_path / "out").graphs
     assert step_names(graph) == ["ProfilerStep#2", "ProfilerStep#3"]
     names = np.array(graph.strings)[graph.ops.name]
     for step in range(2):
@@ -756,40 +671,24 @@ def test_wrong_command_lines_are_one_sentence(script: Path, tmp_path: Path, run:
             ((), "Name what to capture: a script, or a workload"),
             ((script, "--workload", "llama"), f"Both the script {script} and the workload llama are named"),
             ((script, "--updates", "3"), f"put -- before the script's arguments: {script} -- --updates"),
-            ((script, "--set", "a=b"), "--set belongs to --workload")):
+            ((script, "--set", "a=b"), "--set belongs to --workload"),
+            ((script, "--optimizer", "-1"), "optimizer=-1 is not possible"),
+            (("--optimizer", "0", "--workload", "llama"), "optimizer")):
         code, _, err = run("capture", "--out", tmp_path / "out", *arguments)
         assert code == 2 and told in err and err.startswith("foretrace: ") and err.count("\n") == 1
     code, _, err = run("capture", "--out", tmp_path / "out", "--workload", "llama", "--nonsense")
     assert code == 2 and "No such option: --nonsense" in err and " -- " not in err
 
 
-def test_a_workload_of_the_suite(tmp_path: Path) -> None:
-    result = run_program(COMMAND, "capture", *COUNTS, "--out", tmp_path / "w", "--workload", "llama", "--preset",
-                         "tiny")
-    assert result.returncode == 0, result.stderr
-    context = json.loads((tmp_path / "w" / "rank0" / "context.json").read_text())
-    assert context["workload"]["name"] == "llama" and context["workload"]["split"] in ("fit", "held-out")
+def test_a_workload_of_the_suite(tmp_path: Path, run: Run) -> None:
+    code, _, err = run("capture", *COUNTS, "--out", tmp_path / "w", "--workload", "llama", "--preset", "tiny")
+    assert code == 0, err
+    workload = read_context(tmp_path / "w" / "rank0")["workload"]
+    assert workload["name"] == "llama" and workload["split"] in ("fit", "held-out")
     assert_replays(tracer.read_job(tmp_path / "w").graphs, 2)
 
 
 # --- what scripts do ---------------------------------------------------------------------------------------------
-
-
-def test_a_script_that_changes_its_directory(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    script.write_text("import os\nos.chdir('elsewhere')\n" + SCRIPT)
-    result = run_program(COMMAND, "capture", *COUNTS, "--out", "out", script)
-    assert result.returncode == 0, result.stderr
-    assert f"Recorded 2 steps in {Path('out', 'rank0')}\n" in result.stdout
-    assert read_context(tmp_path / "out" / "rank0")["complete"] is True
-    assert not any((tmp_path / "elsewhere").iterdir())
-    assert "USDT" not in result.stderr and "Execution Trace Observer" not in result.stderr
-    capture = tracer.capture("relative", **SHORT)
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.warns(CaptureWarning), capture:
-        assert capture.part == tmp_path / "relative" / "rank0"
-    assert capture.finished and not capture.complete and capture.ended
 
 
 ADVERSARIAL = """
@@ -823,14 +722,16 @@ def test_optimizers_that_step_at_different_rates(tmp_path: Path, run: Run) -> No
         assert (names[graph.ops.step == step] == "Optimizer.step#Adam.step").sum() == 1
     code, _, err = run("capture", "--out", tmp_path / "c", *COUNTS, "--optimizer", "2", path)
     assert code == 2 and "no optimizer 2: those that made a step are 0 (SGD, 20 parameters), 1 (Adam" in err
-    for wrong in (("--optimizer", "-1", path), ("--optimizer", "0", "--workload", "llama")):
-        code, _, err = run("capture", "--out", tmp_path / "c", *wrong)
-        assert code == 2 and err.count("\n") == 1
     assert not (tmp_path / "c").exists()
 
 
 def test_without_torch_it_is_one_sentence(script: Path, tmp_path: Path) -> None:
-    code = ("import json, sys; sys.modules['torch'] = None; from foretrace.commands import main\n"
+    """Only commands need torch: a capture is made without, however ``tracer.capture`` is imported."""
+    code = ("import json, sys; sys.modules['torch'] = None; import tracer\n"
+            "from tracer.capture.script import run_script\n"
+            "from tracer import capture\n"
+            "assert tracer.capture('x').finished is False and capture('x') is not None\n"
+            "from foretrace.commands import main\n"
             "for words in json.loads(sys.argv[1]):\n"
             "    sys.argv = ['foretrace', *words]\n"
             "    try:\n        main()\n"
@@ -839,7 +740,8 @@ def test_without_torch_it_is_one_sentence(script: Path, tmp_path: Path) -> None:
     world = [*capture, *llama, "--world-size", "4", "--parallel"]
     commands = [[*capture, *llama], [*capture, str(script)], [*world, "ddp"],
                 ["trace", *llama, "-o", str(tmp_path / "a.foretrace")], [*world, "tp=3"]]
-    result = process([sys.executable, "-c", code, json.dumps(commands)])
+    result = subprocess.run([sys.executable, "-c", code, json.dumps(commands)], cwd=ROOT, capture_output=True,
+                            text=True, timeout=120, check=False)
     *said, last = result.stderr.splitlines()
     assert result.stdout.split() == ["2"] * 5 and len(said) == 4, result.stderr
     assert all("PyTorch; install it with: pip install 'foretrace[capture]'" in line for line in said)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forks import run_program
+from forks import run_program, run_ranks
 
 torch = pytest.importorskip("torch")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
@@ -64,26 +64,12 @@ dist.destroy_process_group()
 """
 
 
-def launch(folder: Path, kind: str, processes: int) -> Path:
-    """Run the script under torchrun; the job's directory."""
-    script, out = folder / "train.py", folder / "job"
-    script.write_text(SCRIPT)
-    torchrun = "from torch.distributed.run import main; main()"
-    result = run_program(torchrun, "--standalone", "--nproc-per-node", processes, script, kind, out)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return out
-
-
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return launch(tmp_path_factory.mktemp("ddp"), "ddp", 2)
-
-
-@pytest.fixture(scope="module")
-def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not hasattr(torch.cpu.current_stream(), "record_event"):
-        pytest.skip("this torch's FSDP2 does not run on a CPU")
-    return launch(tmp_path_factory.mktemp("fsdp"), "fsdp", 4)
+    folder = tmp_path_factory.mktemp("ddp")
+    (folder / "train.py").write_text(SCRIPT)
+    run_ranks(2, folder / "train.py", "ddp", folder / "job")
+    return folder / "job"
 
 
 def described(graph: ExecutionGraph) -> list[tuple[str, str, str, str, int, int, int]]:
@@ -99,28 +85,21 @@ def check_job(job: Job, out: Path, ranks: int) -> None:
     # Others may keep the machine busy, and ranks that share its processors wait for each other at steps' borders.
     notes = [note for note in job.notes if "the machine" not in note and "ran at its borders" not in note]
     assert (job.world_size, job.missing_ranks, notes) == (ranks, [], [])
+    result, pairs = replay(job.graphs), []
+    assert len(result.steps) == ranks * STEPS and result.max_abs_error <= STEP_ERROR
     for graph, part in zip(job.graphs, find_parts(out), strict=True):
-        assert graph.meta.backend == "gloo"
-        assert len(graph.meta.unprofiled_step_ns) == 3
+        assert graph.meta.backend == "gloo" and len(graph.meta.unprofiled_step_ns) == 3
         steps = np.array([name.startswith("ProfilerStep#") for name in graph.strings])[graph.ops.name]
         assert graph.meta.et_joined == graph.meta.et_candidates == int((~steps).sum())
-        assert part.execution_trace is not None
         trace = read_execution_trace(part.execution_trace)
         ids = graph.ops.record_id[graph.ops.record_id > 0]
         assert np.isin(trace.record_id[(trace.record_id >= ids.min()) & (trace.record_id <= ids.max())], ids).all()
-    result = replay(job.graphs)
-    assert len(result.steps) == ranks * STEPS
-    assert result.max_abs_error <= STEP_ERROR
-    near = []
-    for graph in job.graphs:
-        profiled = read_context(Path(graph.meta.source).parent)["profiled_step_ns"]
         mine = [step.replayed_ns for step in result.steps if step.rank == graph.meta.rank]
-        # As of one process, on a machine that has fewer cores than there are ranks: an annotation's borders lie outside
-        # the clock's readings, and another rank may run in between, in some of the steps.
-        assert all(outer > inner * (1 - STEP_ERROR) for outer, inner in zip(mine, profiled, strict=True))
-        near += [outer == pytest.approx(inner, rel=STEP_ERROR, abs=1_000_000)
-                 for outer, inner in zip(mine, profiled, strict=True)]
-    assert any(near)
+        pairs += zip(mine, read_context(part.path)["profiled_step_ns"], strict=True)
+    # As of one process, on a machine that has fewer cores than there are ranks: an annotation's borders lie outside
+    # the clock's readings, and another rank may run in between, in some of the steps.
+    assert all(outer > inner * (1 - STEP_ERROR) for outer, inner in pairs)
+    assert any(outer == pytest.approx(inner, rel=STEP_ERROR, abs=1_000_000) for outer, inner in pairs)
 
 
 def check_matched(graphs: list[ExecutionGraph]) -> None:
@@ -153,9 +132,16 @@ def test_ddp_on_two_processes(ddp: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fsdp2_on_four_processes(fsdp: Path) -> None:
-    job = read_job(fsdp)
-    check_job(job, fsdp, 4)
+def test_fsdp2_on_four_processes_under_torchrun(tmp_path: Path) -> None:
+    if not hasattr(torch.cpu.current_stream(), "record_event"):
+        pytest.skip("this torch's FSDP2 does not run on a CPU")
+    script, out = tmp_path / "train.py", tmp_path / "job"
+    script.write_text(SCRIPT)
+    torchrun = "from torch.distributed.run import main; main()"
+    result = run_program(torchrun, "--standalone", "--nproc-per-node", 4, script, "fsdp", out)
+    assert result.returncode == 0, result.stderr[-3000:]
+    job = read_job(out)
+    check_job(job, out, 4)
     check_matched(job.graphs)
     block = 16 * 32 + 32 + 32 * 16 + 16
     step = [kind for kind, *_ in described(job.graphs[0])][:len(job.graphs[0].collectives) // STEPS]
@@ -202,19 +188,16 @@ def test_collectives_that_are_not_those_noted(ddp: Path, tmp_path: Path) -> None
 
 def test_steps_with_an_occasional_collective_are_aligned() -> None:
     def note(op: str, group: str, size: int, received: int | None = None) -> dict[str, Any]:
-        return {"op": op, "group": group, "elements_in": size, "elements_out": size if received is None else received}
+        return {"op": op, "group": group, "elements_in": size, "elements_out": received or size}
 
     a, b, c = note("reduce", "0", 10), note("reduce", "1", 20), note("gather", "0", 3, 12)
-    assert notes_of(
-        [RecordedCall("reduce", 10), RecordedCall("reduce", 7), RecordedCall("reduce", 20), RecordedCall("gather", 15)],
-        [a, b, c],
-    ) == [a, None, b, c]
-    assert notes_of([RecordedCall("reduce", 20), RecordedCall("gather", 3)], [a, b, c]) == [
-        b,
-        c,
-    ]  # it was noted in a step that had more
-    assert notes_of([RecordedCall("gather"), RecordedCall("reduce"), RecordedCall("reduce")], [a, b]) == [None, a, b]
+    call = RecordedCall
+    assert notes_of([call("reduce", 10), call("reduce", 7), call("reduce", 20), call("gather", 15)], [a, b, c]) == [
+        a, None, b, c]
+    # It was noted in a step that had more.
+    assert notes_of([call("reduce", 20), call("gather", 3)], [a, b, c]) == [b, c]
+    assert notes_of([call("gather"), call("reduce"), call("reduce")], [a, b]) == [None, a, b]
     # Which of three the two are is not known without sizes; if they are the same all the same, it does not matter.
-    assert notes_of([RecordedCall("reduce")] * 3, [a, b]) == [None, None, None]
-    assert notes_of([RecordedCall("reduce", 10)], [a, dict(a)]) == [a]
-    assert notes_of([], [a]) == [] and notes_of([RecordedCall("reduce", 10)], []) == [None]
+    assert notes_of([call("reduce")] * 3, [a, b]) == [None, None, None]
+    assert notes_of([call("reduce", 10)], [a, dict(a)]) == [a]
+    assert notes_of([], [a]) == [] and notes_of([call("reduce", 10)], []) == [None]

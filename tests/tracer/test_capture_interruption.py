@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +89,6 @@ os.write(2, b"the end\\n")
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="nothing is held back where there are no files in memory")
 @pytest.mark.parametrize(("how", "last"), [("abort", "CUPTI lost the device"), ("end", "the end")])
 def test_the_last_words_of_a_process_that_aborts_are_written(how: str, last: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", QUIET, how], capture_output=True, text=True, timeout=60, check=False)
+    ended = run_program(QUIET, how)
     assert ended.stderr.strip().endswith(last) and "terminate called" in ended.stderr
     assert (ended.returncode == 0) == ("USDT" not in ended.stderr) == (how == "end")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kineto_support import call, event, kernel, write
 from typer.testing import CliRunner
 
 from foretrace.commands import app
@@ -34,15 +34,9 @@ def job(folder: Path, ranks: int) -> Path:
     """A trace for each rank, of one launch."""
     folder.mkdir(exist_ok=True)
     for rank in range(ranks):
-        events = [
-            {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 100},
-            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 10, "dur": 5,
-             "args": {"correlation": 1}},
-            {"ph": "X", "cat": "kernel", "name": f"gemm{rank}", "pid": 0, "tid": 7, "ts": 20, "dur": 30,
-             "args": {"correlation": 1, "stream": 7, "device": 0}}]
-        (folder / f"rank{rank}.json").write_text(json.dumps({
-            "schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": ranks},
-            "traceEvents": events}), encoding="utf-8")
+        write(folder, [event("user_annotation", "ProfilerStep#1", 0, 100), call("cudaLaunchKernel", 10, 5, 1),
+                       kernel(f"gemm{rank}", 20, 30, 1)], f"rank{rank}.json",
+              distributedInfo={"backend": "nccl", "rank": rank, "world_size": ranks})
     return folder
 
 
@@ -72,13 +66,10 @@ def test_a_job_is_what_one_process_reads(workers: TaskWorkers, tmp_path: Path) -
                    for name in ("start_ns", "duration_ns", "name", "launch"))
 
 
-def test_results_come_in_order_and_refusals_are_named(workers: TaskWorkers) -> None:
+def test_results_come_in_order_and_refusals_and_deaths_are_named(workers: TaskWorkers) -> None:
     found = list(workers.map(refuse, list(range(9))))
     assert [each for each in found if not isinstance(each, Failed)] == [0, 2, 4, 6, 8]
     assert [str(each.error) for each in found if isinstance(each, Failed)] == [f"{n} is odd." for n in (1, 3, 5, 7)]
-
-
-def test_a_worker_that_dies_takes_no_other_call_along(workers: TaskWorkers) -> None:
     found = list(workers.map(die, list(range(6)), name=lambda item: f"item {item}"))
     assert [each for each in found if not isinstance(each, Failed)] == [0, 1, 4, 16, 25]
     (lost,) = (each for each in found if isinstance(each, Failed))
@@ -130,15 +121,6 @@ def test_a_rank_whose_workers_die_is_named_and_the_rest_goes_on(tmp_path: Path) 
     found = read_job([str(path) for path in sorted(folder.iterdir())], workers=Losing())
     assert [graph.meta.rank for graph in found.graphs] == [0, 1, 3] and found.missing_ranks == [2]
     assert any("rank2.json could not be worked on" in note for note in found.notes)
-
-
-@pytest.mark.slow
-def test_the_command_line_says_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    folder = str(job(tmp_path / "job", 3))
-    here, there = (CliRunner().invoke(app, ["inspect", folder, "--json", *more])
-                   for more in ([], ["--workers", "dask"]))
-    assert here.exit_code == there.exit_code == 0 and here.stdout == there.stdout
 
 
 @pytest.mark.parametrize(("engine", "address", "why"), [

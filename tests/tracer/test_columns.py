@@ -6,31 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer.columns import (
-    SMALL,
-    RowsByNumber,
-    covered,
-    depths,
-    grouped,
-    kinds_of,
-    named,
-    nearest,
-    outermost,
-    spans,
-    tallied,
-    totals,
-    union,
-    union_ns,
-    within,
-)
+from tracer import columns
+from tracer.columns import SMALL, covered, grouped, kinds_of, named, spans, tallied, totals, union, union_ns
 from tracer.graph import OpTable
 
 
-@pytest.mark.parametrize("highest", [1, 50, SMALL * 3])
-@pytest.mark.parametrize("count", [0, 1, 1000])
+@pytest.mark.parametrize(("highest", "count"), [(50, 0), (1, 1000), (50, 1000), (SMALL * 3, 1), (SMALL * 3, 1000)])
 def test_groups_are_those_of_unique(highest: int, count: int) -> None:
     keys = np.random.default_rng(count + highest).integers(-2, highest, count)
     distinct, place = grouped(keys)
@@ -38,21 +22,17 @@ def test_groups_are_those_of_unique(highest: int, count: int) -> None:
     assert np.array_equal(distinct, expected) and np.array_equal(place, at)
 
 
-def test_sums_are_whole_numbers() -> None:
-    values = np.array([2**52, 1, 5, -3])
-    assert totals(np.array([1, 1, 0, 0]), values, 3).tolist() == [2, 2**52 + 1, 0]
-
-
 def test_kinds_are_what_numpy_finds_unique() -> None:
     random = np.random.default_rng(3)
-    columns = random.integers(-2, 4, (3, 500))
-    _, first, place = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-    found = kinds_of(*columns)
+    values = random.integers(-2, 4, (3, 500))
+    _, first, place = np.unique(values, axis=1, return_index=True, return_inverse=True)
+    found = kinds_of(*values)
     assert (found[0] == place.reshape(-1)).all() and (found[1] == first).all()
-    assert [len(each) for each in kinds_of(columns[0, :0], columns[1, :0])] == [0, 0]
+    assert [len(each) for each in kinds_of(values[0, :0], values[1, :0])] == [0, 0]
 
 
-def test_spans_are_written_out_behind_one_another() -> None:
+def test_sums_are_whole_numbers_and_spans_are_written_out_behind_one_another() -> None:
+    assert totals(np.array([1, 1, 0, 0]), np.array([2**52, 1, 5, -3]), 3).tolist() == [2, 2**52 + 1, 0]
     assert spans(np.array([5, 2, 7]), np.array([8, 2, 9])).tolist() == [5, 6, 7, 7, 8]
     assert spans(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
 
@@ -60,7 +40,7 @@ def test_spans_are_written_out_behind_one_another() -> None:
 def test_rows_are_found_by_their_number_and_all_of_them_by_minus_one() -> None:
     rng = np.random.default_rng(5)
     number, chosen = rng.integers(-1, 6, 200).astype(np.int32), rng.random(200) < 0.7
-    found = RowsByNumber(number, 7, chosen)
+    found = columns.RowsByNumber(number, 7, chosen)
     low, high = found.bounds(np.array([3, 6, 0]))
     for at, wanted in enumerate((3, 6, 0)):
         assert found.order[low[at]:high[at]].tolist() == np.flatnonzero(chosen & (number == wanted)).tolist()
@@ -97,6 +77,7 @@ def starts_and_ends(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarra
     return start, start + np.array([length for _, length in pairs], np.int64)
 
 
+@settings(max_examples=40)
 @given(PAIRS, PAIRS)
 def test_a_union_covers_every_moment_once(pairs: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
     start, end = starts_and_ends(pairs)
@@ -109,17 +90,19 @@ def test_a_union_covers_every_moment_once(pairs: list[tuple[int, int]], others: 
     assert found.tolist() == [sum(time in moments for time in range(a, a + length)) for a, length in others]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(-1, 40), st.booleans()), max_size=25))
 def test_ways_up_a_tree(rows: list[tuple[int, bool]]) -> None:
     parent = np.array([min(above, row - 1) for row, (above, _) in enumerate(rows)], np.int64)
     chosen = np.array([mark for _, mark in rows], np.bool_)
+    top, depth, marked = columns.outermost(parent), columns.depths(parent), columns.within(parent, chosen)
     for row in range(len(rows)):
         path = [row]
         while parent[path[-1]] >= 0:
             path.append(int(parent[path[-1]]))
-        assert outermost(parent)[row] == path[-1] and depths(parent)[row] == len(path) - 1
         first = next((at for at in path if chosen[at]), -1)
-        assert nearest(parent, chosen, np.array([row]))[0] == first and within(parent, chosen)[row] == (first >= 0)
+        assert (top[row], depth[row], marked[row]) == (path[-1], len(path) - 1, first >= 0)
+        assert columns.nearest(parent, chosen, np.array([row]))[0] == first
 
 
 def test_a_constant_column_can_be_written_to_also_without_a_row() -> None:

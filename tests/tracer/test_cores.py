@@ -29,30 +29,26 @@ def _run(planted: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def _run_here(planted: Path, code: str) -> None:
-    """Run code as the command ``foretrace`` runs: without the current directory, where the code starts processes."""
-    begin = f"import sys; sys.path[:] = [*filter(None, sys.path), {str(ROOT)!r}]; import os\n"
-    done = _run(planted, sys.executable, "-c", begin + code)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("python", [sys.executable, "python3.10"])
-def test_a_module_is_run_without_option_p(planted: Path, python: str) -> None:
-    if shutil.which(python) is None or subprocess.run([python, "--version"], capture_output=True).returncode:
-        pytest.skip(f"there is no {python}")
+@pytest.mark.parametrize("words", [
+    (sys.executable, "-c", _NOT_FROM_HERE), ("python3.10", "-c", _NOT_FROM_HERE), RUN_MODULE],
+    ids=["without option P", "Python 3.10", "as here"])
+def test_a_module_is_run(planted: Path, words: tuple[str, ...]) -> None:
+    if shutil.which(words[0]) is None or subprocess.run([words[0], "--version"], capture_output=True).returncode:
+        pytest.skip(f"there is no {words[0]}")
     (planted / "in.txt").write_text('{"a": [1, 2]}')
-    done = _run(planted, python, "-c", _NOT_FROM_HERE, "json.tool", "in.txt", "--compact")
+    done = _run(planted, *words, "json.tool", "in.txt", "--compact")
     assert (done.returncode, done.stdout.strip()) == (0, '{"a":[1,2]}')
 
 
-def test_a_module_is_run_as_it_is_here(planted: Path) -> None:
-    done = _run(planted, *RUN_MODULE, "json.tool", "--help")
-    assert done.returncode == 0 and "usage" in done.stdout
-
-
-def test_captures_of_a_comparison_run_none(planted: Path) -> None:
-    _run_here(planted, """
+def test_processes_of_comparisons_and_of_joblib_run_none(planted: Path) -> None:
+    """Where code starts processes as the command ``foretrace`` does, without the current directory."""
+    done = _run(planted, sys.executable, "-c", f"""
+import sys
+sys.path[:] = [*filter(None, sys.path), {str(ROOT)!r}]
+import os
+from joblib import Parallel, delayed
 from step_views.check import noise
+from tracer.cores import safe_paths
 noise.IMPORTED = []
 context = noise.process_context()
 queue = context.SimpleQueue()
@@ -60,15 +56,9 @@ process = context.Process(target=queue.put, args=(1,))
 process.start()
 process.join()
 assert process.exitcode == 0 and queue.get() == 1
+if sys.version_info >= (3, 11):  # Python 3.10 has no PYTHONSAFEPATH
+    with safe_paths():
+        where = Parallel(n_jobs=2, backend="loky")(delayed(os.getcwd)() for _ in range(2))
+    assert where == [os.getcwd()] * 2 and "PYTHONSAFEPATH" not in os.environ
 """)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
-def test_workers_of_joblib_run_none(planted: Path) -> None:
-    _run_here(planted, """
-from joblib import Parallel, delayed
-from tracer.cores import safe_paths
-with safe_paths():
-    where = Parallel(n_jobs=2, backend="loky")(delayed(os.getcwd)() for _ in range(2))
-assert where == [os.getcwd()] * 2 and "PYTHONSAFEPATH" not in os.environ
-""")
+    assert done.returncode == 0, done.stderr

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import run_ranks
 
 torch = pytest.importorskip("torch")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
@@ -21,10 +19,9 @@ from tracer.fake_world import fake_world, parallelize, rank_classes  # noqa: E40
 from tracer.parallel_plan import ParallelPlan, PlanError  # noqa: E402
 from tracer.shape_only import trace_job  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"preset": "tiny", "depth": 2}
 STEPS = """
-import sys
+import os, sys
 import torch, torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from tracer import workloads
@@ -32,7 +29,7 @@ from tracer.fake_world import parallelize
 from tracer.parallel_plan import ParallelPlan
 
 torch.set_num_threads(1)
-rank, folder = int(sys.argv[1]), sys.argv[2]
+rank, folder = int(os.environ["RANK"]), sys.argv[1]
 
 def train(plan, accumulation):
     build = lambda: workloads.build("moe", preset="tiny", depth=2, optimizer="sgd", accumulation=accumulation)
@@ -61,16 +58,8 @@ for number, (plan, accumulation) in enumerate((("ddp=4,ep=2", 2), ("fsdp2=4,ep=2
 def test_spread_experts_train_as_unspread_ones(tmp_path: Path) -> None:
     """Two steps by four processes with equal batches, under DDP with accumulation and under FSDP2, against the same
     steps by one: losses and parameters."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    processes = [subprocess.Popen([sys.executable, "-c", STEPS, str(rank), str(tmp_path)], env=environment, text=True,
-                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for rank in range(4)]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * 4, "\n".join(error[-2000:] for error in errors)
+    (tmp_path / "train.py").write_text(STEPS)
+    run_ranks(4, tmp_path / "train.py", tmp_path)
 
 
 def noted(plan: str, ranks: int, rank: int, **settings: Any) -> list[dict[str, Any]]:
@@ -104,10 +93,9 @@ def test_collectives_of_expert_parallelism() -> None:
     assert {tuple(row[1]) for row in what(noted("ddp=2,ep=2", 2, 0))} == {(0, 1)}
 
 
-@pytest.mark.parametrize("plan", ["ddp=4,ep=2", "fsdp2=4,ep=2"])
-def test_a_trace_has_the_collectives_of_real_values(plan: str) -> None:
-    job = trace_job(workloads.configure("moe", **SETTINGS), "cpu", world_size=4, parallel=plan)
-    graph = job.rank(3)
+def test_a_trace_has_the_collectives_of_real_values() -> None:
+    plan = "fsdp2=4,ep=2"
+    graph = trace_job(workloads.configure("moe", **SETTINGS), "cpu", world_size=4, parallel=plan).rank(3)
     table = graph.collectives
     found = [(graph.string(int(table.kind[row])), json.loads(graph.string(int(table.ranks[row]))),
               int(table.elements_in[row])) for row in range(len(table))]
@@ -126,16 +114,15 @@ def test_classes_of_ranks_with_spread_experts() -> None:
     assert empty == [4, 5]
 
 
-@pytest.mark.parametrize(("workload", "plan", "settings", "message"), [
-    ("moe", "ep=2", {}, "number .1. it does not divide"), ("moe", "ddp=4,ep=3", {}, "number .4. it does not divide"),
-    ("moe", "ddp=8,ep=8", {}, "experts=4 cannot be split evenly by ep=8"),
-    ("llama", "ddp=2,ep=2", {}, "llama has no experts"),
-    ("moe", "ddp=2,ep=2", {"compile": True}, "compile=true does not go with expert parallelism"),
-    ("moe", "ddp=2,ep=0", {}, "ep=0 is not possible"),
+@pytest.mark.parametrize(("workload", "plan", "world", "settings", "message"), [
+    ("moe", "ep=2", 1, {}, "number .1. it does not divide"),
+    ("moe", "ddp=8,ep=8", 8, {}, "experts=4 cannot be split evenly by ep=8"),
+    ("llama", "ddp=2,ep=2", 2, {}, "llama has no experts"),
+    ("moe", "ddp=2,ep=2", 2, {"compile": True}, "compile=true does not go with expert parallelism"),
+    ("moe", "ddp=2,ep=0", 2, {}, "ep=0 is not possible"),
 ])
-def test_experts_that_cannot_be_spread_are_told(workload: str, plan: str, settings: dict[str, Any],
+def test_experts_that_cannot_be_spread_are_told(workload: str, plan: str, world: int, settings: dict[str, Any],
                                                 message: str) -> None:
-    world = int(plan.partition("=")[2].split(",")[0]) if plan.startswith("d") else 1
     with pytest.raises(PlanError, match=message):
         rank_classes(ParallelPlan.parse(plan, world), workloads.configure(workload, preset="tiny", **settings))
 

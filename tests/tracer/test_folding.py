@@ -7,31 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import et_support
 import numpy as np
 import pytest
-from said import plain
-from typer.testing import CliRunner
+from said import Run, plain
 
 import tracer
-from foretrace.commands import app
 from tracer import JobError
 from tracer.errors import GraphFileError
-from tracer.graph import (
-    NONE,
-    SHAPE_ONLY,
-    CollectiveTable,
-    ExecutionGraph,
-    GapTable,
-    KernelTable,
-    LaunchTable,
-    Meta,
-    OpKind,
-    OpTable,
-    OverheadTable,
-    StepTable,
-    SyncTable,
-    Thread,
-)
+from tracer.graph import NONE, SHAPE_ONLY, CollectiveTable, ExecutionGraph, OpKind, StepTable
 from tracer.job import Job, fold, folded_job, load_job, save_job
 from tracer.ranks import RankClass, checked_classes, groups_like, lattice, peers_like, renumbered, spans, work_digest
 
@@ -41,27 +25,20 @@ MB = 1 << 20
 def graph_of(rank: int, world: int, groups: dict[str, tuple[str, list[int]]], *, rows: int = 4,
              shift_ns: int = 0) -> ExecutionGraph:
     """One step of ``rows`` operations, of which the first ones are the collectives ``name → (kind, ranks)``."""
-    strings = ["mm", f"[[{rows}]]", "float32"]
-    ops = OpTable.empty(rows)
-    ops.name[:] = 0
-    ops.kind[:] = OpKind.OPERATION
-    ops.shapes[:] = 1
-    ops.thread[:] = 0
-    ops.step[:] = 0
-    ops.start_ns[:] = np.arange(rows) * 10 + shift_ns
-    ops.duration_ns[:] = 5 + shift_ns
-    table = CollectiveTable.empty(len(groups))
+    graph = et_support.graph_of([(0, "mm")] * rows, step=0, kind=OpKind.OPERATION, shapes=1,
+                                start_ns=np.arange(rows) * 10 + shift_ns, duration_ns=5 + shift_ns)
+    graph.strings += [f"[[{rows}]]", "float32"]
+    graph.collectives = table = CollectiveTable.empty(len(groups))
     for row, (name, (kind, ranks)) in enumerate(groups.items()):
-        strings += [name, kind, json.dumps(ranks)]
-        table.group[row], table.kind[row], table.ranks[row] = len(strings) - 3, len(strings) - 2, len(strings) - 1
+        graph.strings += [name, kind, json.dumps(ranks)]
+        table.group[row], table.kind[row], table.ranks[row] = np.arange(-3, 0) + len(graph.strings)
         table.op[row], table.dtype[row], table.group_size[row], table.order[row] = row, 2, len(ranks), 0
         table.elements_in[row] = table.elements_out[row] = 7
-    steps = StepTable(np.array([0], np.int32), np.zeros(1, np.int64), np.array([rows * 10]), np.zeros(1, np.int32),
-                      np.full(1, -1, np.int32))
-    meta = Meta(source=f"rank{rank}", era=SHAPE_ONLY, rank=rank, world_size=world, backend="fake",
-                process_groups=[{"pg_name": name, "ranks": ranks} for name, (_, ranks) in groups.items()])
-    return ExecutionGraph(strings, [Thread("1", "1")], ops, LaunchTable.empty(), KernelTable.empty(), table,
-                          SyncTable.empty(), GapTable.empty(), steps, OverheadTable.empty(), meta)
+    graph.steps = StepTable(np.array([0], np.int32), np.zeros(1, np.int64), np.array([rows * 10]),
+                            np.zeros(1, np.int32), np.full(1, -1, np.int32))
+    graph.meta = replace(graph.meta, source=f"rank{rank}", era=SHAPE_ONLY, rank=rank, world_size=world, backend="fake",
+                         process_groups=[{"pg_name": name, "ranks": ranks} for name, (_, ranks) in groups.items()])
+    return graph
 
 
 def mesh_graph(rank: int, dp: int, tp: int, **other: Any) -> ExecutionGraph:
@@ -92,7 +69,7 @@ def test_ranks_as_spans(ranks: Any, expected: Any, text: str) -> None:
     assert all(rank in found for rank in ranks) and max(ranks) + 1 not in found and -1 not in found
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (4, 2), (3, 2, 4), (1, 5), (8,)])
+@pytest.mark.parametrize("sizes", [(4, 2), (3, 2, 2), (1, 5)])
 def test_groups_of_every_rank_of_a_mesh(sizes: tuple[int, ...]) -> None:
     mesh = np.arange(np.prod(sizes)).reshape(sizes)
     for kept in range(1, 1 << len(sizes)):  # groups along every set of dimensions
@@ -106,9 +83,7 @@ def test_groups_of_every_rank_of_a_mesh(sizes: tuple[int, ...]) -> None:
 
 
 def test_groups_that_are_no_mesh() -> None:
-    assert lattice([0, 1, 5], 0) is None
-    assert lattice([3, 1], 1) is None
-    assert lattice([1, 2], 1) is None  # a pair that no mesh has
+    assert lattice([0, 1, 5], 0) is lattice([3, 1], 1) is lattice([1, 2], 1) is None  # no mesh has such a pair
     assert groups_like([0, 1, 5], 0, 3) == [0, 1, 5]
     assert peers_like([4, 8], 4, 6) == [6, 10]
 
@@ -127,7 +102,11 @@ def test_fold_and_every_rank_again() -> None:
     assert ranks_of(folded.graphs[0]) == ranks_of(graphs[0])
     with pytest.raises(JobError, match=r"Rank 8 is not in this job \(it has 0–7\)"):
         folded.rank(8)
-    assert fold(folded).classes == folded.classes
+    assert fold(folded).classes == folded.classes and folded.notes == []
+    assert renumbered(graphs[3], 3) is graphs[3]
+    for graph in graphs:
+        graph.meta.era = "kineto"
+    assert any("times are those of the first rank" in note for note in fold(Job(graphs, 8)).notes)
 
 
 def test_only_equal_work_is_folded() -> None:
@@ -151,25 +130,14 @@ def test_only_equal_work_is_folded() -> None:
 
 
 def test_pipeline_neighbours_keep_their_distance() -> None:
-    def stage(rank: int, peers: list[int]) -> ExecutionGraph:
-        return graph_of(rank, 12, {"send": ("send", [rank, *peers])})
-
-    middle = [stage(rank, [rank + 4]) for rank in range(4, 8)]
+    middle = [graph_of(rank, 12, {"send": ("send", [rank, rank + 4])}) for rank in range(4, 8)]
     folded = fold(Job(middle, 12))
     assert [str(each) for each in folded.classes] == ["4–7"]
     assert ranks_of(folded.rank(6)) == [[6, 10]]
     assert folded.missing_ranks == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
-def test_measured_times_are_told_to_be_of_one_rank() -> None:
-    graphs = [mesh_graph(rank, 2, 2) for rank in range(4)]
-    for graph in graphs:
-        graph.meta.era = "kineto"
-    assert any("times are those of the first rank" in note for note in fold(Job(graphs, 4)).notes)
-    assert fold(Job([mesh_graph(rank, 2, 2) for rank in range(4)], 4)).notes == []
-
-
-def test_a_thousand_ranks_are_one_small_file(tmp_path: Path) -> None:
+def test_a_thousand_ranks_are_one_small_file(tmp_path: Path, run: Run) -> None:
     ones = folded_job([mesh_graph(17, 128, 8, rows=20_000)], [((0, 1023, 1),)], 1024)
     path = tmp_path / "job.foretrace"
     save_job(ones, path)
@@ -179,16 +147,14 @@ def test_a_thousand_ranks_are_one_small_file(tmp_path: Path) -> None:
     assert len(job.graphs) == 1 and job.known_ranks == 1024
     last = job.rank(1023)
     assert last.meta.rank == 1023
-    assert ranks_of(last)[0] == list(range(7, 1024, 8)) and ranks_of(last)[1] == list(range(1016, 1024))
-    result = CliRunner().invoke(app, ["inspect", str(path)])
-    assert result.exit_code == 0, result.output
-    assert "1,024 ranks in 1 class: 0–1023" in plain(result.output)
-    shown = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).output)
+    assert ranks_of(last)[:2] == [list(range(7, 1024, 8)), list(range(1016, 1024))]
+    assert "1,024 ranks in 1 class: 0–1023" in plain(run("inspect", path).out)
+    shown = run("inspect", path, "--json").json
     assert shown["classes"] == [{"ranks": [[0, 1023, 1]], "number": 1024, "traced": 17}]
     assert shown["missing_ranks"] == []
 
 
-def test_classes_that_were_not_traced(tmp_path: Path) -> None:
+def test_classes_that_were_not_traced(tmp_path: Path, run: Run) -> None:
     job = folded_job([mesh_graph(5, 4, 2)], [((0, 3, 1),), ((4, 7, 1),)], 8)
     assert (job.missing_ranks, job.known_ranks) == ([0, 1, 2, 3], 4)
     assert [each.graph for each in job.classes] == [NONE, 0]
@@ -196,8 +162,7 @@ def test_classes_that_were_not_traced(tmp_path: Path) -> None:
         job.rank(2)
     assert job.rank(7).meta.rank == 7
     save_job(job, tmp_path / "job.foretrace")
-    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "job.foretrace")])
-    assert "4 of 8 ranks in 1 class: 4–7" in plain(result.output)
+    assert "4 of 8 ranks in 1 class: 4–7" in plain(run("inspect", tmp_path / "job.foretrace").out)
     with pytest.raises(JobError, match="Rank 6 does the same work as rank 5"):
         folded_job([mesh_graph(5, 4, 2), mesh_graph(6, 4, 2)], [((0, 3, 1),), ((4, 7, 1),)], 8)
     with pytest.raises(JobError, match="Rank 5 is in none of the job's classes"):
@@ -227,29 +192,22 @@ def test_classes_of_a_damaged_context(value: Any) -> None:
     assert checked_classes([[[0, 2, 1]], [[3, 3, 1]]], 4) == [((0, 2, 1),), ((3, 3, 1),)]
 
 
-def test_the_rank_itself_is_not_copied() -> None:
-    graph = mesh_graph(3, 2, 2)
-    assert renumbered(graph, 3) is graph
-
-
-def test_workload_captured_once_for_all_its_ranks(tmp_path: Path) -> None:
+def test_workload_captured_once_for_all_its_ranks(tmp_path: Path, run: Run) -> None:
     pytest.importorskip("torch")
-    command = ["capture", "--workload", "llama", "--preset", "tiny", "--world-size", "1024", "--parallel", "ddp",
-               "--out", str(tmp_path / "job"), "--warmup", "2", "--timed", "1", "--steps", "1", "--execution-trace",
-               "none"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
+    done = run("capture", "--workload", "llama", "--preset", "tiny", "--world-size", "1024", "--parallel", "ddp",
+               "--out", tmp_path / "job", "--warmup", "2", "--timed", "1", "--steps", "1", "--execution-trace", "none")
+    assert done.code == 0, done.err
     job = tracer.read_job(tmp_path / "job")
     assert [str(each) for each in job.classes] == ["0–1023"]
     assert (job.world_size, job.missing_ranks) == (1024, [])
-    save_job(job, tmp_path / "job.foretrace")
-    assert (tmp_path / "job.foretrace").stat().st_size < 20 * MB
-    loaded = load_job(tmp_path / "job.foretrace").rank(777)
+    path = tmp_path / "job.foretrace"
+    save_job(job, path)
+    assert path.stat().st_size < 20 * MB
+    loaded = load_job(path).rank(777)
     assert loaded.meta.rank == 777 and ranks_of(loaded) == [list(range(1024))] * 2
-    for name in ("inspect", "replay"):
-        output = plain(CliRunner().invoke(app, [name, str(tmp_path / "job.foretrace")]).output)
-        assert "Rank 0 of a fake world of 1024: its collectives took no time" in output
-    assert "The job is folded: only rank 0 is simulated, for all 1,024 ranks" in output
+    shown, replayed = (plain(run(name, path).out) for name in ("inspect", "replay"))
+    assert all("Rank 0 of a fake world of 1024: its collectives took no time" in each for each in (shown, replayed))
+    assert "The job is folded: only rank 0 is simulated, for all 1,024 ranks" in replayed
 
 
 @pytest.mark.slow
@@ -257,35 +215,32 @@ def test_uneven_shards_are_classes_of_their_own(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from fake_world_support import CASES, fake_rank
 
-    from tracer import workloads
-    from tracer.fake_world import rank_classes
-    from tracer.parallel_plan import ParallelPlan
-
     case = CASES["uneven"]
-    settings = workloads.configure("llama", preset="tiny", depth=2, **case.settings)
-    predicted = rank_classes(ParallelPlan.parse(case.plan, case.ranks), settings)
+    predicted = classes_of(case.plan, case.ranks, depth=2, **case.settings)
     assert [str(each) for each in predicted] == ["0–1", "2"]  # 31 rows: 11, 11, 9; 20: 7, 7, 6; 100: 34, 34, 32
     graphs = [fake_rank(case, rank, tmp_path) for rank in range(case.ranks)]
     assert [each.ranks for each in fold(Job(graphs, case.ranks)).classes] == [each.ranks for each in predicted]
 
 
-@pytest.mark.parametrize(("plan", "world", "settings", "expected"), [
-    ("ddp", 1024, {}, ["0–1023"]),
-    ("fsdp2", 4, {}, ["0–3"]),
-    ("fsdp2", 64, {}, ["0–15", "16–31", "32–49", "50–63"]),  # 16 rows of k and v; 32; 50 × 2 of 100; 64
-    ("tp", 2, {}, ["0–1"]),
-    ("tp", 2, {"vocabulary": 101}, ["0", "1"]),
-    ("ddp=2,tp=2", 4, {"vocabulary": 101}, ["0, 2", "1, 3"]),
-    ("ddp=4,pp=2", 8, {"depth": 2}, ["0–3", "4–7"]),
-    ("fsdp2=2,tp=2,pp=2", 8, {"depth": 3}, ["0–3", "4–7"]),
-])
-def test_classes_of_plans(plan: str, world: int, settings: dict[str, Any], expected: list[str]) -> None:
+def classes_of(plan: str, world: int, **settings: Any) -> list[RankClass]:
     pytest.importorskip("torch")
     from tracer import workloads
     from tracer.fake_world import rank_classes
     from tracer.parallel_plan import ParallelPlan
 
-    found = rank_classes(ParallelPlan.parse(plan, world), workloads.configure("llama", preset="tiny", **settings))
+    return rank_classes(ParallelPlan.parse(plan, world), workloads.configure("llama", preset="tiny", **settings))
+
+
+@pytest.mark.parametrize(("plan", "world", "settings", "expected"), [
+    ("ddp", 1024, {}, ["0–1023"]),
+    ("fsdp2", 64, {}, ["0–15", "16–31", "32–49", "50–63"]),  # 16 rows of k and v; 32; 50 × 2 of 100; 64
+    ("tp", 2, {}, ["0–1"]),
+    ("ddp=2,tp=2", 4, {"vocabulary": 101}, ["0, 2", "1, 3"]),
+    ("ddp=4,pp=2", 8, {"depth": 2}, ["0–3", "4–7"]),
+    ("fsdp2=2,tp=2,pp=2", 8, {"depth": 3}, ["0–3", "4–7"]),
+])
+def test_classes_of_plans(plan: str, world: int, settings: dict[str, Any], expected: list[str]) -> None:
+    found = classes_of(plan, world, **settings)
     assert [str(each) for each in found] == expected
     assert sorted(rank for each in found for rank in each) == list(range(world))
     assert [each.graph for each in found] == list(range(len(found)))

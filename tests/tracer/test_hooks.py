@@ -7,10 +7,10 @@ import runpy
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -38,14 +38,6 @@ def step_operations(graph: ExecutionGraph) -> list[Counter[str]]:
 
 def graph_of(out: Path) -> ExecutionGraph:
     return read_job(str(out)).graphs[0]
-
-
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Loop:
@@ -95,75 +87,30 @@ def by_context_manager(tmp_path_factory: pytest.TempPathFactory) -> list[Counter
 # --- frameworks that are installed -----------------------------------------------------------------------------------
 
 
-def run_with(name: str, hook: str, out: Path, replacement: Callable[..., Any]) -> None:
-    """Run an example with another callback in the place of its hook."""
-    module = load(name)
-    setattr(module, hook, replacement)
-    module.main(str(out))
-
-
 @pytest.mark.parametrize(("package", "name"), [("transformers", "trainer"), ("lightning", "lightning_module"),
                                                ("accelerate", "accelerate_loop")])
 @pytest.mark.filterwarnings("ignore")  # of the frameworks
-def test_an_example_records_what_the_context_manager_does(package: str, name: str, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_records_optimizer_steps(package: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    load(name).main(str(tmp_path / "hook"))
-    context = read_context(tmp_path / "hook" / "rank0")
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main("hook")
+    context, graph = read_context(tmp_path / "hook" / "rank0"), graph_of(tmp_path / "hook")
     assert context["complete"] and len(context["unprofiled_step_ns"]) == 6
-    with tracer.capture(tmp_path / "plain", timed=6) as capture:
-        run_with(name, HOOKS[name], tmp_path, plain_hook(name, capture))
-    hooked, plain = (step_operations(graph_of(tmp_path / each)) for each in ("hook", "plain"))
-    assert len(hooked) == 3 and hooked == plain
-    # Two micro-batches a step: accumulated gradients are added in place.
-    assert hooked[0]["aten::add_"] > 0
-
-
-HOOKS = {"trainer": "TrainerCapture", "lightning_module": "LightningCapture", "accelerate_loop": "AccelerateCapture"}
-
-
-def plain_hook(name: str, capture: Any) -> Callable[..., Any]:
-    """What a user would write by hand: the framework's own callback with ``capture.step()`` in it."""
-    if name == "trainer":
-        from transformers import TrainerCallback
-
-        class ByHand(TrainerCallback):
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                capture.step()
-                control.should_training_stop = capture.finished
-
-        return lambda *_, **__: ByHand()
-    if name == "lightning_module":
-        from lightning.pytorch.callbacks import Callback
-
-        class EachSecondBatch(Callback):
-            def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, index: int) -> None:
-                if index % 2:
-                    capture.step()
-                trainer.should_stop = capture.finished
-
-        return lambda *_, **__: EachSecondBatch()
-
-    class Around:
-        finished = False
-
-        def __init__(self, *_: Any, **__: Any) -> None:
-            self.calls = 0
-
-        def __enter__(self) -> Around:
-            return self
-
-        def __exit__(self, *_: Any) -> None:
-            pass
-
-        def step(self) -> None:
-            self.calls += 1
-            if self.calls % 2 == 0:
-                capture.step()
-            self.finished = capture.finished
-
-    return Around
+    steps = step_operations(graph)
+    assert len(steps) == 3 and steps[0]["aten::mm"] == steps[1]["aten::mm"] == steps[2]["aten::mm"] > 0
+    # Two micro-batches a step: accumulated gradients are added in place, and the optimizer makes one step.
+    assert all(step["aten::add_"] > 0 for step in steps)
+    optimizer = np.array([text.startswith("Optimizer.step#") for text in graph.strings])[graph.ops.name]
+    assert np.bincount(graph.ops.step[optimizer & (graph.ops.step >= 0)]).tolist() == [1, 1, 1]
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert stopped.value.code == 2 and "arguments are required: out" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -250,11 +197,10 @@ def test_deepspeed_counts_accumulations(tmp_path: Path, by_context_manager: list
 
 
 @pytest.fixture
-def megatron(clock: Clock) -> Iterator[Any]:
+def megatron(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Any:
     names = ["megatron", "megatron.training", "megatron.training.training"]
-    before = {name: sys.modules.get(name) for name in names}
     for name in names:
-        sys.modules[name] = types.ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     module: Any = sys.modules[names[-1]]
     loop = Loop()
 
@@ -262,22 +208,15 @@ def megatron(clock: Clock) -> Iterator[Any]:
         loop.step()
         clock.pass_ms(2)
 
-    module.train_step = train_step
-    module.evaluate_and_print_results = lambda: clock.pass_ms(500)
-
     def train(steps: int, evaluate_at: int = -1) -> None:
         for step in range(steps):
             module.train_step()
             if step == evaluate_at:
                 module.evaluate_and_print_results()
 
-    module.train = train
-    yield module
-    for name, old in before.items():
-        if old is None:
-            del sys.modules[name]
-        else:
-            sys.modules[name] = old
+    module.train_step, module.train = train_step, train
+    module.evaluate_and_print_results = lambda: clock.pass_ms(500)
+    return module
 
 
 def test_megatron_counts_train_steps(tmp_path: Path, megatron: Any, by_context_manager: list[Counter[str]]) -> None:
@@ -287,16 +226,13 @@ def test_megatron_counts_train_steps(tmp_path: Path, megatron: Any, by_context_m
     assert capture.complete and (megatron.train_step, megatron.evaluate_and_print_results) == (step, evaluate)
     assert step_operations(graph_of(tmp_path / "a")) == by_context_manager
     assert read_context(tmp_path / "a" / "rank0")["unprofiled_step_ns"] == [2_000_000] * 3
-    del megatron.train_step
-    with pytest.raises(CaptureError, match="has no train_step"), megatron_capture(tmp_path / "b"):
-        pass
-
-
-def test_megatron_keeps_what_an_error_left(tmp_path: Path, megatron: Any) -> None:
-    with pytest.raises(ZeroDivisionError), megatron_capture(tmp_path / "a", **SHORT):
+    with pytest.raises(ZeroDivisionError), megatron_capture(tmp_path / "b", **SHORT):
         megatron.train(5)
-        raise ZeroDivisionError
-    assert "ZeroDivisionError" in read_context(tmp_path / "a" / "rank0")["ended"]
+        1 / 0  # noqa: B018
+    assert "ZeroDivisionError" in read_context(tmp_path / "b" / "rank0")["ended"]
+    del megatron.train_step
+    with pytest.raises(CaptureError, match="has no train_step"), megatron_capture(tmp_path / "c"):
+        pass
 
 
 def titan_interface() -> dict[str, types.ModuleType]:
@@ -372,14 +308,3 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CaptureError, match=r"needs transformers \(.*\); install it with: pip install transformers"):
         importlib.import_module("tracer.hooks.trainer_callback")
     assert "TrainerCapture" in dir(tracer.hooks)
-
-
-@pytest.mark.parametrize(("name", "needs"), [("trainer", "transformers"), ("lightning_module", "lightning"),
-                                             ("accelerate_loop", "accelerate")])
-def test_an_example_without_a_directory_says_its_usage(name: str, needs: str, monkeypatch: pytest.MonkeyPatch,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip(needs)
-    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert stopped.value.code == 2 and "arguments are required: out" in capsys.readouterr().err
