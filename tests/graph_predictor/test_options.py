@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 import typer.main
+from report_support import own_program
 from said import plain
 from typer.testing import CliRunner
 
@@ -124,15 +125,6 @@ def run(*arguments: object) -> Any:
     return said
 
 
-def script(folder: Path, width: int, move: str = "") -> str:
-    """A program of one's own as commands take it."""
-    pytest.importorskip("torch")
-    (folder / "own.py").write_text(
-        f"import torch\n\ndef build(batch=64):\n    model = torch.nn.Linear({width}, {width}){move}\n"
-        f"    x = torch.randn(batch, {width}){move}\n    return lambda: model(x).sum().backward()\n")
-    return f"{folder / 'own.py'}:build"
-
-
 def test_a_device_of_ones_own_is_priced_and_traced_for(tmp_path: Path) -> None:
     own_device, _ = own(tmp_path)
     spec = find_device(str(own_device))
@@ -150,8 +142,9 @@ def test_a_device_of_ones_own_is_priced_and_traced_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["predict", "sweep"])
 def test_predictions_take_a_device_of_ones_own(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     more = [] if command == "predict" else ["-o", tmp_path / "t.csv", "--jobs", 1]
-    said = run(command, script(tmp_path, 512, ".cuda()"), "--device", own(tmp_path)[0], *more, "--json")
+    said = run(command, own_program(tmp_path), "--device", own(tmp_path)[0], *more, "--json")
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)
     assert (found["device"] if command == "predict" else found["rows"][0]["device"]) in (
@@ -160,7 +153,9 @@ def test_predictions_take_a_device_of_ones_own(command: str, tmp_path: Path) -> 
 
 def test_a_step_is_traced_for_a_processor_and_computes_on_its_cores(tmp_path: Path) -> None:
     """By name of the step's device or of another, as for "cpu": no kernels, only host time."""
-    source, file, processor = script(tmp_path, 4096), tmp_path / "step.foretrace", ("--device", "i9-10940x")
+    pytest.importorskip("torch")
+    source, file = own_program(tmp_path, 4096, cuda=False), tmp_path / "step.foretrace"
+    processor = ("--device", "i9-10940x")
     assert run("trace", source, *processor, "-o", file).exit_code == 0
     found = {}
     for name, arguments in (("script", [source, *processor]), ("file", [file]),

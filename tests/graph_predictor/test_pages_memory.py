@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from memory_trace import recorded_memory
 from page_support import PageFile
+from report_support import own_program
 from said import Run
 
 pytest.importorskip("jinja2")
@@ -22,14 +23,6 @@ from tracer.kineto import read_kineto
 
 CHANGES = [(20, 1, 100_000_000), (30, 2, 40_000_000), (40, 2, -40_000_000), (330, 3, 70_000_000),
            (340, 1, -100_000_000), (720, 4, 8_000_000), (730, 3, -70_000_000)]
-PROGRAM = """
-import torch
-
-def build(batch=4, width=256):
-    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width)).cuda()
-    x = torch.zeros(batch, width).cuda()
-    return lambda: model(x).sum().backward()
-"""
 
 
 pytestmark = pytest.mark.usefixtures("quick_pages")
@@ -92,8 +85,7 @@ def test_a_report_has_the_predicted_peak_beside_it(monkeypatch: pytest.MonkeyPat
 
 def test_a_report_of_a_traced_step_draws_its_operations_and_says_whether_it_fits(tmp_path: Path, run: Run) -> None:
     pytest.importorskip("torch")
-    (tmp_path / "train.py").write_text(PROGRAM)
-    assert run("trace", f"{tmp_path / 'train.py'}:build", "-o", tmp_path / "a.foretrace").code == 0
+    assert run("trace", own_program(tmp_path), "-o", tmp_path / "a.foretrace").code == 0
     assert run("report", tmp_path / "a.foretrace", "-o", tmp_path / "page.html").code == 0
     page, found = PageFile(tmp_path / "page.html"), run("memory", tmp_path / "a.foretrace", "--json").json["predicted"]
     moments = drawn(page.value("predicted-moments")["data"]["values"])

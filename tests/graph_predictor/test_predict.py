@@ -33,7 +33,6 @@ from foretrace.edits import (
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.predict import predict
-from graph_predictor.simulation.host_slices import with_host
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
@@ -141,13 +140,6 @@ def test_what_is_left_of_kernels_without_time_is_measured(graph: ExecutionGraph,
     said = CliRunner().invoke(app, ["predict", str(tmp_path / "micro.json"), "--kernels", "0"]).output
     assert "of what is left; none of it was changed" in plain(said)
     assert predict(graph, [ScaleHost(0.5)]).sources["anchored"] > 0.1
-
-
-def test_pieces_add_up_to_the_program(graph: ExecutionGraph) -> None:
-    baseline = baseline_of(graph)
-    program = baseline.built.program
-    work, cost = with_host(program, baseline.slices, baseline.slices.ns.astype(float))
-    assert np.array_equal(work, program.item_work) and np.array_equal(cost, program.item_cost)
 
 
 def test_another_device_scales_the_measured_time_by_the_models_ratio(graph: ExecutionGraph, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from micro import Micro
 from recordings import slowed
+from report_support import own_program
 from slowly import mostly_slow
 from test_predict_shapes import LAYERS, TOKENS, WIDTH, product_us, traced
 from typer.testing import CliRunner
@@ -33,19 +34,7 @@ from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
 from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
-from tracer.graph import (
-    NONE,
-    SHAPE_ONLY,
-    ExecutionGraph,
-    GapTable,
-    KernelTable,
-    LaunchTable,
-    OverheadTable,
-    Place,
-    StepTable,
-    SyncTable,
-    Thread,
-)
+from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Place
 from tracer.job import read_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,9 +97,9 @@ def test_a_smaller_step_on_a_cpu_may_be_shorter_than_what_stays_says() -> None:
 
 
 def test_a_rank_below_the_lanes_of_a_processor_may_change_nothing() -> None:
-    six, sixteen, twenty, many = (calls_of(operation("aten::mm", [(320, 128), (128, rank)], "fp32"))
-                                  for rank in (6, 16, 24, 256))
-    assert _narrow(six, twenty) and not _narrow(sixteen, many) and not _narrow(six, six)
+    for was, now, narrow in ((6, 24, True), (64, 16, True), (64, 256, False), (6, 6, False)):
+        one, other = (calls_of(operation("aten::mm", [(320, 128), (128, rank)], "fp32")) for rank in (was, now))
+        assert _narrow(one, other) is narrow
 
 
 def test_more_layers_cost_what_their_namesakes_do_and_an_operation_nobody_recorded_is_modelled() -> None:
@@ -231,16 +220,8 @@ def test_the_users_own_code(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="tracing by shapes needs torch")
     import tracer
 
-    script = tmp_path / "train.py"
-    script.write_text("""
-import torch
-
-def build(batch=16):
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-    data = torch.randn(batch, 64)
-    return lambda: model(data).square().mean().backward()
-""")
-    step = runpy.run_path(str(script))["build"]()
+    script = own_program(tmp_path, cuda=False)
+    step = runpy.run_path(script.removesuffix(":build"))["build"](16)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with tracer.capture(tmp_path / "capture", steps=3, timed=3, warmup=1, execution_trace="none") as recording:
@@ -248,7 +229,7 @@ def build(batch=16):
             step()
             recording.step()
     torch.set_num_threads(threads)
-    source, code = tmp_path / "capture", ("--code", f"{script}:build")
+    source, code = tmp_path / "capture", ("--code", script)
     values, _ = run(source, "--set", "batch=4096", *code)
     assert values["step_time_us"] > 1.5 * values["unprofiled_us"]
     assert values["edits"] == ["batch ? → 4096 by tracing the program again"]
@@ -285,11 +266,10 @@ def _without_times(base: Baseline, names: set[str]) -> ExecutionGraph:
     collectives = graph.collectives.take(np.array(known, np.int64))
     collectives.op[:] = [place[int(owner[graph.collectives.op[row]])] for row in known]
     collectives.kernel[:], collectives.wait_op[:] = NONE, NONE
-    steps = StepTable.empty(1)
-    steps.name[:], steps.start_ns[:], steps.duration_ns[:], steps.thread[:] = 0, 0, len(ops), 0
-    meta = replace(graph.meta, era=SHAPE_ONLY, unprofiled_step_ns=[])
-    return ExecutionGraph(graph.strings, [Thread("0", "0")], ops, LaunchTable.empty(), KernelTable.empty(), collectives,
-                          SyncTable.empty(), GapTable.empty(), steps, OverheadTable.empty(), meta)
+    alone = traced()
+    alone.steps.duration_ns[:] = len(ops)
+    return replace(alone, strings=graph.strings, ops=ops, collectives=collectives,
+                   meta=replace(graph.meta, era=SHAPE_ONLY, unprofiled_step_ns=[]))
 
 
 def in_turn(folder: Path, names: list[str]) -> tuple[ExecutionGraph, Int64]:
