@@ -11,6 +11,7 @@ from micro import Micro
 
 from foretrace.edits import TakeOutProfiler
 from graph_predictor import baseline_of
+from graph_predictor.recorded.facts import head_start_ns, runs_ahead
 from tracer.graph import ExecutionGraph
 
 STEPS, LAUNCHES, EVERY, KERNEL = 3, 50, 20.0, 12.0
@@ -35,8 +36,10 @@ def recorded(folder: Path, ahead: float) -> ExecutionGraph:
 
 
 def test_a_device_that_had_work_left_decides(tmp_path: Path) -> None:
-    ahead, level = (baseline_of(recorded(tmp_path / name, us), device=None).predict([TakeOutProfiler()])
-                    for name, us in (("a", 300.0), ("b", 0.0)))
+    graphs = [recorded(tmp_path, us) for us in (300.0, 0.0, 30.0)]  # the last is ahead by 3% of a step
+    assert [runs_ahead(graph) for graph in graphs] == [True, False, False]
+    assert [head_start_ns(graph) for graph in graphs[:2]] == pytest.approx([298_000, 0], abs=2_000)
+    ahead, level = (baseline_of(graph, device=None).predict([TakeOutProfiler()]) for graph in graphs[:2])
     assert ahead.step_time_us == pytest.approx(LAUNCHES * (KERNEL + 1.0), rel=0.05)
     assert level.step_time_us > 1.2 * ahead.step_time_us
     assert any("hosts run ahead" in note for note in ahead.notes)

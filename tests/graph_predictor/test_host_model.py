@@ -20,7 +20,16 @@ from graph_predictor.prediction.host_steps import host_by_name, recorded_host_st
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.host.events import HostStep, host_class, host_events, is_flat
 from kernel_models.host.fitting import fit_host
-from kernel_models.host.model import CPU_HOST, GPU_HOST, HostModel, read_host, shipped_host, write_host
+from kernel_models.host.model import (
+    CPU_HOST,
+    GPU_HOST,
+    PLANS_HOST,
+    HostModel,
+    host_names,
+    read_host,
+    shipped_host,
+    write_host,
+)
 from kernel_models.host.segments import USUAL_NS
 from kernel_models.spreads import OTHER_PROGRAM
 from tracer.errors import ForetraceError
@@ -218,6 +227,8 @@ def test_models_are_kept_in_files(tmp_path: Path) -> None:
 
 
 def test_a_host_is_named_or_learned_from_captures() -> None:
+    assert host_names() == [PLANS_HOST, CPU_HOST, GPU_HOST]
+    assert shipped_host(GPU_HOST).launch_ns > 1000
     assert host_by_name(CPU_HOST, lambda path: pytest.fail("nothing to read")) is shipped_host(CPU_HOST)
     paths = ",".join(str(TRACES / "host" / name / "round0") for name in ("bert", "gpt2"))
     learned = host_by_name(paths, lambda path: read_job([path]))

@@ -99,7 +99,9 @@ def test_replay_names_steps_that_are_off(tmp_path: Path, monkeypatch: pytest.Mon
     """Kernels of 900 that take 990 make a step of 1000 9% longer; an exact replay says nothing."""
     graph = device_bound(tmp_path)
     exact = replay(graph)
-    assert not exact.inexact and not any("off" in note for note in exact.notes) and exact.unexplained_share == 0
+    assert not exact.inexact
+    assert not any("off" in note for note in exact.notes)
+    assert exact.unexplained_share == 0
     result = replay(graph, built=too_long([graph]))
     assert [step.name for step in result.inexact] == ["ProfilerStep#1", "ProfilerStep#2"]
     assert any("2 of 3 steps are replayed more than 1% off" in note and "+9.0%" in note for note in result.notes)
@@ -108,7 +110,8 @@ def test_replay_names_steps_that_are_off(tmp_path: Path, monkeypatch: pytest.Mon
     assert not replay(graph, scale_kernels=2).inexact, "a what-if differs from the measured steps on purpose"
     monkeypatch.setattr(import_module("graph_predictor.prediction.replay"), "build_program", too_long)
     values = run("replay", tmp_path / "micro.json", "--json").json
-    assert values["inexact_steps"] == 2 and values["reproducible"] is False
+    assert values["inexact_steps"] == 2
+    assert values["reproducible"] is False
 
 
 def test_a_prediction_is_wider_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

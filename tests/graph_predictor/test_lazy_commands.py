@@ -47,8 +47,9 @@ def test_a_fresh_process_imports_what_it_needs(code: str) -> None:
 
 def test_commands_can_be_added_and_deleted_as_in_any_group() -> None:
     commands = LazyCommands(COMMANDS)
-    made = commands["workloads"]
-    commands["again"] = made
+    assert "predict" in commands
+    assert commands.get("predikt") is None
+    commands["again"] = made = commands["workloads"]
     del commands["predict"]
     assert commands["again"] is made and "predict" not in commands and list(commands)[-1] == "again"
     assert len(commands) == len(COMMANDS)

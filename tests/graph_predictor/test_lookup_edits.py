@@ -149,7 +149,8 @@ def test_commands_take_indices(tmp_path: Path, run: Run) -> None:
             (["predict", out, "--indices", "zipf:x"], "is no Zipf law"),
             ([*trace, "vit", "--indices", "zipf:1"], "looks up no embedding table")):
         refused = run(*arguments)
-        assert refused.code == 2 and said in " ".join(refused.err.split())
+        assert refused.code == 2
+        assert said in " ".join(refused.err.split())
 
 
 def fused_lookup(tmp_path: Path, total: str) -> ExecutionGraph:

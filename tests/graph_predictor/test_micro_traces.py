@@ -336,7 +336,8 @@ WAITING = [
     #     calls         |memset 10|  |launch|              |=== sync ===|
     #     stream 7                          ####100####
     ("memset of no bytes", 1160, [
-        ("launch", 1010, 10, {"call": "cudaMemsetAsync"}), ("launch", 1025, 5, (7, 1035, 100)),
+        ("launch", 1010, 10, {"call": "cudaMemsetAsync"}),
+        ("launch", 1025, 5, (7, 1035, 100)),
         ("call", "cudaDeviceSynchronize", 1040, 105)], {}, {(1010, 30): 190}, 58),
     # A device sync waits for every stream. B + 1000 ends at 2240.
     #     calls      |A| |B| |============== device sync ==============| 2030, step end 2035
@@ -356,14 +357,18 @@ WAITING = [
     #     calls      |A|  |====== cudaMalloc ======| 1529, step end 1534
     #     stream 7     ####### A 1020-1520 #######
     ("allocation", 1534, [
-        ("call", "cudaMalloc", 530, 50), ("launch", 1010, 5, (7, 1020, 500)), ("call", "cudaMalloc", 1030, 499)],
+        ("call", "cudaMalloc", 530, 50),
+        ("launch", 1010, 5, (7, 1020, 500)),
+        ("call", "cudaMalloc", 1030, 499)],
      {(1020, 1000): 1034, (1020, 1): 44}, {}, 44),
     # Freeing waits for the device and then works, each time for another while: 700, 2000, and 900 on an idle device.
     # A of 1 ends at 1021, before the first call at 1030, which returns at 1730 instead of 2220.
     #     calls      |A|  |== free: waits ==|= 700 =| |B| |= free: waits =|=== 2000 ===| |= 900 =| 5450, step end 5455
     #     stream 7     ##### A 1020-1520 ####           ## B 2240-2540 ###
     ("work after waiting", 5455, [
-        ("launch", 1010, 5, (7, 1020, 500)), ("call", "hipFree", 1030, 1190), ("launch", 2230, 5, (7, 2240, 300)),
+        ("launch", 1010, 5, (7, 1020, 500)),
+        ("call", "hipFree", 1030, 1190),
+        ("launch", 2230, 5, (7, 2240, 300)),
         ("call", "hipFree", 2250, 2290), ("call", "hipFree", 4550, 900)],
      {(1020, 1000): 4955, (1020, 1): 3965, (2240, 1300): 5455}, {}, None),
     # Host and device clocks disagree by 8 (seen on an MI300X): no duration may come out negative. A of 1 ends before
@@ -374,29 +379,34 @@ WAITING = [
      {(1020, 800): 816, (1020, 1): 34}, {}, None),
     # From or to pinned memory the call of a copy returns at once, whatever its stream is doing.
     ("pinned copy", 1050, [
-        ("launch", 1010, 5, (7, 1020, 500)), ("copy", 1030, 6, (7, 1521, 10), "DtoH (Device -> Pinned)", 4096)],
+        ("launch", 1010, 5, (7, 1020, 500)),
+        ("copy", 1030, 6, (7, 1521, 10), "DtoH (Device -> Pinned)", 4096)],
      {(1020, 5000): 50}, {}, 50),
     # A large copy from pageable memory ends 100 after its call, which feeds it piece by piece. One of half the length
     # still ends at 1630. One of 700 cannot have begun before its call did, at 1030: it ends at 1730.
     #     calls      |===== copy call 500 =====| 1530   |B|  |=== sync ===| 1741, step end 1746
     #     stream 7              ######### copy 1280-1630 #########.### B 1631-1731 ###
     ("staged copy", 1746, [
-        ("copy", 1030, 500, (7, 1280, 350), PAGEABLE, 1 << 20), ("launch", 1540, 5, (7, 1631, 100)),
+        ("copy", 1030, 500, (7, 1280, 350), PAGEABLE, 1 << 20),
+        ("launch", 1540, 5, (7, 1631, 100)),
         ("call", "cudaDeviceSynchronize", 1550, 191)], {(1280, 175): 746, (1280, 700): 846}, {(1030, 40): 786}, None),
     # The call cannot feed the copy before its stream is free: that part of the call is waiting. It returns 250 after
     # A's end, the copy ends 100 after the call. A of 1 ends before the call: it feeds until 1280.
     #     calls      |A| |=========== copy call 1030-2270 ===========|       |= sync =| 2380, step end 2385
     #     stream 7     ####### A 1020-2020 #######.######### copy 2021-2370 #########
     ("staged copy behind a kernel", 2385, [
-        ("launch", 1010, 5, (7, 1020, 1000)), ("copy", 1030, 1240, (7, 2021, 349), PAGEABLE, 1 << 20),
+        ("launch", 1010, 5, (7, 1020, 1000)),
+        ("copy", 1030, 1240, (7, 2021, 349), PAGEABLE, 1 << 20),
         ("call", "cudaDeviceSynchronize", 2280, 100)], {(1020, 1500): 1885, (1020, 1): 395}, {}, None),
     # A call that returned before its copy began did not feed it: the copy follows its stream, 50,000 later. The call's
     # own cost is 20 whatever A takes: with A of 1 B, launched at 1695, starts at 1700, and the sync returns at 1810.
     #     calls      |== staged copy call 500 ==| 1530   |A| |queued copy 20| 1680  |B|  |==== sync ====| 51766
     #     stream 7            ### 1280-1630 ###            ###### A 1650-51650 ######.#copy 4#.## B 51656-51756 ##
     ("queued copy", 51770, [
-        ("copy", 1030, 500, (7, 1280, 350), PAGEABLE, 1 << 20), ("launch", 1640, 5, (7, 1650, 50_000)),
-        ("copy", 1660, 20, (7, 51651, 4), PAGEABLE, 82944), ("launch", 1690, 5, (7, 51656, 100)),
+        ("copy", 1030, 500, (7, 1280, 350), PAGEABLE, 1 << 20),
+        ("launch", 1640, 5, (7, 1650, 50_000)),
+        ("copy", 1660, 20, (7, 51651, 4), PAGEABLE, 82944),
+        ("launch", 1690, 5, (7, 51656, 100)),
         ("call", "cudaDeviceSynchronize", 1700, 50_066)], {(1650, 70_000): 70_770, (1650, 1): 814}, {}, None),
     # A stream sync waits for its own stream only: the one recorded, else that of the launch of the same operation. B of
     # 1 ends at 1041, before the sync begins at 1050; the sync then costs its unblocked 3.
@@ -404,8 +414,10 @@ WAITING = [
     #     stream 7     ######################## A 1020-2020 ########################
     #     stream 20            ###### B 1040-1240 ######       1250 1255
     ("stream sync", 1255, [
-        ("launch", 1010, 5, (7, 1020, 1000)), ("op", "aten::_local_scalar_dense", 1025, 1252),
-        ("launch", 1030, 5, (20, 1040, 200)), ("call", "cudaStreamSynchronize", 1050, 200),
+        ("launch", 1010, 5, (7, 1020, 1000)),
+        ("op", "aten::_local_scalar_dense", 1025, 1252),
+        ("launch", 1030, 5, (20, 1040, 200)),
+        ("call", "cudaStreamSynchronize", 1050, 200),
         ("cuda_sync", "Stream Sync", 1050, 199, 10, {"stream": 20})],
      {(1040, 500): 555, (1020, 1300): 255, (1040, 1): 58}, {}, 58),
     # An event sync waits for what its stream held when the event was recorded: A, not the later C. Unblocked it ends at
@@ -414,7 +426,8 @@ WAITING = [
     #     stream 7     #### A 1020-1220 ####.####### C 1221-2221 #######
     ("event sync", 1235, [
         ("launch", 1010, 5, (7, 1020, 200)), ("call", "cudaEventRecord", 1020, 2),
-        ("launch", 1030, 5, (7, 1221, 1000)), ("call", "cudaEventSynchronize", 1040, 190),
+        ("launch", 1030, 5, (7, 1221, 1000)),
+        ("call", "cudaEventSynchronize", 1040, 190),
         ("cuda_sync", "Event Sync", 1040, 190, 11, {"wait_on": 7, "record": 9})],
      {(1020, 500): 535, (1221, 1300): 235}, {}, 48),
     # B waits for what was on stream 7 when the event was recorded (A), not for C launched after it.
@@ -423,10 +436,13 @@ WAITING = [
     #     stream 20                    ..## B 100 ##
     #                1020          1520 1521,1523            1921
     ("event wait", 1935, [
-        ("launch", 1010, 5, (7, 1020, 500)), ("call", "cudaEventRecord", 1017, 2), ("launch", 1022, 5, (7, 1521, 400)),
+        ("launch", 1010, 5, (7, 1020, 500)),
+        ("call", "cudaEventRecord", 1017, 2),
+        ("launch", 1022, 5, (7, 1521, 400)),
         ("call", "cudaStreamWaitEvent", 1030, 2),
         ("cuda_sync", "Stream Wait Event", 1030, 1, 11, {"stream": 20, "wait_on": 7, "record": 9}),
-        ("launch", 1040, 5, (20, 1523, 100)), ("call", "cudaDeviceSynchronize", 1060, 871)],
+        ("launch", 1040, 5, (20, 1523, 100)),
+        ("call", "cudaDeviceSynchronize", 1060, 871)],
      {(1521, 800): 935 + 400, (1020, 600): 935 + 100}, {}, None),
     # Main waits for the later of two autograd threads; the earlier one's slack is waiting, not a hand-over's cost. B's
     # launch + 100: autograd 2 ends at 1500, no change. + 250: it ends at 1650, + 20: main goes on at 1670.
@@ -434,8 +450,11 @@ WAITING = [
     #     autograd 2                    [ 1150 |B| -- 1400 ]    (slack 180)
     #     autograd 3                    [ 1150 |C| ------------ 1580 ]
     ("two backward threads", 1710, [
-        ("op", "aten::linear", 1010, 1100), ("launch", 1020, 5, (7, 1030, 20)), ("op", BACKWARD, 1150, 1400, 2),
-        ("launch", 1200, 5, (7, 1210, 20), {"thread": 2}), ("op", BACKWARD, 1150, 1580, 3),
+        ("op", "aten::linear", 1010, 1100),
+        ("launch", 1020, 5, (7, 1030, 20)),
+        ("op", BACKWARD, 1150, 1400, 2),
+        ("launch", 1200, 5, (7, 1210, 20), {"thread": 2}),
+        ("op", BACKWARD, 1150, 1580, 3),
         ("launch", 1250, 5, (20, 1260, 20), {"thread": 3}), *OPTIMIZER],
      {}, {(1200, 100): 710, (1200, 250): 780, (1250, 100): 810}, None),
     # The autograd thread starts while the caller is inside a long call: it must not wait for that call's return.
@@ -443,7 +462,8 @@ WAITING = [
     #     autograd                        [ backward 1250 |B|               1580 ]
     ("hand-over inside a call", 1710, [
         ("op", "aten::linear", 1010, 1500), ("launch", 1020, 5, (7, 1030, 20)),
-        ("call", "cudaStreamCreateWithPriority", 1100, 400), ("op", BACKWARD, 1250, 1580, 2),
+        ("call", "cudaStreamCreateWithPriority", 1100, 400),
+        ("op", BACKWARD, 1250, 1580, 2),
         ("launch", 1300, 5, (7, 1310, 20), {"thread": 2}), *OPTIMIZER], {}, {(1300, 50): 760}, None),
 ]
 """What one call waits for: the step's end, its events, step times by kernels and by calls as ``takes`` has them, and

@@ -167,4 +167,5 @@ def test_a_capture_of_another_size_than_it_is_given_is_refused(tmp_path: Path, r
                               ("b", 6144, "(2048 has become 4096)"), ("b", 6144, "b/micro.json:batch=4096"),
                               ("b", 2048, "name its own sizes")):
         refused = run("predict", paths["a"], "--set", f"batch=2048:{batch}", "--also", f"{paths[other]}:batch={batch}")
-        assert refused.code == 2 and why.replace(" ", "") in "".join(refused.err.split())
+        assert refused.code == 2
+        assert why.replace(" ", "") in "".join(refused.err.split())

@@ -89,11 +89,15 @@ def test_the_command_prints_a_table_and_json(folder: Path, run: Run) -> None:
     assert {"name", "option", "gain_us", "gain", "interval_us", "sources"} <= set(first)
     assert all(one["reason"] for one in values["left_out"])
     out = run("opportunities", source, "--top", 1).out
-    assert first["name"] in out and first["option"] in out and second["option"] not in out
+    assert first["name"] in out
+    assert first["option"] in out
+    assert second["option"] not in out
     out = run("opportunities", source, "--top", 1, "--without-profiler").out
-    assert "Step without the profiler" in out and "Each besides --without-profiler." in out
+    assert "Step without the profiler" in out
+    assert "Each besides --without-profiler." in out
     for wrong in ([source, "--ranks-alike"], [folder / "none.json"]):
         code, out, err = run("opportunities", *wrong)
-        assert (code, out) == (2, "") and err.startswith("foretrace: ")
+        assert (code, out) == (2, "")
+        assert err.startswith("foretrace: ")
     with pytest.raises(ForetraceError, match="no graph"):
         opportunities([])

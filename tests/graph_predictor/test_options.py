@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -44,6 +45,7 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, A
         yield " ".join(path), command
 
 
+@cache
 def _options() -> dict[str, list[tuple[str, Any]]]:
     """Every long option with the commands that have it."""
     found: dict[str, list[tuple[str, Any]]] = defaultdict(list)
@@ -256,7 +258,9 @@ def test_a_refusal_names_the_option(arguments: list[str], says: str, tmp_path: P
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = run(*arguments)
-    assert said.exit_code == 2 and says in plain(said.output) and not list(tmp_path.iterdir())
+    assert said.exit_code == 2
+    assert says in plain(said.output)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_traces_a_script_takes_the_share_that_masks_select() -> None:
@@ -280,6 +284,7 @@ def _refusals() -> Iterator[tuple[Path, str]]:
 def test_refusals_name_options_that_are_there() -> None:
     # Files whose refusals name options of nsys, rocprof, nccl-tests, Megatron and pytest.
     of_others = {"nsys.py", "rocprof.py", "text_logs.py", "parallel_plan.py", "step_limits.py"}
+    known = _options()
     unknown = {(path.name, option) for path, text in _refusals()
-               for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if option not in _options()}
+               for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if option not in known}
     assert {name for name, _ in unknown} <= of_others, unknown

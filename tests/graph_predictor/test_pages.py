@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from check_support import write_capture
 from micro import Micro
 from page_support import PageFile, shown_numbers
 from page_traces import EVIL, evil_step
@@ -79,7 +80,8 @@ def test_a_recording_has_the_sections_of_what_there_is(cpu_page: PageFile, run: 
     found = run("inspect", CPU_SMALL, "--json").json
     assert ["events read", f"{found['loss']['events_read']:,}"] in cpu_page.rows("loss")
     made = dict(cpu_page.rows("made"))
-    assert made["command"] == "foretrace report" and made["itables"] != "not installed"
+    assert made["command"] == "foretrace report"
+    assert made["itables"] != "not installed"
 
 
 def test_the_overview_says_what_predict_says(cpu_page: PageFile, run: Run) -> None:
@@ -119,7 +121,8 @@ def test_the_operations_are_those_of_breakdown(cpu_page: PageFile, broken_down: 
     # The icicle is the whole host time.
     nodes = cpu_page.value("icicle-host")["data"][0]["values"]
     assert sum(node["own"] for node in nodes) == pytest.approx(host_us.total() / 1e3)
-    assert nodes[0]["name"] == "step" and nodes[0]["ms"] == ms(host_us.total())
+    assert nodes[0]["name"] == "step"
+    assert nodes[0]["ms"] == ms(host_us.total())
     assert {node["name"] for node in nodes if node["kind"] == "phase"} >= {"forward", "backward", "optimizer"}
     assert {node["parent"] for node in nodes[1:]} <= {node["id"] for node in nodes}
     assert _kept([10, -5, 6, 4], [-1, 0, 1, 0]) == [0, 3]  # a damaged recording's times may be negative
@@ -194,7 +197,8 @@ def test_too_many_events_are_merged_and_the_page_says_so() -> None:
 def test_few_events_are_kept_to_the_nanosecond_and_windows_of_minutes_fit(count: int, length: int, said: str) -> None:
     track = many(count, length)
     packed, told = pack([track], EventNames({"kernel": 0}), int(track.end.max()))
-    assert told == said and (packed.head["unit_ns"] == 1) is (count == 50)
+    assert told == said
+    assert (packed.head["unit_ns"] == 1) is (count == 50)
     end = (np.cumsum(packed.columns["start"]) + packed.columns["length"]) * packed.head["unit_ns"]
     assert end.tolist() == pytest.approx(track.end.tolist(), rel=0 if count == 50 else 1e-8)
 
@@ -243,8 +247,12 @@ def test_what_is_no_trace_is_one_sentence(name: str, content: bytes, said: str, 
     if "." in name:
         (tmp_path / name).write_bytes(content)
     ran = run("report", tmp_path / name, "-o", tmp_path / "page.html")
-    assert ran.code == 2 and ran.out == "" and said in " ".join(ran.err.split())
-    assert ran.err.startswith("foretrace: ") and "Traceback" not in ran.err and len(ran.err.strip().splitlines()) == 1
+    assert ran.code == 2
+    assert ran.out == ""
+    assert said in " ".join(ran.err.split())
+    assert ran.err.startswith("foretrace: ")
+    assert "Traceback" not in ran.err
+    assert len(ran.err.strip().splitlines()) == 1
     assert not (tmp_path / "page.html").exists()
 
 
@@ -313,9 +321,12 @@ def test_sweep(tmp_path: Path, run: Run) -> None:
 
 
 def test_check_and_plan(tmp_path: Path, run: Run) -> None:
-    ran = run("check", ROOT / "traces", "--html", tmp_path / "check.html", "--json")
+    runs = write_capture(tmp_path / "runs" / "step").parent
+    assert run("check", runs, "--update-baseline", "--reason", "the first").code == 0
+    ran = run("check", runs, "--html", tmp_path / "check.html", "--json")
     page = PageFile(tmp_path / "check.html")
-    assert len(page.rows("verdicts")) == len(ran.json["verdicts"]) and ran.json["summary"] in page.text
+    assert len(page.rows("verdicts")) == len(ran.json["verdicts"])
+    assert ran.json["summary"] in page.text
     ran = run("plan", "llama", "--preset", "8b", "--gpus", 8, "--parallel", "dp=8,sharding=3", "--html",
               tmp_path / "plan.html", "--json")
     page = PageFile(tmp_path / "plan.html")

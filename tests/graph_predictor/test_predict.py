@@ -127,7 +127,8 @@ def test_twice_as_long_everywhere_is_twice_as_long(graph: ExecutionGraph, tmp_pa
     assert twice.step_time_us - 10 == pytest.approx(2 * (300 - 10), abs=1e-6)
     assert baseline.predict([ScaleKernels(2)]).step_time_us == 400
     half = baseline.predict([ScaleKernels(0.5)])
-    assert half.step_time_us == 250 and half.kernel_sources == {"anchored": 1.0}
+    assert half.step_time_us == 250
+    assert half.kernel_sources == {"anchored": 1.0}
     assert half.sources["anchored"] == pytest.approx(50 / 253)  # beside 203 µs of the host
     queued = baseline_of(queued_steps().read(tmp_path))
     assert queued.predict([ScaleKernels(2)]).step_time_us == 101
@@ -153,7 +154,8 @@ def test_another_device_scales_the_measured_time_by_the_models_ratio(graph: Exec
     assert (result.device, result.recorded_on) == ("h100-sxm", "a100-sxm-80g")
     assert result.interval_us[1] - result.interval_us[0] > 0.1 * result.gpu_active_us
     same = predict(graph, [Device("a100-sxm-80g")])
-    assert same.step_time_us == 300 and same.kernel_sources == {"measured": 1.0}
+    assert same.step_time_us == 300
+    assert same.kernel_sources == {"measured": 1.0}
     without_sizes = predict(waiting_steps(shapes=False).read(tmp_path), [Device("h100-sxm")])
     assert 20 < without_sizes.gpu_active_us < 90
     assert any("typical work" in note for note in without_sizes.notes)
@@ -163,7 +165,8 @@ def test_the_host_of_another_trace(graph: ExecutionGraph, tmp_path: Path) -> Non
     """The other host takes 60 instead of 20 until the kernel starts: 40 more before the launch, 40 less after."""
     slower = predict(graph, [HostFrom([waiting_steps(host=60).read(tmp_path)], "b")])
     assert predict(graph, [HostFrom([graph], "itself")]).step_time_us == pytest.approx(300, abs=0.01)
-    assert slower.step_time_us == pytest.approx(300, abs=0.01) and slower.gpu_active_us == 100
+    assert slower.step_time_us == pytest.approx(300, abs=0.01)
+    assert slower.gpu_active_us == 100
     assert any("100% of it by the same operation" in note for note in slower.notes)
 
 
@@ -285,7 +288,8 @@ def test_fitted_durations_are_medians_and_means_of_the_steps(tmp_path: Path) -> 
     _synchronise(trace, 1325, 120)
     result = predict(trace.read(tmp_path), [Fitted()], step=range(1, 3))
     assert result.step_time_us == pytest.approx(310, abs=0.01)
-    assert result.gpu_active_us == 110 and result.kernel_sources == {"learned": 1.0}
+    assert result.gpu_active_us == 110
+    assert result.kernel_sources == {"learned": 1.0}
 
 
 def test_ranks_go_at_the_pace_of_the_slowest(tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ def test_steps_to_come_from_models_of_the_first_two(real_trace: Find) -> None:
 def test_command_line(real_trace: Find) -> None:
     source = ["predict", str(real_trace(V100))]
     result = CliRunner().invoke(app, [*source, "--device", "a100-sxm-40g", "--host-from", str(real_trace(A100))])
-    assert result.exit_code == 0 and "decided by: host" in plain(result.stdout)
+    assert result.exit_code == 0
+    assert "decided by: host" in plain(result.stdout)
     values = json.loads(CliRunner().invoke(app, [*source, "--kernels", "0.5", "--price", "2", "--json"]).stdout)
     assert values["bound"] == "compute"
     assert values["interval_us"][0] <= values["step_time_us"] <= values["interval_us"][1]
@@ -96,4 +97,5 @@ def test_command_line(real_trace: Find) -> None:
 def test_what_cannot_be_done_is_one_sentence(real_trace: Find, name: str, arguments: list[str], why: str) -> None:
     result = CliRunner().invoke(app, ["predict", str(real_trace(name)), *arguments])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert why in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert why in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -87,8 +87,10 @@ def test_kernels_are_priced_and_the_rest_told() -> None:
     result = baseline.predict()
     assert result.notes.count("Boxes are taken to be large.") == 1
     assert result.gpu_active_us == pytest.approx(LAYERS * product_us(), rel=1e-3)
-    assert result.bound == "compute" and result.kernel_sources == {"datasheet": 1.0}
-    assert "measured" not in result.sources and result.recorded_us is None
+    assert result.bound == "compute"
+    assert result.kernel_sources == {"datasheet": 1.0}
+    assert "measured" not in result.sources
+    assert result.recorded_us is None
     assert result.peak_memory_bytes == 8 * 10**9
     assert result.mfu is not None and 0.3 < result.mfu < 1
     assert result.interval_us[1] > 1.1 * result.step_time_us
