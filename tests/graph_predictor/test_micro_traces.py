@@ -486,6 +486,8 @@ def test_a_call_waits_for_what_it_did(row: tuple[Any, ...], recorded: bool, era:
     assert graph.meta.loss.launches_without_kernels == 0
     result = closes(graph)
     assert len(result.program.queue_kernel) == len(graph.kernels)
+    waits = sum(event[:2] == ("cuda_sync", "Stream Wait Event") for event in events)
+    assert result.built.reports[0].edges["recorded"] == waits
     takes(result, kernels, calls)
     if unwaited is not None:
         assert step_us(without_waits(result), "1") == unwaited
