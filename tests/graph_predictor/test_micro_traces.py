@@ -344,7 +344,8 @@ WAITING = [
     #     stream 7     ################ A 1020-2020 ################
     #     stream 20        ## B 1040-1240 ##
     ("device sync", 2035, [
-        ("launch", 1010, 5, (7, 1020, 1000)), ("launch", 1030, 5, (20, 1040, 200)),
+        ("launch", 1010, 5, (7, 1020, 1000)),
+        ("launch", 1030, 5, (20, 1040, 200)),
         ("call", "cudaDeviceSynchronize", 1050, 980)], {(1020, 1300): 1335, (1040, 500): 1035, (1040, 1200): 1255}, {},
      58),
     # Freeing device memory waits for the device.
@@ -369,7 +370,8 @@ WAITING = [
         ("launch", 1010, 5, (7, 1020, 500)),
         ("call", "hipFree", 1030, 1190),
         ("launch", 2230, 5, (7, 2240, 300)),
-        ("call", "hipFree", 2250, 2290), ("call", "hipFree", 4550, 900)],
+        ("call", "hipFree", 2250, 2290),
+        ("call", "hipFree", 4550, 900)],
      {(1020, 1000): 4955, (1020, 1): 3965, (2240, 1300): 5455}, {}, None),
     # Host and device clocks disagree by 8 (seen on an MI300X): no duration may come out negative. A of 1 ends before
     # the sync begins at 1030: it costs nothing, 1030 + 4.
@@ -425,7 +427,8 @@ WAITING = [
     #     calls      |A| rec |C| |=== event sync ===| 1230, step end 1235
     #     stream 7     #### A 1020-1220 ####.####### C 1221-2221 #######
     ("event sync", 1235, [
-        ("launch", 1010, 5, (7, 1020, 200)), ("call", "cudaEventRecord", 1020, 2),
+        ("launch", 1010, 5, (7, 1020, 200)),
+        ("call", "cudaEventRecord", 1020, 2),
         ("launch", 1030, 5, (7, 1221, 1000)),
         ("call", "cudaEventSynchronize", 1040, 190),
         ("cuda_sync", "Event Sync", 1040, 190, 11, {"wait_on": 7, "record": 9})],
@@ -461,7 +464,8 @@ WAITING = [
     #     main      [ forward 1010 |========= cudaStreamCreate 1100-1500 =========| 1500 ]        [ optimizer ] 1710
     #     autograd                        [ backward 1250 |B|               1580 ]
     ("hand-over inside a call", 1710, [
-        ("op", "aten::linear", 1010, 1500), ("launch", 1020, 5, (7, 1030, 20)),
+        ("op", "aten::linear", 1010, 1500),
+        ("launch", 1020, 5, (7, 1030, 20)),
         ("call", "cudaStreamCreateWithPriority", 1100, 400),
         ("op", BACKWARD, 1250, 1580, 2),
         ("launch", 1300, 5, (7, 1310, 20), {"thread": 2}), *OPTIMIZER], {}, {(1300, 50): 760}, None),

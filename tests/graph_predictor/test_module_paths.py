@@ -80,7 +80,8 @@ def test_each_product_belongs_to_the_module_whose_sizes_it_has(graph: ExecutionG
             if name in modules and str(width) in shapes:
                 modules[name][width].add(found.string(int(ops.module[row])))
     forward, backward = modules.values()
-    assert set(forward) == set(WIDTHS) and backward == forward
+    assert set(forward) == set(WIDTHS)
+    assert backward == forward
     assert all(len(each) == 2 for each in forward.values())
 
 

@@ -51,7 +51,8 @@ def test_each_gain_is_the_difference_of_two_predictions(folder: Path, found: Opp
 
 def test_they_are_sorted_and_the_rest_is_told_with_its_reason(found: Opportunities, folder: Path) -> None:
     gains = [one.gain_us for one in found.found]
-    assert gains == sorted(gains, reverse=True) and min(gains) > 0
+    assert gains == sorted(gains, reverse=True)
+    assert min(gains) > 0
     for one in found.found:
         low, high = one.interval_us
         assert low < one.gain_us < high <= found.baseline.interval_us[1]

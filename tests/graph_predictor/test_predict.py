@@ -108,7 +108,8 @@ def test_the_pace_is_that_of_the_gpu_though_the_recorded_steps_were_short(tmp_pa
     """The host, 20 a step, runs ahead for the whole window; a step takes the kernel and the gap after it."""
     result = predict(queued_steps().read(tmp_path))
     assert result.recorded_us == result.step_time_us == 51
-    assert result.bound == "compute" and not result.warnings
+    assert result.bound == "compute"
+    assert not result.warnings
 
 
 def test_steps_of_seconds(tmp_path: Path) -> None:
