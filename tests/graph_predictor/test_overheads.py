@@ -158,7 +158,7 @@ def test_the_command() -> None:
     assert shares == pytest.approx(first["host_us"] / first["step_us"])
     assert result["second_over_first"]["all"]["ratio"] > 0
     assert "in common, which is too few" in shown("cpu-small", "llama-cpu")
-    assert "in common, which is too few" not in shown("host/llama", "host/bert")
+    assert "in common, which is too few" not in shown("host/llama/round0", "host/bert/round0")
     assert "T1 between operations" in shown("llama-cpu")
 
 
