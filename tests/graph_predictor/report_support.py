@@ -48,7 +48,17 @@ def own_program(folder: Path, width: int = 256, *, cuda: bool = True) -> str:
     """A program of one's own, `SCRIPT.py:FUNCTION`; its batch is an argument."""
     move = ".cuda()" if cuda else ""
     path = folder / "train.py"
-    path.write_text(
-        f"import torch\n\ndef build(batch=64):\n    model = torch.nn.Linear({width}, {width}){move}\n"
-        f"    x = torch.randn(batch, {width}){move}\n    return lambda: model(x).square().mean().backward()\n")
+    path.write_text(f"""
+import torch
+
+def build(batch=64):
+    model = torch.nn.Linear({width}, {width}){move}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(batch, {width}){move}
+    def step():
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+""")
     return f"{path}:build"

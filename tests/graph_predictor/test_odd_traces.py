@@ -45,6 +45,13 @@ def long_numbers() -> Micro:
     return trace
 
 
+def one_product() -> Micro:
+    trace = Micro().calibrate().step(1000, 1300).op("aten::mm", 1010, 1040)
+    trace.launch(1020, 5, (7, 1030, 100))
+    trace.call("cudaDeviceSynchronize", 1050, 90)
+    return trace
+
+
 ODD = {"no operations": without_operations, "a kernel before its launch": kernel_before_its_launch,
        "steps of no length": lambda: worked_step().step(1400, 1400, 2).step(1400, 1400, 3),
        "a step inside a synchronisation": a_step_inside_a_synchronisation, "long numbers": long_numbers}
@@ -55,7 +62,7 @@ COMMANDS = (["replay", "IN"], ["replay", "IN", "--timeline", "OUT"], ["breakdown
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
 def test_an_odd_trace_is_answered_or_refused(tmp_path: Path, run: Run, make: Callable[[], Micro]) -> None:
-    names = {"IN": make().write(tmp_path / "in.json"), "OTHER": worked_step().write(tmp_path / "other.json"),
+    names = {"IN": make().write(tmp_path / "in.json"), "OTHER": one_product().write(tmp_path / "other.json"),
              "OUT": tmp_path / "timeline.json"}
     for command in COMMANDS:
         code, out, errors = run(*(names.get(word, word) for word in command))
