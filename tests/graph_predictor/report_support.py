@@ -42,3 +42,23 @@ def worked_step() -> Micro:
     trace.op("aten::item", 1120, 1165)
     trace.call("cudaDeviceSynchronize", 1125, 35)
     return trace.op("aten::after", 1200, 1210)
+
+
+def own_program(folder: Path, width: int = 256, *, cuda: bool = True) -> str:
+    """A program of one's own, `SCRIPT.py:FUNCTION`; its batch is an argument."""
+    move = ".cuda()" if cuda else ""
+    path = folder / "train.py"
+    path.write_text(f"""
+import torch
+
+def build(batch=64):
+    model = torch.nn.Linear({width}, {width}){move}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(batch, {width}){move}
+    def step():
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+""")
+    return f"{path}:build"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,9 +73,8 @@ def unseen(name: str) -> list[OpCall]:
 
 
 def test_a_device_whose_convolutions_are_slow_is_found_from_whole_steps(folder: Path, run: Run) -> None:
-    said = run("fit", "--steps", str(folder / "steps.csv"), "-o", str(folder / "slow.profile"), "--json")
-    assert said.code == 0, said.err
-    steps = json.loads(said.out)["provenance"]["steps"]
+    words = ("fit", "--steps", folder / "steps.csv", "-o", folder / "slow.profile")
+    steps = run(*words, "--json").json["provenance"]["steps"]
     assert (steps["rows"], steps["graphs"]) == (4, 4)
     assert steps["before"]["mape"] > 0.15
     assert steps["left_out"]["mape"] < 0.5 * steps["before"]["mape"]
@@ -85,8 +83,7 @@ def test_a_device_whose_convolutions_are_slow_is_found_from_whole_steps(folder: 
              for name in ("conv", "gemm")}
     assert ratio["conv"] == pytest.approx(SLOW, rel=0.2)
     assert ratio["gemm"] == pytest.approx(1.0, abs=0.15)
-    said = run("fit", "--steps", str(folder / "steps.csv"), "-o", str(folder / "slow.profile"))
-    assert said.code == 0 and "each trace left out in turn" in said.out
+    assert "each trace left out in turn" in run(*words).out
 
 
 def test_what_kernels_have_taught_is_taken_as_known(folder: Path, run: Run) -> None:
@@ -94,9 +91,7 @@ def test_what_kernels_have_taught_is_taken_as_known(folder: Path, run: Run) -> N
     rows = [{"family": "gemm", "device": GPU.name, "batch": 1, "m": m, "n": n, "k": 1024, "dtype": "fp16",
              "latency_us": price(list(calls_of(operation("aten::linear", [(m, 1024), (n, 1024), None], "fp16"))),
                                  GPU).total_us} for m in (4096, 16384, 65536) for n in (512, 1024, 2048)]
-    pd.DataFrame(rows).to_csv(folder / "gemm.csv", index=False)
-    said = run("fit", str(folder / "gemm.csv"), "--steps", str(folder / "steps.csv"), "-o",
-               str(folder / "both.profile"))
+    said = run("fit", table(folder, rows, "gemm"), "--steps", folder / "steps.csv", "-o", folder / "both.profile")
     assert said.code == 0, said.err
     profile = load_profile(folder / "both.profile")
     assert [entry.software for entry in profile.entries_of(Family.GEMM)] == [""]
@@ -106,9 +101,19 @@ def test_what_kernels_have_taught_is_taken_as_known(folder: Path, run: Run) -> N
     assert 1.3 < ratio < 1.3 * SLOW
 
 
-def table(folder: Path, rows: list[dict[str, Any]]) -> str:
-    pd.DataFrame(rows).to_csv(folder / "odd.csv", index=False)
-    return str(folder / "odd.csv")
+def table(folder: Path, rows: list[dict[str, Any]] | pd.DataFrame, name: str = "odd") -> str:
+    pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False)
+    return str(folder / f"{name}.csv")
+
+
+def refused(run: Run, folder: Path, *arguments: str) -> str:
+    """The sentence of a fit that writes nothing."""
+    found = run("fit", *arguments, "-o", folder / "bad.profile")
+    assert found.code == 2
+    assert "Traceback" not in found.err
+    assert not (folder / "bad.profile").exists()
+    assert found.err.rstrip()[-1] in ".?", found.err
+    return found.err
 
 
 FIRST = "program0.foretrace"
@@ -126,26 +131,19 @@ FIRST = "program0.foretrace"
      "of several devices"),
 ])
 def test_bad_tables_are_one_sentence(folder: Path, run: Run, rows: list[dict[str, Any]], said: str) -> None:
-    found = run("fit", "--steps", table(folder, rows), "-o", str(folder / "bad.profile"))
-    assert found.code == 2
-    last = found.err.splitlines()[-1]
-    assert said in found.err and "Traceback" not in found.err and last.endswith("."), found.err
-    assert not (folder / "bad.profile").exists()
+    assert said in refused(run, folder, "--steps", table(folder, rows))
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_steps_that_nothing_judges_are_not_written(folder: Path, run: Run, rows: int) -> None:
-    """Steps of fewer than three traces, however often each was measured."""
-    some = pd.read_csv(folder / "steps.csv").head(rows)
-    pd.concat([some] * 3).to_csv(folder / "few.csv", index=False)
-    found = run("fit", "--steps", str(folder / "few.csv"), "-o", str(folder / "bad.profile"))
-    assert found.code == 2 and f"has steps of {rows} trace" in found.err and "3 or more are needed" in found.err
-    assert not (folder / "bad.profile").exists()
-
-
-def test_nothing_to_fit_to_is_said(folder: Path, run: Run) -> None:
-    found = run("fit", "-o", str(folder / "bad.profile"))
-    assert found.code == 2 and "--steps" in found.err
+def test_steps_that_nothing_judges_are_not_written(folder: Path, run: Run) -> None:
+    """Steps of fewer than three traces, however often each was measured; no steps; times in another unit."""
+    steps = pd.read_csv(folder / "steps.csv")
+    for rows in (1, 2):
+        said = refused(run, folder, "--steps", table(folder, pd.concat([steps.head(rows)] * 3)))
+        assert f"has steps of {rows} trace" in said
+        assert "3 or more are needed" in said
+    assert "--steps" in refused(run, folder)
+    assert "in milliseconds" in refused(run, folder, "--steps", table(folder, steps.assign(
+        step_ms=1000 * steps.step_ms)))
 
 
 def test_steps_that_the_host_decides_are_left_out(tmp_path: Path) -> None:
@@ -174,10 +172,3 @@ def test_steps_of_one_graph_are_left_out_together() -> None:
     many = folds_of([f"{i % 40}" for i in range(400)])
     assert many is not None and len({(i % 40, fold) for i, fold in enumerate(many.tolist())}) == 40
     assert set(many.tolist()) == set(range(5))
-
-
-def test_times_in_another_unit_are_refused(folder: Path, run: Run) -> None:
-    rows = pd.read_csv(folder / "steps.csv")
-    rows.assign(step_ms=1000 * rows.step_ms).to_csv(folder / "us.csv", index=False)
-    said = run("fit", "--steps", str(folder / "us.csv"), "-o", str(folder / "us.profile"))
-    assert said.code == 2 and "in milliseconds" in said.err and not (folder / "us.profile").exists()

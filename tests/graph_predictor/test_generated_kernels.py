@@ -75,14 +75,9 @@ def test_what_lies_between_two_convolutions_is_one_kernel_that_adds_the_bias_too
     assert (fused.family, fused.bytes_written) == (Family.ELEMENTWISE, 2 * N)
     assert fused.bytes_read == pytest.approx(2 * N, rel=0.001)
     (first,) = found[0,]
-    assert (first.layout, first.flags) == ("nhwc", ())
-    assert found[3,][0].layout == "nhwc"
-
-
-def test_a_bias_that_nothing_takes_up_is_a_kernel_of_its_own() -> None:
-    product, added = kernels([conv(bias=True), conv()])[0,]
-    assert product.flags == ()
-    assert (added.bytes_read, added.bytes_written) == (2 * N, 2 * N)
+    assert (first.layout, first.flags, found[3,][0].layout) == ("nhwc", (), "nhwc")
+    product, added = kernels([conv(bias=True), conv()])[0,]  # nothing takes the bias up
+    assert (product.flags, added.bytes_read, added.bytes_written) == ((), 2 * N, 2 * N)
 
 
 def test_a_residual_and_its_norm_are_one_kernel_that_writes_both() -> None:
@@ -114,43 +109,33 @@ def test_a_gate_reads_again_what_its_mean_was_taken_of() -> None:
 
 
 def test_tensors_are_put_together_by_what_makes_them() -> None:
-    half, whole = (IMAGES, CHANNELS // 2, SIDE, SIDE), IMAGE
-    cat = calls_of(operation("aten::cat", [[half, half]], "fp16"))
-    made = simple("aten::relu", half)
-    found = kernels([conv(outputs=CHANNELS // 2), made, conv(outputs=CHANNELS // 2), made, cat, conv()])
+    half = (IMAGES, CHANNELS // 2, SIDE, SIDE)
+    cat, made, narrow = calls_of(operation("aten::cat", [[half, half]], "fp16")), simple("aten::relu", half), conv(
+        outputs=CHANNELS // 2)
+    found = kernels([narrow, made, narrow, made, cat, conv()])
     assert found[1, 3, 4][0].bytes_moved == pytest.approx(2 * 2 * N)
     # What products wrote is copied, and what follows is another kernel.
-    products = [conv(outputs=CHANNELS // 2)] * 2
-    found = kernels([*products, cat, simple("aten::relu", whole), conv()])
+    found = kernels([narrow, narrow, cat, simple("aten::relu", IMAGE), conv()])
     assert not any(len(members) > 1 for members in found)
 
 
 def test_nothing_is_fused_over_what_another_stream_or_the_host_waits_for() -> None:
-    calls = [conv(), batch_norm(), simple("aten::relu_", IMAGE), conv()]
+    calls = [conv(bias=True), batch_norm(), simple("aten::relu_", IMAGE), conv()]
     assert (1, 2) in kernels(calls)
     for column, at in (("watched", 1), ("follows", 2)):
         units = units_of(calls)
         getattr(units, column)[at] = column == "watched"
         assert all(len(one.units) == 1 for one in generated_kernels(units))
-    units = units_of(calls, Phase.OPTIMIZER)
-    assert not generated_kernels(units)
+    assert not generated_kernels(units_of(calls, Phase.OPTIMIZER))
+    on_cpu = replace(units_of(calls), on_host=True)  # whose convolutions stay as they are
+    assert [one.units.tolist() for one in generated_kernels(on_cpu)] == [[1, 2]]
 
 
-@pytest.mark.parametrize(("groups", "training", "turned"), [
-    (1, False, True), (1, True, True), (4, False, False), (4, True, False), (CHANNELS, True, True)])
-def test_grouped_convolutions_keep_their_layout(groups: int, training: bool, turned: bool) -> None:
-    units = units_of([conv(groups=groups), conv(groups=groups)])
-    assert channels_last(units, training) == turned
-
-
-def test_training_keeps_the_layout_of_small_and_shrinking_convolutions() -> None:
-    for calls in ([conv(inputs=64, outputs=64)] * 2, [conv(), conv(inputs=256, outputs=64)]):
-        assert channels_last(units_of(calls), False)
-        assert not channels_last(units_of(calls), True)
+@pytest.mark.parametrize(("calls", "inference", "training"), [
+    ([conv()] * 2, True, True), ([conv(groups=4)] * 2, False, False), ([conv(groups=CHANNELS)] * 2, True, True),
+    ([conv(inputs=64, outputs=64)] * 2, True, False), ([conv(), conv(inputs=256, outputs=64)], True, False),
     # One convolution among hundreds of other operations is no reason to turn anything.
-    assert not channels_last(units_of([conv(), *[simple("aten::relu", IMAGE)] * 200]), False)
-
-
-def test_a_cpus_convolutions_stay_as_they_are() -> None:
-    units = replace(units_of([conv(bias=True), batch_norm(), simple("aten::relu_", IMAGE), conv()]), on_host=True)
-    assert [one.units.tolist() for one in generated_kernels(units)] == [[1, 2]]
+    ([conv(), *[simple("aten::relu", IMAGE)] * 200], False, False)])
+def test_training_keeps_the_layout_of_small_and_shrinking_and_all_that_of_grouped_convolutions(
+        calls: list[tuple[OpCall, ...]], inference: bool, training: bool) -> None:
+    assert (channels_last(units_of(calls), False), channels_last(units_of(calls), True)) == (inference, training)

@@ -45,13 +45,10 @@ def step(names: str, before: float = 1000.0, inside: float = 500.0, compute: flo
                     np.full(len(name) + 1, before), np.full(len(name), inside), np.full(len(name), compute))
 
 
-def test_a_program_that_was_fitted_costs_what_it_cost() -> None:
+def test_a_program_costs_what_it_cost_and_an_operation_nobody_ran_what_its_kind_does() -> None:
     one = step("mm add mm add relu")
     before, inside = fit_host([one]).estimate(one)
     assert before == pytest.approx(one.before_ns, rel=0.02) and inside == pytest.approx(one.inside_ns, rel=0.02)
-
-
-def test_an_operation_nobody_ran_costs_what_its_kind_does() -> None:
     model = fit_host([step("mm add mm"), step("add mm add")])
     before, inside = model.estimate(step("mm tanh"))
     assert inside == pytest.approx([500.0, 500.0]) and before == pytest.approx([1000.0] * 3)
@@ -82,9 +79,9 @@ def test_code_costs_more_where_more_was_computed_since_it_ran() -> None:
 
 def test_lists_cost_by_their_tensors() -> None:
     def with_list(tensors: int) -> HostStep:
-        return HostStep(np.array(["aten::mm", "aten::_foreach_add_", "aten::mm"], dtype=object),
-                        np.array([1, 3, 1], np.int8), np.array([0, tensors, 0]), np.full(4, 1000.0),
-                        np.array([500.0, 2000.0 + 300.0 * tensors, 500.0]), np.zeros(3))
+        found = step("mm _foreach_add_ mm")
+        found.phase[1], found.tensors[1], found.inside_ns[1] = 3, tensors, 2000.0 + 300.0 * tensors
+        return found
 
     _, inside = fit_host([with_list(4), with_list(10)]).estimate(with_list(40))
     assert inside[1] == pytest.approx(2000 + 300 * 40, rel=0.01)
@@ -222,16 +219,16 @@ def test_models_are_kept_in_files(tmp_path: Path) -> None:
     (tmp_path / "bad.json.gz").write_bytes(b"x")
     with pytest.raises(ForetraceError, match="cannot be read as a host model"):
         read_host(tmp_path / "bad.json.gz")
-    with pytest.raises(ForetraceError, match="not in the form foretrace writes"):
-        HostModel.from_dict({"pools": 3})
-    for name, value in (("spread", -5.0), ("launch_ns", -1e9), ("offset", 1e5)):
+    whole = model.to_dict()
+    for damaged in ({"pools": 3}, *({**whole, "counted": {**whole, name: value}}
+                                    for name, value in (("spread", -5.0), ("launch_ns", -1e9), ("offset", 1e5)))):
         with pytest.raises(ForetraceError, match="not in the form foretrace writes"):
-            HostModel.from_dict({**model.to_dict(), "counted": {**model.to_dict(), name: value}})
-    assert host_names() == [PLANS_HOST, CPU_HOST, GPU_HOST]
-    assert shipped_host(GPU_HOST).launch_ns > 1000
+            HostModel.from_dict(damaged)
 
 
 def test_a_host_is_named_or_learned_from_captures() -> None:
+    assert host_names() == [PLANS_HOST, CPU_HOST, GPU_HOST]
+    assert shipped_host(GPU_HOST).launch_ns > 1000
     assert host_by_name(CPU_HOST, lambda path: pytest.fail("nothing to read")) is shipped_host(CPU_HOST)
     paths = ",".join(str(TRACES / "host" / name / "round0") for name in ("bert", "gpt2"))
     learned = host_by_name(paths, lambda path: read_job([path]))
@@ -245,44 +242,35 @@ def test_what_is_no_host_is_refused_with_its_name(tmp_path: Path) -> None:
     cut = tmp_path / "cut.json"
     cut.write_bytes(whole[:len(whole) * 9 // 10])
     for text, said in ((f"{bert},{bert}", "named twice"), (f"{CPU_HOST},{bert}", f"{CPU_HOST} is a host"),
-                       (str(cut), "record it again"), ("cpu-step", "known by name: cpu-plans"),
+                       (str(cut), f"(?s){cut}.*record it again"), ("cpu-step", "known by name: cpu-plans"),
                        (f"{bert},{tmp_path / 'absent'}", "absent does not exist")):
-        with pytest.raises(ForetraceError, match=said) as error:
+        with pytest.raises(ForetraceError, match=said):
             host_by_name(text, lambda path: read_job([path]))
-        assert str(cut) in str(error.value) or text != str(cut)
-
-
-def test_a_step_that_computes_on_its_host_takes_no_host_of_launches() -> None:
-    pytest.importorskip("torch")
-    from graph_predictor.sizes.retrace import trace_again
-
-    traced = trace_again(read_job([str(TRACES / "host" / "bert" / "round0")]).graphs[0], {}, "cpu")
-    with pytest.raises(ForetraceError, match="operations a GPU runs"):
-        baseline_of([traced], host=shipped_host(GPU_HOST))
 
 
 def test_a_traced_step_is_predicted_on_a_host(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    path = tmp_path / "bert.foretrace"
-    made = CliRunner().invoke(app, ["trace", "--workload", "bert", "--preset", "tiny", "--set",
-                                    "optimizer=adamw-foreach", "--device", "cpu", "-o", str(path)])
-    assert made.exit_code == 0, made.stderr
-    captures = ",".join(str(TRACES / "host" / name / "round0") for name in ("gpt2", "vit"))
-    said = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", captures]).stdout)
-    assert "what operations cost in 2 programs of" in said and "and other hosts (right within" in said
-    named = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", CPU_HOST]).stdout)
-    assert f"109 programs of {CPU_HOST}" in named
-    table = tmp_path / "points.csv"
-    swept = CliRunner().invoke(app, ["sweep", str(path), "--host-from", captures, "--host", "1,2", "--jobs", "1", "-o",
-                                     str(table)])
-    assert swept.exit_code == 0, swept.stderr
-    for speed, told in zip(("1", "2"), pd.read_csv(table).step_time_us, strict=True):
-        alone = CliRunner().invoke(app, ["predict", str(path), "--host-from", captures, "--host", speed, "--json"])
-        assert json.loads(alone.stdout)["step_time_us"] == pytest.approx(told)
-    from graph_predictor.synthesis.baseline import baseline_of
+    path, table = tmp_path / "bert.foretrace", tmp_path / "points.csv"
 
+    def run(command: str, *arguments: str) -> str:
+        done = CliRunner().invoke(app, [command, *arguments])
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    run("trace", "--workload", "bert", "--preset", "tiny", "--set", "optimizer=adamw-foreach", "--device", "cpu", "-o",
+        str(path))
+    captures = ",".join(str(TRACES / "host" / name / "round0") for name in ("gpt2", "vit"))
+    said = plain(run("predict", str(path), "--host-from", captures))
+    assert "what operations cost in 2 programs of" in said and "and other hosts (right within" in said
+    assert f"109 programs of {CPU_HOST}" in plain(run("predict", str(path), "--host-from", CPU_HOST))
+    run("sweep", str(path), "--host-from", captures, "--host", "1,2", "--jobs", "1", "-o", str(table))
+    for speed, told in zip(("1", "2"), pd.read_csv(table).step_time_us, strict=True):
+        alone = json.loads(run("predict", str(path), "--host-from", captures, "--host", speed, "--json"))
+        assert alone["step_time_us"] == pytest.approx(told)
     graph = read_job([str(path)]).graphs[0]
     assert len(traced_host_step(graph)) == len(graph.ops)
     truth = np.median(read_job(TRACES / "host" / "bert" / "round0").graphs[0].meta.unprofiled_step_ns) / 1e3
     model = fit_host([one for name, one in rounds("host").items() if "bert" not in name])
     assert baseline_of([graph], host=model).predict().step_time_us == pytest.approx(truth, rel=0.5)
+    with pytest.raises(ForetraceError, match="operations a GPU runs"):
+        baseline_of([graph], host=shipped_host(GPU_HOST))

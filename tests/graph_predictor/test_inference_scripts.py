@@ -12,36 +12,22 @@ from said import Run
 OWN = '''
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 
-class Block(nn.Module):
-    def __init__(self, width, heads, batch, tokens):
-        super().__init__()
-        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
-        for name in "kv":
-            self.register_buffer(name, torch.zeros(batch, heads, tokens, width // heads))
-
-    def forward(self, x, at):
-        batch, new, width = x.shape
-        q, k, v = self.qkv(x).view(batch, new, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        self.k[:, :, at], self.v[:, :, at] = k, v
-        mask = torch.arange(self.k.shape[2], device=x.device)[None] <= at[:, None]
-        found = F.scaled_dot_product_attention(q, self.k, self.v, attn_mask=mask)
-        return x + self.out(found.transpose(1, 2).reshape(batch, new, width))
-
-
-def made(batch, new, tokens=2048):
+def made(batch, new, tokens=2048, width=512, heads=8):
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    blocks = nn.ModuleList(Block(512, 8, batch, tokens) for _ in range(2)).to(device).eval()
-    words, at = torch.zeros(batch, new, 512, device=device), torch.arange(new, device=device)
+    qkv, out = torch.nn.Linear(width, 3 * width, device=device), torch.nn.Linear(width, width, device=device)
+    keys, values = torch.zeros(2, batch, heads, tokens, width // heads, device=device)
+    x, at = torch.zeros(batch, new, width, device=device), torch.arange(new, device=device)
+    mask = torch.arange(tokens, device=device)[None] <= at[:, None]
 
     @torch.inference_mode()
     def step():
-        x = words
-        for block in blocks:
-            x = block(x, at)
-        return torch.multinomial(x[:, -1].softmax(-1), 1)
+        q, k, v = qkv(x).view(batch, new, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        keys[:, :, at], values[:, :, at] = k, v
+        found = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        y = x + out(found.transpose(1, 2).reshape(batch, new, width))
+        return torch.multinomial(y[:, -1].softmax(-1), 1)
 
     return step
 
@@ -57,26 +43,24 @@ GENERATED = '''
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-CONFIG = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-              num_key_value_heads=2, vocab_size=500)
+CONFIG = LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, vocab_size=500)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def generate(batch=2):
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).to(device).eval()
-    words = torch.randint(3, 500, (batch, 16), device=device)
+    model = LlamaForCausalLM(CONFIG).to(DEVICE).eval()
+    words = torch.randint(3, 500, (batch, 16), device=DEVICE)
     return lambda: model.generate(words, max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
 
 
 def static(batch=2):
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = LlamaConfig(**CONFIG)
-    model, cache = LlamaForCausalLM(config).to(device).eval(), StaticCache(config=config, max_cache_len=64)
-    words = torch.randint(3, 500, (batch, 1), device=device)
+    model, cache = LlamaForCausalLM(CONFIG).to(DEVICE).eval(), StaticCache(config=CONFIG, max_cache_len=64)
+    words = torch.randint(3, 500, (batch, 1), device=DEVICE)
 
     @torch.no_grad()
     def step():
-        out = model(words, past_key_values=cache, use_cache=True, cache_position=torch.tensor([16], device=device))
+        out = model(words, past_key_values=cache, use_cache=True, cache_position=torch.tensor([16], device=DEVICE))
         return out.logits[:, -1].argmax(-1)
 
     return step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -10,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from micro import Micro
-from typer.testing import CliRunner
+from said import Run
 
-from foretrace.commands import app
 from graph_predictor.prediction.interval import FamilyRows, GroupEnds, TimeErrors
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.replay import ReplayErrors, replay
@@ -97,29 +95,21 @@ def too_long(graphs: list[ExecutionGraph]) -> Built:
     return built
 
 
-def test_an_exact_replay_says_nothing(tmp_path: Path) -> None:
-    result = replay(device_bound(tmp_path))
-    assert not result.inexact and not any("off" in note for note in result.notes)
-    assert result.unexplained_share == 0
-
-
-def test_replay_names_steps_that_are_off(tmp_path: Path) -> None:
-    """Kernels of 900 that take 990 make a step of 1000 9% longer."""
+def test_replay_names_steps_that_are_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    """Kernels of 900 that take 990 make a step of 1000 9% longer; an exact replay says nothing."""
     graph = device_bound(tmp_path)
+    exact = replay(graph)
+    assert not exact.inexact
+    assert not any("off" in note for note in exact.notes)
+    assert exact.unexplained_share == 0
     result = replay(graph, built=too_long([graph]))
     assert [step.name for step in result.inexact] == ["ProfilerStep#1", "ProfilerStep#2"]
     assert any("2 of 3 steps are replayed more than 1% off" in note and "+9.0%" in note for note in result.notes)
     window = result.built.reports[0].window_ns
     assert result.unexplained_share == pytest.approx(180_000 / window), "what the host is off by is unexplained"
-    what_if = replay(graph, scale_kernels=2)
-    assert not what_if.inexact, "a what-if differs from the measured steps on purpose"
-
-
-def test_json_carries_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not replay(graph, scale_kernels=2).inexact, "a what-if differs from the measured steps on purpose"
     monkeypatch.setattr(import_module("graph_predictor.prediction.replay"), "build_program", too_long)
-    path = tmp_path / "micro.json"
-    device_bound(tmp_path)
-    values = json.loads(CliRunner().invoke(app, ["replay", str(path), "--json"]).stdout)
+    values = run("replay", tmp_path / "micro.json", "--json").json
     assert values["inexact_steps"] == 2
     assert values["reproducible"] is False
 

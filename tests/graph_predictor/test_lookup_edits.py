@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 from micro import Micro
-from typer.testing import CliRunner
+from said import Run
 
-from foretrace.commands import app
 from graph_predictor.edits import lookups
 from graph_predictor.edits.lookups import OtherIndices
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.study import Configuration, Study
 from kernel_models.device import find_device
 from kernel_models.families.embedding import with_tables
-from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of, operation
 from kernel_models.pricing import price
 from tracer import workloads
 from tracer.columns import within
 from tracer.graph import ExecutionGraph
 from tracer.job import assemble_job, read_job
-from tracer.lookup_data.indices import read_indices
-from tracer.lookup_data.noted import find_lookups, note_tables
+from tracer.lookup_data.indices import counted, read_indices
+from tracer.lookup_data.noted import find_lookups, note_tables, tables_of
 from tracer.lookup_data.tables import EmbeddingTable, histogram_of_zipf
 
 SIZES = {"preset": "tiny", "batch": 4096, "rows": 200_000, "embedding": 64, "pooling": 20}
@@ -44,10 +41,8 @@ def traced(**settings: Any) -> ExecutionGraph:
     return trace_workload(workloads.configure("dlrm", **{**SIZES, **settings}))
 
 
-def lookups_us(graph: ExecutionGraph, indices: str | None = None) -> float:
-    edits = {} if indices is None else {"indices": indices}
-    found = Study(assemble_job([graph])).predict(Configuration(edits=edits))
-    return found.families_us["embedding"]
+def embedding_us(graph: ExecutionGraph, **changed: Any) -> float:
+    return Study(assemble_job([graph])).predict(Configuration(**changed)).families_us["embedding"]
 
 
 def forward_us(graph: ExecutionGraph) -> float:
@@ -58,68 +53,56 @@ def forward_us(graph: ExecutionGraph) -> float:
 @pytest.mark.slow
 def test_steps_of_other_skew_cost_otherwise_traced_or_edited_alike() -> None:
     graphs = {skew: traced(skew=skew) for skew in (0.0, 1.05, 3.0)}
-    times = {skew: lookups_us(graph) for skew, graph in graphs.items()}
+    times = {skew: embedding_us(graph) for skew, graph in graphs.items()}
     forward = {skew: forward_us(graph) for skew, graph in graphs.items()}
     assert forward[0.0] > 1.1 * forward[1.05] > 1.1**2 * forward[3.0]
     assert len({round(time, 3) for time in times.values()}) == 3
-    for skew, expected in times.items():
-        if skew:
-            assert lookups_us(graphs[0.0], f"zipf:{skew}") == pytest.approx(expected, rel=0.01)
+    for skew in (1.05, 3.0):
+        assert embedding_us(graphs[0.0], edits={"indices": f"zipf:{skew}"}) == pytest.approx(times[skew], rel=0.01)
 
 
 def test_a_skew_that_is_set_takes_the_place_of_what_was_counted() -> None:
     graph = traced(skew=1.05)
-    counted = [replace(table, reuse=histogram_of_zipf(4096 * 20, table.rows, 1.05), reuse_lookups=4096 * 20)
-               for table in _tables(graph)]
-    note_tables(graph, counted)
-    study = Study(assemble_job([graph]))
-
-    def embedding_us(**changed: Any) -> float:
-        return study.predict(Configuration(**changed)).families_us["embedding"]
-
-    usual = embedding_us()
-    assert embedding_us(sizes=("skew=0",)) > 1.05 * usual > usual > 1.03 * embedding_us(sizes=("skew=2.5",))
-    assert embedding_us(sizes=("skew=0.5",)) == embedding_us(edits={"indices": "zipf:0.5"})
-    assert embedding_us(sizes=("skew=0.5", "batch=8192")) > embedding_us(sizes=("skew=0.5",))
-    with pytest.raises(EditError, match="give one of them"):
-        embedding_us(sizes=("skew=0.5",), edits={"indices": "zipf:0.5"})
-
-
-def test_indices_that_change_nothing_are_refused() -> None:
     with pytest.raises(EditError, match="looks rows up so already"):
-        lookups_us(traced(skew=1.05), "zipf:1.05")
+        embedding_us(graph, edits={"indices": "zipf:1.05"})
+    note_tables(graph, [replace(table, reuse=histogram_of_zipf(4096 * 20, table.rows, 1.05), reuse_lookups=4096 * 20)
+                        for table in tables_of(graph)])
+    usual, half = embedding_us(graph), embedding_us(graph, sizes=("skew=0.5",))
+    assert embedding_us(graph, sizes=("skew=0",)) > 1.05 * usual
+    assert usual > 1.03 * embedding_us(graph, sizes=("skew=2.5",))
+    assert half == embedding_us(graph, edits={"indices": "zipf:0.5"})
+    assert embedding_us(graph, sizes=("skew=0.5", "batch=8192")) > half
+    with pytest.raises(EditError, match="give one of them"):
+        embedding_us(graph, sizes=("skew=0.5",), edits={"indices": "zipf:0.5"})
 
 
 def test_calls_of_one_weight_share_the_look_ups_by_bags() -> None:
-    found = calls_of(Operation.from_graph(*_first(traced(batched=True, bags_halved=2))))
-    (call,) = found
+    (call,) = calls_of(_first(traced(batched=True, bags_halved=2)))
     assert [part.rows for part in call.accesses] == [200_000, 100_000, 50_000, 25_000]
     assert [part.lookups for part in call.accesses] == [20 * 4096] * 3 + [10 * 4096]
     assert {part.bags for part in call.accesses} == {4096}
     assert sum(part.lookups for part in call.accesses) == call.dims[0]
 
 
-def _first(graph: ExecutionGraph) -> tuple[ExecutionGraph, int]:
-    return graph, find_lookups(graph)[0].rows[0][0]
+def _first(graph: ExecutionGraph) -> Operation:
+    return Operation.from_graph(graph, find_lookups(graph)[0].rows[0][0])
 
 
 def test_a_counted_batch_scales_to_other_batches() -> None:
     """Twice the look-ups of a Zipf law: more rows, but not twice as many, and longer reuse."""
     generator = np.random.default_rng(1)
     weights = np.arange(1, 5001) ** -1.05
-    from tracer.lookup_data.indices import counted
-
     table = counted(EmbeddingTable("t", 5000, 16), generator.choice(5000, 20_000, p=weights / weights.sum()),
                     np.full(1000, 20))
-    parts = []
-    for batch in (1000, 4000):
-        (call,) = calls_of(operation("aten::embedding_bag", [(5000, 16), (20 * batch,), (batch,)], ["fp32", "int64",
-                                                                                                    "int64"]))
-        parts += with_tables(call, [table]).accesses
+    types = ["fp32", "int64", "int64"]
+    parts = [part for batch in (1000, 4000) for call in calls_of(
+        operation("aten::embedding_bag", [(5000, 16), (20 * batch,), (batch,)], types))
+        for part in with_tables(call, [table]).accesses]
     assert [part.lookups for part in parts] == [20_000, 80_000]
     assert parts[0].reuse == pytest.approx(table.reuse)
-    often = [sum(share for share in part.reuse[6:]) for part in parts]
-    assert often[1] > often[0] + 0.05
+    assert sum(parts[1].reuse[6:]) > sum(parts[0].reuse[6:]) + 0.05
+    (call,) = calls_of(operation("aten::mm", [(8, 8), (8, 8)]))
+    assert with_tables(call, [table]) is call
 
 
 @pytest.mark.slow
@@ -148,47 +131,26 @@ def test_a_captured_step_on_the_cpu_uses_its_counts_and_other_indices_move_look_
     assert not looks_up[changed].all()
     larger = study.predict(Configuration(sizes=("batch=2048",)))
     assert larger.step_time_us > plain.step_time_us
-    calls = calls_of(Operation.from_graph(*_first(job.graphs[0])))
-    assert calls[0].accesses[0].reuse == pytest.approx(
-        next(iter(_tables(job.graphs[0]))).reuse, abs=1e-4)
+    (call, *_) = calls_of(_first(graph))
+    assert call.accesses[0].reuse == pytest.approx(tables_of(graph)[0].reuse, abs=1e-4)
 
 
-def _tables(graph: ExecutionGraph) -> list[EmbeddingTable]:
-    from tracer.lookup_data.noted import tables_of
-
-    return tables_of(graph)
-
-
-def test_commands_take_indices(tmp_path: Path) -> None:
-    runner = CliRunner()
-
-    def price_of(text: str) -> float:
-        result = runner.invoke(app, ["price", "aten::embedding_bag", "--shapes", "1000000x128,163840,8192", "--device",
-                                     "h200-sxm", "--json", "--indices", text])
-        assert result.exit_code == 0, result.output
-        return float(json.loads(result.stdout)["time_us"])
-
-    assert price_of("zipf:0") > price_of("zipf:1.05") > price_of("zipf:3")
+def test_commands_take_indices(tmp_path: Path, run: Run) -> None:
+    times = [run("price", "aten::embedding_bag", "--shapes", "1000000x128,163840,8192", "--device", "h200-sxm",
+                 "--json", "--indices", text).json["time_us"] for text in ("zipf:0", "zipf:1.05", "zipf:3")]
+    assert times[0] > times[1] > times[2]
     out = tmp_path / "a.foretrace"
-    result = runner.invoke(app, ["trace", "--workload", "dlrm", "--preset", "tiny", "--indices", "zipf:3", "-o",
-                                 str(out)])
-    assert result.exit_code == 0, result.output
-    assert {table.skew for table in _tables(read_job(out).graphs[0])} == {3.0}
+    trace = ("trace", "--preset", "tiny", "-o", out, "--workload")
+    assert run(*trace, "dlrm", "--indices", "zipf:3").code == 0
+    assert {table.skew for table in tables_of(read_job(out).graphs[0])} == {3.0}
     for arguments, said in (
             (["price", "aten::linear", "--shapes", "8x8,8x8", "--device", "h200-sxm", "--indices", "zipf:1"],
              "looks no rows up"),
-            (["predict", str(out), "--indices", "zipf:x"], "is no Zipf law"),
-            (["trace", "--workload", "vit", "--preset", "tiny", "--indices", "zipf:1", "-o", str(out)],
-             "looks up no embedding table")):
-        result = runner.invoke(app, arguments)
-        assert result.exit_code == 2
-        assert said in " ".join(result.stderr.split())
-
-
-def test_other_calls_stay_as_they_are() -> None:
-    (call,) = calls_of(operation("aten::mm", [(8, 8), (8, 8)]))
-    assert with_tables(call, [EmbeddingTable("t", 5, 5)]) is call
-    assert call.family is Family.GEMM
+            (["predict", out, "--indices", "zipf:x"], "is no Zipf law"),
+            ([*trace, "vit", "--indices", "zipf:1"], "looks up no embedding table")):
+        refused = run(*arguments)
+        assert refused.code == 2
+        assert said in " ".join(refused.err.split())
 
 
 def fused_lookup(tmp_path: Path, total: str) -> ExecutionGraph:
@@ -209,18 +171,13 @@ def fused_lookup(tmp_path: Path, total: str) -> ExecutionGraph:
 
 
 def test_tables_in_one_recorded_weight_follow_other_indices(tmp_path: Path) -> None:
-    """Their gradient too, which records no index."""
+    """Their gradient too, which records no index; tables of unknown columns keep theirs, and it is said."""
     graph = fused_lookup(tmp_path, "48")
     found, _ = lookups.tables_with(graph, read_indices("zipf:3"))
     assert len(found) == 2
     for tables in found.values():
         assert [(table.rows, table.columns, table.bag, table.skew) for table in tables] == [(200_000, 16, 10, 3)] * 3
-    study = Study(assemble_job([graph]))
-    even, skewed = (study.predict(Configuration(edits={"indices": f"zipf:{skew}"})) for skew in (0, 3))
-    assert even.families_us["embedding"] != pytest.approx(skewed.families_us["embedding"], rel=0.05)
-
-
-def test_tables_of_unknown_columns_keep_their_indices_and_it_is_said(tmp_path: Path) -> None:
-    study = Study(assemble_job([fused_lookup(tmp_path, "")]))
+    even, skewed = (embedding_us(graph, edits={"indices": f"zipf:{skew}"}) for skew in (0, 3))
+    assert even != pytest.approx(skewed, rel=0.05)
     with pytest.raises(EditError, match="1 of 1 look-ups are of several tables whose columns"):
-        study.predict(Configuration(edits={"indices": "zipf:3"}))
+        embedding_us(fused_lookup(tmp_path, ""), edits={"indices": "zipf:3"})

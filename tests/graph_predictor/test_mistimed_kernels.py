@@ -18,15 +18,13 @@ CASES = ROOT.parent / "shared" / "data" / "cases"
 COMMANDS = ("predict", "inspect", "breakdown", "replay")
 
 
-def check(run: Run, path: Path, note: str, active: str | None) -> None:
+def check(run: Run, path: Path, note: str) -> None:
     """Every command gives the recorded step of 1 ms, the GPU active time if it has one, and the note."""
     for command in COMMANDS:
         ended, text, error = run(command, path)
         assert ended == 0, error
         found = facts_of_text(text)
-        assert found["recorded step"] == "1.000", command
-        if active is not None and "GPU active" in found:
-            assert found["GPU active"] == active, command
+        assert (found["recorded step"], found.get("GPU active", "0.600")) == ("1.000", "0.600"), command
         assert note in plain(text), (command, text)
 
 
@@ -46,7 +44,7 @@ def test_kernels_that_overlap_on_one_stream_are_no_fault(run: Run) -> None:
     (changed(steps(6), [7, 13], stamp(dur=5e5)), "2 pieces of GPU work had an impossible duration (up to 500 ms)"),
     (shifted(steps(6), -300), "The clock of device 0 was 275 µs behind the host's")], ids=lambda value: str(value)[:24])
 def test_planted_faults(run: Run, tmp_path: Path, events: list[Event], note: str) -> None:
-    check(run, write(tmp_path / "trace.json", events), note, "0.600")
+    check(run, write(tmp_path / "trace.json", events), note)
 
 
 def test_inspect_counts_each_kind(run: Run, tmp_path: Path) -> None:
@@ -64,19 +62,17 @@ def test_one_rank_of_two(run: Run, tmp_path: Path) -> None:
     for rank in range(2):
         events = changed(steps(6), [5] if rank else [], stamp(dur=2e6))
         write(tmp_path / f"rank{rank}.json", events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 2})
-    check(run, tmp_path, "Rank 1: 1 piece of GPU work had an impossible duration", "0.600")
+    check(run, tmp_path, "Rank 1: 1 piece of GPU work had an impossible duration")
 
 
-@pytest.mark.parametrize("behind_us", [60, 200, 700, 20_000])
-@pytest.mark.parametrize("streams", [(7,), (7, 20)])
+@pytest.mark.parametrize(("behind_us", "streams"), [(60, (7, 20)), (200, (7,)), (700, (7, 20)), (20_000, (7,))])
 def test_a_clock_behind_the_hosts_does_not_open_the_replay(
         tmp_path: Path, behind_us: float, streams: tuple[int, ...]) -> None:
     """Without the shift, waits for the device look like time that no kernel explains, and are replayed as nothing."""
-    path = write(tmp_path / "trace.json", shifted(reading_steps(streams=streams), -behind_us))
-    job = read_job(path)
+    job = read_job(write(tmp_path / "trace.json", shifted(reading_steps(streams=streams), -behind_us)))
     assert job.graphs[0].meta.loss.shifted_kernels == len(job.graphs[0].kernels)
-    assert [step.replayed_ns for step in replay(job).steps] == pytest.approx(
-        [step.measured_ns for step in replay(job).steps], rel=0.001)
+    steps = replay(job).steps
+    assert [step.replayed_ns for step in steps] == pytest.approx([step.measured_ns for step in steps], rel=0.001)
 
 
 def test_a_clock_that_drifts_is_refused_with_a_reason(run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +23,24 @@ WIDTHS = (48, 80, 112, 144)
 checkpointed."""
 
 
-def _record(out: Path, *, stacks: bool) -> None:
+def _record(out: Path, *, stacks: bool) -> ExecutionGraph:
     torch = pytest.importorskip("torch")
     from torch.utils.checkpoint import checkpoint
 
     import tracer
 
-    def block(width: int) -> Any:
-        return torch.nn.Sequential(torch.nn.LayerNorm(32), torch.nn.Linear(32, width), torch.nn.GELU(),
-                                   torch.nn.Linear(width, 32))
+    nn = torch.nn
+    blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, width), nn.GELU(), nn.Linear(width, 32))
+                           for width in WIDTHS)
 
-    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = torch.nn.ModuleList(map(block, WIDTHS))
-
+    class Net(nn.Module):  # type: ignore[misc, name-defined]
         def forward(self, x: Any) -> Any:
             first, second, third, shared = self.blocks
             x = x + checkpoint(second, first(x), use_reentrant=False)
             return shared(shared(third(x)))
 
-    torch.manual_seed(0)
     model = Net()
+    model.blocks = blocks
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = torch.randn(64, 32)
     with tracer.capture(out, steps=2, warmup=2, timed=2, stacks=stacks, execution_trace="none") as capture:
@@ -52,49 +49,40 @@ def _record(out: Path, *, stacks: bool) -> None:
             model(data).square().mean().backward()
             optimizer.step()
             capture.step()
+    return read_job(out).graphs[0]
 
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> ExecutionGraph:
-    out = tmp_path_factory.mktemp("modules") / "capture"
-    _record(out, stacks=True)
-    return read_job(out).graphs[0]
-
-
-def _backward(graph: ExecutionGraph) -> np.ndarray:
-    return (graph.ops.phase == Phase.BACKWARD) & (graph.ops.kind == OpKind.OPERATION)
-
-
-def _outermost(graph: ExecutionGraph, row: int) -> str:
-    """The name of the outermost operation that runs backward and holds one."""
-    backward = _backward(graph)
-    while (above := int(graph.ops.parent[row])) >= 0 and backward[above]:
-        row = above
-    return graph.string(int(graph.ops.name[row]))
+    return _record(tmp_path_factory.mktemp("modules") / "capture", stacks=True)
 
 
 def test_all_that_runs_backward_but_the_loss_has_a_module(graph: ExecutionGraph) -> None:
-    backward = _backward(graph)
+    backward = (graph.ops.phase == Phase.BACKWARD) & (graph.ops.kind == OpKind.OPERATION)
     assert (graph.ops.module[backward] >= 0).mean() < 0.5
-    without = np.flatnonzero(backward & (with_backward_modules(graph).ops.module < 0))
-    assert {_outermost(graph, row) for row in without.tolist()} == LOSS
+    without = set()
+    for row in np.flatnonzero(backward & (with_backward_modules(graph).ops.module < 0)).tolist():
+        outermost = row
+        while (above := int(graph.ops.parent[outermost])) >= 0 and backward[above]:
+            outermost = above
+        without.add(graph.string(int(graph.ops.name[outermost])))
+    assert without == LOSS
 
 
 def test_each_product_belongs_to_the_module_whose_sizes_it_has(graph: ExecutionGraph) -> None:
     """Of every width the backward products are in the module of the forward ones, also run again or used twice."""
     found = with_backward_modules(graph)
     ops = found.ops
-    forward: dict[int, set[str]] = {}
-    backward: dict[int, set[str]] = {}
+    modules: dict[str, dict[int, set[str]]] = {"aten::addmm": defaultdict(set), "aten::mm": defaultdict(set)}
     for row in np.flatnonzero((ops.kind == OpKind.OPERATION) & (ops.step >= 0)).tolist():
         name, shapes = found.string(int(ops.name[row])), found.string(int(ops.shapes[row]))
         for width in WIDTHS:
-            if name in ("aten::addmm", "aten::mm") and str(width) in shapes:
-                side = backward if name == "aten::mm" else forward
-                side.setdefault(width, set()).add(found.string(int(ops.module[row])))
+            if name in modules and str(width) in shapes:
+                modules[name][width].add(found.string(int(ops.module[row])))
+    forward, backward = modules.values()
     assert set(forward) == set(WIDTHS)
     assert backward == forward
-    assert all(len(modules) == 2 for modules in forward.values())
+    assert all(len(each) == 2 for each in forward.values())
 
 
 def test_the_breakdown_by_module_has_the_backward_pass(graph: ExecutionGraph) -> None:
@@ -110,8 +98,7 @@ def test_the_breakdown_by_module_has_the_backward_pass(graph: ExecutionGraph) ->
 
 def test_the_advice_fits_what_was_recorded(tmp_path: Path, graph: ExecutionGraph) -> None:
     """The capture had with_modules on, which names no module of an eager model; stacks do."""
-    _record(tmp_path / "plain", stacks=False)
-    plain = read_job(tmp_path / "plain").graphs[0]
+    plain = _record(tmp_path / "plain", stacks=False)
     assert plain.meta.profiler_flags["with_modules"]
     (note,) = [note for note in breakdown(replay([plain])).notes if "modules" in note]
     assert "record with with_stack=True" in note

@@ -12,7 +12,6 @@ import pytest
 import tracer
 from graph_predictor.edits.precision import Precision
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.sizes.retrace import trace_again
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.cpu_units import EMULATED, MEASURED, OTHER_WORK, UNKNOWN, retyped, said_of
 from kernel_models.op_call import Family, OpCall
@@ -21,13 +20,15 @@ from tracer.capture_layout import apply_context
 from tracer.cpu_units import KNOWN, cpu_units
 from tracer.job import Job
 
-ROOT = Path(__file__).resolve().parents[2]
 WITH_UNIT, WITHOUT = ("avx512_bf16", "avx512f", "avx2"), ("avx2",)
+
+
+LLAMA = Path(__file__).resolve().parents[2] / "traces" / "llama-cpu"
 
 
 @pytest.fixture(scope="module")
 def recorded() -> Job:
-    return tracer.read_job(ROOT / "traces" / "llama-cpu")
+    return tracer.read_job(LLAMA)
 
 
 def on(job: Job, units: tuple[str, ...]) -> Job:
@@ -52,17 +53,16 @@ def test_units_are_those_that_the_system_lists(text: str, units: list[str], tmp_
     assert cpu_units(tmp_path / "absent") == []
 
 
-def test_a_capture_knows_its_processors_units(recorded: Job, tmp_path: Path) -> None:
+def test_a_capture_knows_its_processors_units(tmp_path: Path) -> None:
     from tracer.capture.context import _hardware
 
     pytest.importorskip("torch")
     assert set(_hardware()["cpu_units"]) <= set(KNOWN)
-    part = ROOT / "traces" / "llama-cpu" / "rank0"
-    assert recorded.graphs[0].meta.host_units == []  # it was recorded before captures noted them
-    context = json.loads((part / "context.json").read_text())
+    graph = tracer.read_job(LLAMA).graphs[0]
+    assert graph.meta.host_units == []  # it was recorded before captures noted them
+    context = json.loads((LLAMA / "rank0" / "context.json").read_text())
     context["hardware"]["cpu_units"] = ["avx2"]
     (tmp_path / "context.json").write_text(json.dumps(context))
-    graph = tracer.read_job(ROOT / "traces" / "llama-cpu").graphs[0]
     assert apply_context(graph, tmp_path) and graph.meta.host_units == ["avx2"]
 
 
@@ -78,16 +78,19 @@ def test_a_unit_gains_between_nothing_and_its_peak() -> None:
     assert wider.factor < found.factor and wider.spread > found.spread
 
 
-def test_what_is_not_known_widens_and_what_is_the_same_does_not() -> None:
-    fp32, bf16 = product("fp32"), product("bf16")
-    assert retyped(fp32, bf16, WITHOUT, measured=False).spread == EMULATED
-    assert retyped(fp32, bf16, (), measured=False).spread == UNKNOWN > EMULATED
-    assert retyped(fp32, bf16, WITHOUT, measured=True).spread == MEASURED
-    assert retyped(fp32, product("fp16"), WITH_UNIT, measured=False).spread == EMULATED
-    assert retyped(fp32, fp32, (), measured=False).spread == retyped(bf16, bf16, WITHOUT, measured=False).spread == 0.0
-    other = tuple(replace(call, family=Family.ELEMENTWISE) for call in fp32)
-    assert retyped(other, tuple(replace(call, dtype="bf16") for call in other), WITHOUT, measured=False).spread == \
-        OTHER_WORK
+@pytest.mark.parametrize(("was", "now", "units", "measured", "spread"), [
+    ("fp32", "bf16", WITHOUT, False, EMULATED), ("fp32", "bf16", (), False, UNKNOWN),
+    ("fp32", "bf16", WITHOUT, True, MEASURED), ("fp32", "fp16", WITH_UNIT, False, EMULATED),
+    ("fp32", "fp32", (), False, 0.0), ("bf16", "bf16", WITHOUT, False, 0.0),
+    ("other", "bf16", WITHOUT, False, OTHER_WORK)])
+def test_what_is_not_known_widens_and_what_is_the_same_does_not(
+        was: str, now: str, units: tuple[str, ...], measured: bool, spread: float) -> None:
+    before, after = product("fp32" if was == "other" else was), product(now)
+    if was == "other":
+        before = tuple(replace(call, family=Family.ELEMENTWISE) for call in before)
+        after = tuple(replace(call, dtype=now) for call in before)
+    assert retyped(before, after, units, measured=measured).spread == spread
+    assert UNKNOWN > EMULATED
 
 
 @pytest.mark.parametrize(("units", "said"), [
@@ -101,11 +104,6 @@ def test_a_step_in_bf16_is_priced_by_the_units(recorded: Job, units: tuple[str, 
     assert narrow.sources["heuristic"] > 0.3 and narrow.sources.get("anchored", 0.0) < 0.7
     width = math.log(narrow.interval_us[1] / narrow.interval_us[0]) / 2
     assert width > (0.3 if units == WITH_UNIT else 1.0)
-
-
-def test_a_step_traced_again_is_of_the_recordings_processor(recorded: Job) -> None:
-    graph = on(recorded, ("avx512_bf16",)).graphs[0]
-    assert trace_again(graph, {"depth": 1}, "cpu").meta.host_units == ["avx512_bf16"]
 
 
 def test_types_that_no_processor_multiplies_are_refused(recorded: Job) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from micro import Micro
-from typer.testing import CliRunner
+from said import Run
 
-from foretrace.commands import app
 from foretrace.edits import ScaleHost, Sizes
 from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.prediction.result import Prediction
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.study import Configuration, Study
 from graph_predictor.sizes.retrace import captured_sizes, nearest, parse_also, parse_sets
@@ -26,21 +23,22 @@ A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85 * 10**9, 
 WIDTH = 1024
 
 
-def on_gpu(folder: Path, batch: int, kernel_us: float, *, op: str = "aten::addmm", rows: int | None = None) -> Baseline:
-    """Steps of 30 µs on the host and one product of ``batch`` × 16 rows that takes ``kernel_us``; the GPU decides."""
+def on_gpu(folder: Path, batch: int, kernel_us: float) -> str:
+    """Steps of 30 µs on the host and one product of ``batch`` rows that takes ``kernel_us``; the GPU decides."""
     trace = Micro()
     trace.metadata["deviceProperties"] = [A100]
     trace.calibrate()
     end = 0.0
     for n in range(4):
         at = 1000 + (kernel_us + 1) * n
-        shapes = [[WIDTH], [rows or 16 * batch, WIDTH], [WIDTH, WIDTH]]
         trace.step(at, at + 30, n + 1)
-        trace.op(op, at + 2, at + 20, **{"Input Dims": shapes, "Input type": ["float"] * 3})
+        trace.op("aten::addmm", at + 2, at + 20, **{
+            "Input Dims": [[WIDTH], [batch, WIDTH], [WIDTH, WIDTH]], "Input type": ["float"] * 3})
         begin = max(at + 20, end + 1 if n else 0)
         trace.launch(at + 5, 10, (7, begin, kernel_us))
         end = begin + kernel_us
-    return baseline_of(trace.read(folder))
+    folder.mkdir()
+    return str(trace.write(folder / "micro.json"))
 
 
 def on_cpu(folder: Path, batch: int, product_us: float, unprofiled_us: float | None = None, *,
@@ -52,6 +50,7 @@ def on_cpu(folder: Path, batch: int, product_us: float, unprofiled_us: float | N
         trace.step(at, at + product_us + python_us, n)
         trace.op("aten::mm", at, at + product_us, **{
             "Input Dims": [[16 * batch, WIDTH], [WIDTH, WIDTH]], "Input type": ["float"] * 2})
+    folder.mkdir(exist_ok=True)
     graph = trace.read(folder)
     if unprofiled_us is not None:
         graph.meta.unprofiled_step_ns = [int(1000 * unprofiled_us)] * 5
@@ -60,24 +59,19 @@ def on_cpu(folder: Path, batch: int, product_us: float, unprofiled_us: float | N
 
 # without the profiler
 
-def test_a_step_is_the_one_without_the_profiler_where_the_capture_timed_it(tmp_path: Path) -> None:
-    said = on_cpu(tmp_path, 100, 100, 170).predict()
-    assert (said.times, said.unprofiled_us, said.recorded_us) == ("without the profiler", 170, 200)
-    assert said.step_time_us == pytest.approx(170, abs=0.01)
-    assert not [note for note in said.notes if "under the profiler" in note]
-    assert on_cpu(tmp_path, 100, 100, 170).predict([ScaleHost(2.0)]).step_time_us == pytest.approx(340, abs=0.01)
-
-
-def test_the_step_under_the_profiler_is_there_on_request(tmp_path: Path) -> None:
-    said = on_cpu(tmp_path, 100, 100, 170, profiled=True).predict()
-    assert (said.times, said.step_time_us) == ("under the profiler", 200)
-    assert any("without it the recorded step took 0.170 ms" in note for note in said.notes)
-
-
-def test_a_trace_that_was_not_timed_without_the_profiler_says_so(tmp_path: Path) -> None:
-    said = on_cpu(tmp_path, 100, 100).predict()
-    assert (said.times, said.step_time_us, said.unprofiled_us) == ("under the profiler", 200, None)
-    assert any("nothing says what the step takes without it" in note for note in said.notes)
+@pytest.mark.parametrize(("unprofiled_us", "profiled", "step_us", "note"), [
+    (170, False, 170, ""), (170, True, 200, "without it the recorded step took 0.170 ms"),
+    (None, False, 200, "nothing says what the step takes without it")])
+def test_a_step_is_the_one_without_the_profiler_where_the_capture_timed_it(
+        tmp_path: Path, unprofiled_us: float | None, profiled: bool, step_us: float, note: str) -> None:
+    base = on_cpu(tmp_path, 100, 100, unprofiled_us, profiled=profiled)
+    said = base.predict()
+    times = "without the profiler" if step_us == 170 else "under the profiler"
+    assert (said.times, said.unprofiled_us, said.recorded_us) == (times, unprofiled_us, 200)
+    assert said.step_time_us == pytest.approx(step_us, abs=0.01)
+    assert any(note in each for each in said.notes)
+    assert any("under the profiler" in each for each in said.notes) is bool(note)
+    assert base.predict([ScaleHost(2.0)]).step_time_us == pytest.approx(2 * step_us, abs=0.01)
 
 
 def test_a_step_at_another_size_is_another_run_than_the_capture(tmp_path: Path) -> None:
@@ -93,10 +87,11 @@ def test_sizes_as_users_write_them() -> None:
     assert parse_sets(["batch=32:128", "seq=64"]) == ({"batch": 32}, {"batch": 128, "seq": 64})
     assert parse_also("runs/b:batch=64,seq=128") == ("runs/b", {"batch": 64, "seq": 128})
     assert parse_also("runs/batch=64") == ("runs/batch=64", {})
-    with pytest.raises(EditError, match="names no size"):
-        parse_sets(["batch"])
-    with pytest.raises(EditError, match="set twice"):
-        parse_sets(["batch=1", "batch=2"])
+    for wrong, why in ((["batch"], "names no size"), (["batch=1", "batch=2"], "set twice")):
+        with pytest.raises(EditError, match=why):
+            parse_sets(wrong)
+    with pytest.raises(EditError, match="batch=0 is no size"):
+        nearest([{"batch": 4}], {"batch": 0})
 
 
 def _noted(folder: Path, name: str, **settings: object) -> ExecutionGraph:
@@ -106,15 +101,15 @@ def _noted(folder: Path, name: str, **settings: object) -> ExecutionGraph:
 
 
 def test_workloads_of_the_suite_note_their_sizes(tmp_path: Path) -> None:
-    pair = [_noted(tmp_path, "bert", batch=batch, seq=64, dtype="fp32") for batch in (4, 12)]
+    four, twelve, vit, bf16 = (_noted(tmp_path, name, batch=batch, seq=64, dtype=dtype) for name, batch, dtype in (
+        ("bert", 4, "fp32"), ("bert", 12, "fp32"), ("vit", 4, "fp32"), ("bert", 8, "bf16")))
+    pair = [four, twelve]
     assert captured_sizes(pair, [{}, {}], {"batch": 6}) == [{"batch": 4}, {"batch": 12}]
     assert captured_sizes(pair, [{}, {"batch": 5}], {"seq": 6}) == [{"seq": 64, "batch": 4}, {"seq": 64, "batch": 5}]
-    with pytest.raises(EditError, match="does not say its image"):
-        captured_sizes(pair, [{}, {"image": 5}], {"batch": 6})
-    with pytest.raises(EditError, match="captures are of bert and vit"):
-        captured_sizes([pair[0], _noted(tmp_path, "vit", batch=4)], [{}, {}], {"batch": 6})
-    with pytest.raises(EditError, match="differ in dtype"):
-        captured_sizes([pair[0], _noted(tmp_path, "bert", batch=8, seq=64, dtype="bf16")], [{}, {}], {"batch": 6})
+    for other, sizes, why in ((twelve, {"image": 5}, "does not say its image"), (bf16, {}, "differ in dtype"),
+                              (vit, {}, "captures are of bert and vit")):
+        with pytest.raises(EditError, match=why):
+            captured_sizes([four, other], [{}, sizes], {"batch": 6})
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [
@@ -124,22 +119,11 @@ def test_the_nearest_capture_is_that_of_the_least_ratios(wanted: dict[str, int],
     assert nearest([{"batch": 4, "seq": 64}, {"batch": 16, "seq": 64}, {"batch": 4, "seq": 512}], wanted) == expected
 
 
-def test_a_capture_of_no_size_is_refused() -> None:
-    with pytest.raises(EditError, match="batch=0 is no size"):
-        nearest([{"batch": 4}], {"batch": 0})
-
-
-def test_the_command_scales_the_nearest_capture(tmp_path: Path) -> None:
-    for name, batch, kernel in (("a", 2048, 51.0), ("b", 4096, 92.0)):
-        (tmp_path / name).mkdir()
-        on_gpu(tmp_path / name, batch, kernel, rows=batch)
-    first, second = (str(tmp_path / name / "micro.json") for name in "ab")
+def test_the_command_scales_the_nearest_capture(tmp_path: Path, run: Run) -> None:
+    first, second = on_gpu(tmp_path / "a", 2048, 51.0), on_gpu(tmp_path / "b", 4096, 92.0)
 
     def predicted(source: str, sizes: str, *more: str) -> dict[str, Any]:
-        done = CliRunner().invoke(app, ["predict", source, "--set", f"batch={sizes}", "--json", *more])
-        assert done.exit_code == 0, done.output
-        found: dict[str, Any] = json.loads(done.output)
-        return found
+        return run("predict", source, "--set", f"batch={sizes}", "--json", *more).json
 
     also = ("--also", f"{second}:batch=4096")
     far, near, there = (predicted(first, f"2048:{batch}", *also) for batch in (6144, 2560, 4096))
@@ -154,22 +138,20 @@ def test_the_command_scales_the_nearest_capture(tmp_path: Path) -> None:
     assert there["sizes"]["route"] == "as captured"
     assert any("the one at batch=4096 has the wanted size" in note for note in there["notes"])
     for wrong in (["--also", second, "--set", "batch=32:128"], ["--also", f"{second}:batch=64"]):
-        assert CliRunner().invoke(app, ["predict", first, *wrong]).exit_code == 2
+        assert run("predict", first, *wrong).code == 2
 
 
 @pytest.mark.parametrize(("slower", "apart"), [(1.5, 0.04), (1 / 1.5, 0.06)])
 def test_a_machine_that_drifts_between_two_captures_is_not_growth(tmp_path: Path, slower: float, apart: float) -> None:
     """The Python that stays shows it: a capture of twice the batch on a slower machine predicts as on the first one."""
-    for name, batch, factor in (("a", 64, 1.0), ("quiet", 128, 2.0), ("slow", 128, 2.0 * slower)):
-        (tmp_path / name).mkdir()
-        on_cpu(tmp_path / name, batch, 10_000 * factor, python_us=5_000 * (factor / 2.0 if batch == 128 else 1.0))
-
-    def predicted(other: str) -> Prediction:
-        also = (f"{tmp_path / other / 'micro.json'}:batch=2048",)
-        study = Study(read_job(tmp_path / "a" / "micro.json"))
-        return study.predict(Configuration(sizes=("batch=1024:4096",), also=also))
-
-    quiet, slow = predicted("quiet"), predicted("slow")
+    on_cpu(tmp_path / "a", 64, 10_000, python_us=5_000)
+    study = Study(read_job(tmp_path / "a" / "micro.json"))
+    found = []
+    for name, factor in (("quiet", 1.0), ("slow", slower)):
+        on_cpu(tmp_path / name, 128, 20_000 * factor, python_us=5_000 * factor)
+        also = (f"{tmp_path / name / 'micro.json'}:batch=2048",)
+        found.append(study.predict(Configuration(sizes=("batch=1024:4096",), also=also)))
+    quiet, slow = found
     assert abs(math.log(slow.step_time_us / quiet.step_time_us)) < apart
     assert any(f"{'slower' if slower > 1 else 'quicker'} during that capture" in note for note in slow.notes)
     assert not any("The machine was" in note for note in quiet.notes)
@@ -177,21 +159,13 @@ def test_a_machine_that_drifts_between_two_captures_is_not_growth(tmp_path: Path
 
 # captures that are not of the sizes they are given
 
-def test_a_capture_of_another_size_than_it_is_given_is_refused(tmp_path: Path) -> None:
-    paths = {}
-    for name, batch, kernel in (("a", 2048, 51.0), ("b", 4096, 92.0), ("c", 2048, 51.0)):
-        (tmp_path / name).mkdir()
-        on_gpu(tmp_path / name, batch, kernel, rows=batch)
-        paths[name] = str(tmp_path / name / "micro.json")
-
-    def refused(other: str, batch: int) -> str:
-        words = ["predict", paths["a"], "--set", f"batch=2048:{batch}", "--also", f"{paths[other]}:batch={batch}"]
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 2, done.output
-        return " ".join(done.output.split())
-
-    assert "no shape differs between the two captures" in refused("a", 4096)
-    assert "no shape differs between the two captures" in refused("c", 4096)
-    assert "(2048 has become 4096)" in refused("b", 6144)
-    assert "b/micro.json:batch=4096" in refused("b", 6144).replace(" ", "")
-    assert "name its own sizes" in refused("b", 2048)
+def test_a_capture_of_another_size_than_it_is_given_is_refused(tmp_path: Path, run: Run) -> None:
+    paths = {name: on_gpu(tmp_path / name, batch, kernel) for name, batch, kernel in (
+        ("a", 2048, 51.0), ("b", 4096, 92.0), ("c", 2048, 51.0))}
+    for other, batch, why in (("a", 4096, "no shape differs between the two captures"),
+                              ("c", 4096, "no shape differs between the two captures"),
+                              ("b", 6144, "(2048 has become 4096)"), ("b", 6144, "b/micro.json:batch=4096"),
+                              ("b", 2048, "name its own sizes")):
+        refused = run("predict", paths["a"], "--set", f"batch=2048:{batch}", "--also", f"{paths[other]}:batch={batch}")
+        assert refused.code == 2
+        assert why.replace(" ", "") in "".join(refused.err.split())

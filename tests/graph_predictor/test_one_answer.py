@@ -38,17 +38,11 @@ REGION = ("--step-region", "train_step")
 def recordings() -> list[Path]:
     """Every recording at hand: of the shared data each folder of ranks or file, the small cases, and our own."""
     found = [ROOT / "traces" / name for name in OWN]
-    for folder in sorted((DATA / "traces").glob("*")) + sorted((DATA / "cases").glob("*")):
-        if folder.is_dir():
-            found += _within(folder)
+    several = {"h100-vs-mi300", "cuda-sync-A100", "resnet50-V100-2021", "triton-example"}  # recordings in one folder
+    for folder in (each for parent in ("traces", "cases") for each in sorted((DATA / parent).glob("*/"))):
+        files = [path for path in sorted(folder.rglob("*.json*")) if not path.name.startswith("et.")]
+        found += files if folder.name in several else [folder] if files else []
     return found
-
-
-def _within(folder: Path) -> list[Path]:
-    """A folder of one job's ranks is one recording; another one holds several."""
-    files = [path for path in sorted(folder.rglob("*.json*")) if not path.name.startswith("et.")]
-    several = {"h100-vs-mi300", "cuda-sync-A100", "resnet50-V100-2021", "triton-example"}
-    return files if folder.name in several else [folder] if files else []
 
 
 def said_by(path: Path, run: Run, folder: Path, *read: str) -> dict[str, Facts]:

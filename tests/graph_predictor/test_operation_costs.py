@@ -59,17 +59,15 @@ def test_every_microsecond_of_a_step_is_in_an_operation_or_before_it(
 
 def test_time_before_an_operation_that_a_step_lacks_is_not_taken_from_another_host(tmp_path: Path) -> None:
     """The other program has a ``aten::dropout`` of 50 us more, 300 us after what was before it."""
-    traces = Micro(), Micro()
-    for number in range(2):
-        at = 2000.0 * (number + 1)
-        for trace, more in zip(traces, (0, 350), strict=True):
-            trace.step(at, at + 500 + more, number + 1).op("aten::mm", at + 100, at + 200)
+    graphs = []
+    for more in (0, 350):
+        trace = Micro()
+        for at in (2000.0, 4000.0):
+            trace.step(at, at + 500 + more, int(at)).op("aten::mm", at + 100, at + 200)
             if more:
                 trace.op("aten::dropout", at + 500, at + 550)
             trace.op("aten::relu", at + 300 + more, at + 400 + more)
-    folders = [tmp_path / name for name in ("mine", "other")]
-    for folder in folders:
-        folder.mkdir()
-    mine, other = (trace.read(folder) for trace, folder in zip(traces, folders, strict=True))
+        graphs.append(trace.read(tmp_path))
+    mine, other = graphs
     assert baseline_of(other).predict().step_time_us == pytest.approx(850)
     assert baseline_of(mine).predict([HostFrom([other])]).step_time_us == pytest.approx(500)

@@ -9,11 +9,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
 import typer.main
+from report_support import own_program
 from said import plain
 from typer.testing import CliRunner
 
@@ -43,6 +45,7 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, A
         yield " ".join(path), command
 
 
+@cache
 def _options() -> dict[str, list[tuple[str, Any]]]:
     """Every long option with the commands that have it."""
     found: dict[str, list[tuple[str, Any]]] = defaultdict(list)
@@ -67,25 +70,25 @@ def _is_axis(command: str, parameter: Any) -> bool:
         parameter.opts[0] in SHARED or parameter.opts[0][2:] in {option.name for option in OPTIONS}))
 
 
-@pytest.mark.parametrize("option", sorted(name for name, users in _options().items() if len(users) > 1))
-def test_an_option_means_the_same_in_every_command(option: str) -> None:
+def test_an_option_means_the_same_in_every_command() -> None:
     # How many steps to record; for 'fit', the table of those that were measured. A factor; for 'calibrate', a switch.
     # CUDA graphs are an edit of a recorded step and what a server decodes with anyway. A survey keeps tags, its 'show'
     # chooses by them, and its workers may be a number of processes.
     others = {("fit", "--steps"), ("calibrate", "--host"), ("serve", "--cuda-graphs"), ("survey run", "--workers"),
               ("survey show", "--tag")}
-    users = [user for user in _options()[option] if (user[0], option) not in others]
-    plain = [(command, parameter) for command, parameter in users if not _is_axis(command, parameter)]
-    assert len({_kind(parameter) for _, parameter in plain}) <= 1, users
-    assert len({parameter.metavar for _, parameter in plain}) <= 1, users
-    assert len({tuple(parameter.opts) for _, parameter in users}) == 1, users
-    if option in SHARED:
-        value, stem = SHARED[option]
-        for command, parameter in users:
-            assert parameter.help.startswith(stem), command
-            assert parameter.metavar in (value or None, f"{value},…"), command
-    elif not option.startswith("-o"):
-        assert len({parameter.help for _, parameter in plain}) == 1, users
+    for option, everywhere in _options().items():
+        users = [user for user in everywhere if (user[0], option) not in others]
+        single = [(command, parameter) for command, parameter in users if not _is_axis(command, parameter)]
+        assert len({_kind(parameter) for _, parameter in single}) <= 1, users
+        assert len({parameter.metavar for _, parameter in single}) <= 1, users
+        assert len({tuple(parameter.opts) for _, parameter in users}) == 1, users
+        if option in SHARED:
+            value, stem = SHARED[option]
+            for command, parameter in users:
+                assert parameter.help.startswith(stem), command
+                assert parameter.metavar in (value or None, f"{value},…"), command
+        elif not option.startswith("-o"):
+            assert len({parameter.help for _, parameter in single}) <= 1, users
 
 
 def test_every_shared_option_is_used_and_no_other_name_of_it_is_left() -> None:
@@ -99,19 +102,13 @@ def test_every_shared_option_is_used_and_no_other_name_of_it_is_left() -> None:
     assert len(windows) > 10 and windows <= regions & cycles
 
 
-@pytest.fixture
-def own_device(tmp_path: Path) -> Path:
+def own(folder: Path, *, device: tuple[str, str] = ("", ""), node: tuple[str, str] = ("", "")) -> tuple[Path, Path]:
+    """A device and a node of one's own, with some of their text changed."""
     text = (FOLDER / "h200-sxm.toml").read_text(encoding="utf-8")
-    path = tmp_path / "mine.toml"
-    path.write_text(text.replace('name = "h200-sxm"', 'name = "my-gpu"').replace("value = 4800", "value = 9600"))
-    return path
-
-
-@pytest.fixture
-def own_node(tmp_path: Path, own_device: Path) -> Path:
+    text = text.replace('name = "h200-sxm"', 'name = "my-gpu"').replace("value = 4800", "value = 9600")
+    (folder / "mine.toml").write_text(text.replace(*device))
     text = (TOPOLOGIES / "dgx-h200.toml").read_text(encoding="utf-8")
-    path = tmp_path / "node.toml"
-    path.write_text(text.replace('name = "dgx-h200"', 'name = "my-node"').replace('"h200-sxm"', '"mine.toml"') + """
+    text = text.replace('name = "dgx-h200"', 'name = "my-node"').replace('"h200-sxm"', '"mine.toml"') + """
 [networks.my-net]
 title = "mine"
 rail = true
@@ -119,8 +116,9 @@ card_gbps = { value = 99, source = "node" }
 payload_share = { value = 1, source = "node" }
 extra_latency_us = { value = 0, source = "node" }
 oversubscription = { value = 1, source = "node" }
-""")
-    return path
+"""
+    (folder / "node.toml").write_text(text.replace(*node))
+    return folder / "mine.toml", folder / "node.toml"
 
 
 def run(*arguments: object) -> Any:
@@ -129,7 +127,8 @@ def run(*arguments: object) -> Any:
     return said
 
 
-def test_a_device_of_ones_own_is_priced_and_traced_for(own_device: Path) -> None:
+def test_a_device_of_ones_own_is_priced_and_traced_for(tmp_path: Path) -> None:
+    own_device, _ = own(tmp_path)
     spec = find_device(str(own_device))
     assert (spec.name, spec.memory_bandwidth_gbps) == ("my-gpu", 9600)
     assert shape_device(spec) == TracedDevice("my-gpu", (9, 0), "nvidia", "NVIDIA H200", 150_750_000_000, 132)
@@ -144,38 +143,26 @@ def test_a_device_of_ones_own_is_priced_and_traced_for(own_device: Path) -> None
 
 
 @pytest.mark.parametrize("command", ["predict", "sweep"])
-def test_predictions_take_a_device_of_ones_own(command: str, own_device: Path, tmp_path: Path) -> None:
+def test_predictions_take_a_device_of_ones_own(command: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    script = tmp_path / "own.py"
-    script.write_text("import torch\n\ndef build():\n    model = torch.nn.Linear(512, 512).cuda()\n"
-                      "    x = torch.randn(64, 512, device='cuda')\n    return lambda: model(x).sum().backward()\n")
     more = [] if command == "predict" else ["-o", tmp_path / "t.csv", "--jobs", 1]
-    said = run(command, f"{script}:build", "--device", own_device, *more, "--json")
+    said = run(command, own_program(tmp_path), "--device", own(tmp_path)[0], *more, "--json")
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)
-    assert (found["device"] if command == "predict" else found["rows"][0]["device"]) in ("my-gpu", str(own_device))
-
-
-def test_names_of_devices_are_listed_entire() -> None:
-    said = run("devices").stdout
-    assert all(f"\n{name} " in said for name in device_names())
+    assert (found["device"] if command == "predict" else found["rows"][0]["device"]) in (
+        "my-gpu", str(tmp_path / "mine.toml"))
 
 
 def test_a_step_is_traced_for_a_processor_and_computes_on_its_cores(tmp_path: Path) -> None:
     """By name of the step's device or of another, as for "cpu": no kernels, only host time."""
     pytest.importorskip("torch")
-    script = tmp_path / "own.py"
-    script.write_text("import torch\n\ndef build(batch=64):\n    model = torch.nn.Linear(4096, 4096)\n"
-                      "    x = torch.randn(batch, 4096)\n    return lambda: model(x).sum().backward()\n")
-    file = tmp_path / "step.foretrace"
-    assert run("trace", f"{script}:build", "--device", "i9-10940x", "-o", file).exit_code == 0
+    source, file = own_program(tmp_path, 4096, cuda=False), tmp_path / "step.foretrace"
+    processor = ("--device", "i9-10940x")
+    assert run("trace", source, *processor, "-o", file).exit_code == 0
     found = {}
-    for name, arguments in (("script", [f"{script}:build", "--device", "i9-10940x"]), ("file", [file]),
-                            ("larger", [f"{script}:build", "--device", "i9-10940x", "--set", "batch=512"]),
-                            ("cpu", [file, "--device", "cpu"])):
-        said = run("predict", *arguments, "--json")
-        assert said.exit_code == 0, said.output
-        found[name] = json.loads(said.stdout)
+    for name, arguments in (("script", [source, *processor]), ("file", [file]),
+                            ("larger", [source, *processor, "--set", "batch=512"]), ("cpu", [file, "--device", "cpu"])):
+        found[name] = json.loads(run("predict", *arguments, "--json").stdout)
         assert found[name]["gpu_active_us"] == 0 and found[name]["bound"] == "host"
     assert found["script"]["device"] == found["file"]["device"] == "i9-10940x"
     step = {name: each["step_time_us"] for name, each in found.items()}
@@ -184,40 +171,42 @@ def test_a_step_is_traced_for_a_processor_and_computes_on_its_cores(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [
-    ("[memory]", "[memery]", r"lacks the table \[memory\]"), ("value = 4800", "value = -1", "-1"),
-    ("value = 4800", 'value = "fast"', "fast"), ("value = 4800", "value = nan", "nan"),
-    ("value = 4800", "value = 0", "bandwidth_gbps is 0; expected is a number from 10 "),
-    ('name = "h200-sxm"', "name = 7", "name is 7; expected is a text"),
-    ('name = "h200-sxm"', 'name = "a b"', "expected are a-z"), ("[compute]", "[compute", "is no TOML"),
-    ("value = 4800", "value = 9600", "the name of a known one"), ("fp32 = {", "fp31 = {", "fp32"),
+    ("[memory]", "[memery]", r"lacks the table \[memory\]"), ("value = 9600", "value = -1", "-1"),
+    ("value = 9600", 'value = "fast"', "fast"), ("value = 9600", "value = nan", "nan"),
+    ("value = 9600", "value = 0", "bandwidth_gbps is 0; expected is a number from 10 "),
+    ('name = "my-gpu"', "name = 7", "name is 7; expected is a text"),
+    ('name = "my-gpu"', 'name = "a b"', "expected are a-z"), ("[compute]", "[compute", "is no TOML"),
+    ('name = "my-gpu"', 'name = "h200-sxm"', "the name of a known one"), ("fp32 = {", "fp31 = {", "fp32"),
     ('source = "paper"', 'source = "none"', 'the source "none", which')])
 def test_a_device_that_is_not_complete_is_told(old: str, new: str, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "d.toml"
-    path.write_text((FOLDER / "h200-sxm.toml").read_text(encoding="utf-8").replace(old, new))
     with pytest.raises(DeviceError, match=says) as error:
-        find_device(str(path))
+        find_device(str(own(tmp_path, device=(old, new))[0]))
     assert "\n" not in str(error.value)
+
+
+def test_what_is_no_file_of_a_device_or_node_is_told(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="does not exist; check the path"):
         find_device(str(tmp_path / "absent.toml"))
+    with pytest.raises(CommError, match="does not exist; check the path"):
+        find_topology(str(tmp_path / "absent.tomlx2"))
     os.mkfifo(tmp_path / "pipe.toml")
     with pytest.raises(DeviceError, match="pipe"):
         find_device(str(tmp_path / "pipe.toml"))
 
 
-def test_a_cluster_of_ones_own_is_predicted_and_kept_in_profiles(own_node: Path, tmp_path: Path) -> None:
+def test_a_cluster_of_ones_own_is_predicted_and_kept_in_profiles(tmp_path: Path) -> None:
+    _, own_node = own(tmp_path)
     where = find_topology(f"{own_node}x4@my-net")
     assert (where.nodes, where.gpus, where.network.card_gbps) == (4, 32, 99)
     assert find_device(where.node.device).name == "my-gpu"
     said = run("comm", "predict", "all_reduce", "--bytes", "64MiB", "--topology", f"{own_node}x4", "--json")
-    assert said.exit_code == 0 and json.loads(said.stdout)["topology"] == "my-nodex4"
-    kept = tmp_path / "comm.json"
-    CommProfile(where).save(kept)
+    assert json.loads(said.stdout)["topology"] == "my-nodex4"
     own_node.unlink()
-    assert CommProfile.load(kept).topology == where
-    known = find_topology("dgx-h200x4@roce-100")
-    CommProfile(known).save(kept)
+    kept = tmp_path / "comm.json"
+    for known in (where, find_topology("dgx-h200x4@roce-100")):
+        CommProfile(known).save(kept)
+        assert CommProfile.load(kept).topology == known
     assert json.loads(kept.read_text())["topology"] == "dgx-h200x4@roce-100"
-    assert CommProfile.load(kept).topology == known
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [
@@ -229,18 +218,16 @@ def test_a_cluster_of_ones_own_is_predicted_and_kept_in_profiles(own_node: Path,
     ("[figures]", "[figure]", r"lacks the table \[figures\]"), ('name = "my-node"', 'name = "dgx-h200"', "known one"),
     ("card_gbps = { value = 99", "card_gbps = { value = 0", "card_gbps is 0; expected"),
     ("rail = true", "", "lacks my-net.rail")])
-def test_a_node_that_is_not_complete_is_told(old: str, new: str, says: str, own_node: Path) -> None:
-    own_node.write_text(own_node.read_text().replace(old, new))
+def test_a_node_that_is_not_complete_is_told(old: str, new: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(CommError, match=says):
-        find_topology(str(own_node))
-    with pytest.raises(CommError, match="does not exist; check the path"):
-        find_topology(str(own_node.with_name("absent.tomlx2")))
+        find_topology(str(own(tmp_path, node=(old, new))[1]))
 
 
 def test_devices_and_topologies_are_listed_with_their_sources() -> None:
-    listed = json.loads(run("devices", "--json").stdout)
+    listed, said = json.loads(run("devices", "--json").stdout), run("devices").stdout
     assert {each["name"] for each in listed} == {path.stem for path in FOLDER.glob("*.toml")}
-    assert "data sheet" in plain(run("devices", "b200").stdout) and "b200" in run("devices").stdout
+    assert all(f"\n{name} " in said for name in device_names())  # entire
+    assert "data sheet" in plain(run("devices", "b200").stdout)
     assert run("devices", "h200-sxm", "--toml").stdout == (FOLDER / "h200-sxm.toml").read_text(encoding="utf-8")
     assert {each["name"] for each in json.loads(run("topologies", "--json").stdout)["nodes"]} >= {"dgx-h200", "cpu"}
     assert "InfiniBand NDR" in plain(run("topologies", "dgx-h200x8").stdout)
@@ -261,12 +248,19 @@ def test_a_recorded_step_goes_by_name_or_number() -> None:
     times = [json.loads(run("predict", CAPTURE, "--step", step, "--json").stdout)["steps"] for step in ("0", "-1")]
     assert times[0] != times[1]
     assert json.loads(run("predict", CAPTURE, "--step", times[0][0], "--json").stdout)["steps"] == times[0]
-    assert "There is no step" in plain(run("predict", CAPTURE, "--step", "ProfilerStep#999").output)
 
 
-def test_a_calibration_of_a_negative_seed_is_not_begun(tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "x.profile"), "--seed", "-1"])
-    assert said.exit_code == 2 and "--seed" in plain(said.output) and not list(tmp_path.iterdir())
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["predict", CAPTURE, "--step", "ProfilerStep#999"], "There is no step"),
+    (["calibrate", "-o", "x.profile", "--seed", "-1"], "--seed"),
+    (["ranks", CAPTURE, "--set", "batch=64"], "--code is an option of foretrace predict.")])
+def test_a_refusal_names_the_option(arguments: list[str], says: str, tmp_path: Path,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = run(*arguments)
+    assert said.exit_code == 2
+    assert says in plain(said.output)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_traces_a_script_takes_the_share_that_masks_select() -> None:
@@ -277,25 +271,19 @@ def test_what_traces_a_script_takes_the_share_that_masks_select() -> None:
     assert without == []
 
 
-def _refusals() -> Iterator[tuple[Path, str]]:
-    """The texts of exceptions that the packages raise."""
-    for path in sorted(path for room in ("tracer", "kernel_models", "graph_predictor", "step_views", "planner")
-                       for path in (ROOT / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Raise) and node.exc is not None:
-                yield path, "".join(one.value for one in ast.walk(node.exc)
-                                    if isinstance(one, ast.Constant) and isinstance(one.value, str))
-
-
 def test_refusals_name_options_that_are_there() -> None:
     # Files whose refusals name options of nsys, rocprof, nccl-tests, Megatron and pytest.
     of_others = {"nsys.py", "rocprof.py", "text_logs.py", "parallel_plan.py", "step_limits.py"}
-    unknown = {(path.name, option) for path, text in _refusals()
-               for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if option not in _options()}
-    assert {name for name, _ in unknown} <= of_others, unknown
 
+    def unknown(text: str) -> set[str]:
+        return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - set(_options())
 
-def test_a_refusal_says_which_command_has_an_option_that_this_one_lacks() -> None:
-    ran = CliRunner().invoke(app, ["ranks", CAPTURE, "--set", "batch=64"])
-    assert ran.exit_code == 2
-    assert "--code is an option of foretrace predict." in plain(ran.stderr)
+    for room in ("tracer", "kernel_models", "graph_predictor", "step_views", "planner"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            source = path.read_text()
+            # Most files name no other option at all and need not be parsed.
+            tree = ast.walk(ast.parse(source)) if unknown(source) and path.name not in of_others else ()
+            for raised in (node for node in tree if isinstance(node, ast.Raise) and node.exc is not None):
+                text = "".join(one.value for one in ast.walk(raised.exc)
+                               if isinstance(one, ast.Constant) and isinstance(one.value, str))
+                assert not unknown(text), path

@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 
 from foretrace.commands import app
 from graph_predictor.prediction.overheads import measure_overheads, recorded_overheads
-from kernel_models.host.overheads import ANY, HostOverheads, compare_hosts, fit_overheads, record
+from kernel_models.host.overheads import HostOverheads, compare_hosts, fit_overheads, record
 from kernel_models.host.segments import HostIntervals, Overhead, host_segments
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
-from tracer.job import Job
+from tracer.job import Job, read_job
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
 
 
 def one_step(tmp_path: Path, scale: float = 1.0) -> ExecutionGraph:
@@ -46,43 +48,27 @@ def totals_us(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> d
             for kind in Overhead if (inside & (segments.kind == kind)).any()}
 
 
-def test_the_pieces_of_a_step(tmp_path: Path) -> None:
-    """T1 10 + 20 + 10 + 98 (to the step's end), T2 10, T4 5 + 8 + 2, T5 5 between and 10 whole, T3 22: 200 in all."""
-    assert totals_us(one_step(tmp_path)) == {
-        Overhead.BETWEEN_OPS: 138, Overhead.BEFORE_CALL: 10, Overhead.AFTER_CALL: 22, Overhead.CALL: 15,
-        Overhead.BETWEEN_CALLS: 5, Overhead.NO_CALL: 10}
-
-
-def test_excluded_time_is_taken_out_where_it_lies(tmp_path: Path) -> None:
-    """65–75 lies in T1; 45–55 in T3; overlapping and empty intervals count once and not at all."""
+def test_the_pieces_of_a_step_less_what_is_excluded(tmp_path: Path) -> None:
+    """T1 10 + 20 + 10 + 98 (to the step's end), T2 10, T4 5 + 8 + 2, T5 5 between and 10 whole, T3 22: 200 in all.
+    Of what is excluded 65–75 lies in T1, 45–55 in T3; overlapping and empty intervals count once and not at all."""
     graph = one_step(tmp_path)
-    thread = int(graph.steps.thread[0])
+    pieces = {Overhead.BETWEEN_OPS: 138, Overhead.BEFORE_CALL: 10, Overhead.AFTER_CALL: 22, Overhead.CALL: 15,
+              Overhead.BETWEEN_CALLS: 5, Overhead.NO_CALL: 10}
+    assert totals_us(graph) == pieces
     excluded = HostIntervals(*np.array([
-        [thread] * 4, [65_000, 70_000, 45_000, 5_000], [72_000, 75_000, 55_000, 5_000]]))
-    found = totals_us(graph, excluded)
-    assert found[Overhead.BETWEEN_OPS] == 128
-    assert found[Overhead.AFTER_CALL] == 12
-
-
-def test_intervals_of_other_threads_do_not_count() -> None:
-    covered = HostIntervals(*np.array([[1, 2], [10, 0], [20, 100]]))
+        [int(graph.steps.thread[0])] * 4, [65_000, 70_000, 45_000, 5_000], [72_000, 75_000, 55_000, 5_000]]))
+    assert totals_us(graph, excluded) == {**pieces, Overhead.BETWEEN_OPS: 128, Overhead.AFTER_CALL: 12}
+    covered = HostIntervals(*np.array([[1, 2], [10, 0], [20, 100]]))  # of two threads
     assert covered.within(np.array([1, 2, 3]), np.array([0, 50, 0]), np.array([15, 60, 99])).tolist() == [5, 10, 0]
 
 
-def test_calls_outside_operations_and_events_are_counted(tmp_path: Path) -> None:
+def test_calls_and_events_are_counted_and_pooled_for_what_was_never_seen(tmp_path: Path) -> None:
     """The first segment of aten::linear (10–20) holds the begin of two operations; the call at 100 is under no op."""
-    graph = one_step(tmp_path)
-    recorded = record(graph)
+    recorded = record(one_step(tmp_path))
     first = np.flatnonzero(recorded.segments.kind == Overhead.BEFORE_CALL)
     assert recorded.segments.events[first].sum() == 2
-    query = recorded.op[recorded.detail == "cudaEventQuery"]
-    assert query.tolist() == [""]
+    assert recorded.op[recorded.detail == "cudaEventQuery"].tolist() == [""]
     assert recorded.without_profiler(4_000).segments.duration_ns[first].sum() == 10_000 - 2 * 4_000
-
-
-def test_a_fit_gives_back_its_own_sum_and_pools_for_what_it_never_saw(tmp_path: Path) -> None:
-    graph = one_step(tmp_path)
-    recorded = record(graph)
     fitted = fit_overheads([recorded])
     assert fitted.estimate_ns(recorded).sum() == pytest.approx(recorded.segments.duration_ns.sum())
     unseen = fitted._estimate((Overhead.CALL, "aten::never_seen", "cudaLaunchKernel"))
@@ -94,8 +80,11 @@ def test_overheads_survive_json_and_scale(tmp_path: Path) -> None:
     fitted = fit_overheads([record(one_step(tmp_path))], {"cpu": "paper"})
     again = HostOverheads.from_json(json.loads(json.dumps(fitted.to_json())))
     assert again == fitted
-    assert again.scaled(2.0).table[Overhead.CALL, ANY, ANY].mean_ns == 2 * fitted.table[
-        Overhead.CALL, ANY, ANY].mean_ns
+    slow = fit_overheads([record(one_step(tmp_path, 2.0))])
+    for other in (again.scaled(2.0), slow):
+        found = compare_hosts(fitted, other)
+        assert {kind: ratio.ratio for kind, ratio in found.items()} == pytest.approx(dict.fromkeys(found, 2.0))
+        assert None in found and Overhead.CALL in found
     with pytest.raises(ForetraceError, match="positive factor"):
         fitted.scaled(0.0)
     with pytest.raises(ForetraceError, match="damaged"):
@@ -112,14 +101,6 @@ def test_operations_have_each_kind_of_their_own(tmp_path: Path) -> None:
     assert rows["aten::linear"].step_ns == 60_000 and rows["aten::view"].step_ns == 30_000
     assert rows["aten::view"].shared_ns != rows["aten::view"].step_ns
     assert [row.name for row in found.operations(1)] == ["aten::linear"]
-
-
-def test_a_host_half_as_fast_is_found_to_be(tmp_path: Path) -> None:
-    fast = fit_overheads([record(one_step(tmp_path))])
-    slow = fit_overheads([record(one_step(tmp_path, 2.0))])
-    found = compare_hosts(fast, slow)
-    assert {kind: ratio.ratio for kind, ratio in found.items()} == pytest.approx(dict.fromkeys(found, 2.0))
-    assert None in found and Overhead.CALL in found
 
 
 def test_a_stall_is_what_comes_once(tmp_path: Path) -> None:
@@ -142,16 +123,12 @@ def test_a_stall_is_what_comes_once(tmp_path: Path) -> None:
 
 def test_waiting_is_no_overhead(tmp_path: Path) -> None:
     """cudaDeviceSynchronize at 60 returns at 405, 5 after the kernel: of its 345 only its own cost is overhead."""
-    trace = Micro().calibrate()
-    trace.step(1_000, 1_500)
-    trace.op("aten::mm", 1_010, 1_030)
+    trace = Micro().calibrate().step(1_000, 1_500).op("aten::mm", 1_010, 1_030)
     trace.launch(1_015, 5, (7, 1_025, 375))
     trace.call("cudaDeviceSynchronize", 1_060, 345)
-    graph = trace.read(tmp_path)
-    recorded, event_ns = recorded_overheads(graph)
-    sync = recorded.detail == "cudaDeviceSynchronize"
+    recorded, event_ns = recorded_overheads(trace.read(tmp_path))
     assert event_ns is None
-    assert 0 < recorded.segments.duration_ns[sync].sum() <= 6_000
+    assert 0 < recorded.segments.duration_ns[recorded.detail == "cudaDeviceSynchronize"].sum() <= 6_000
 
 
 @pytest.mark.real_traces
@@ -159,20 +136,20 @@ def test_waiting_is_no_overhead(tmp_path: Path) -> None:
 def test_two_steps_give_the_third(name: str, steps: tuple[int, int, int],
                                   real_trace: Callable[[str], Path]) -> None:
     """The V100's first recorded step is its host's start-up; the next three are taken."""
-    from tracer.job import read_job
-
-    graph = read_job(real_trace(f"{name}/rank0.kineto.json.gz")).graphs[0]
-    recorded, _ = recorded_overheads(graph)
+    recorded, _ = recorded_overheads(read_job(real_trace(f"{name}/rank0.kineto.json.gz")).graphs[0])
     recorded = recorded.take(~recorded.stalls())
-    fitted = fit_overheads([recorded.steps(steps[:2])])
     third = recorded.steps(steps[2:])
-    assert fitted.estimate_ns(third).sum() == pytest.approx(third.segments.duration_ns.sum(), rel=0.03)
+    estimate = fit_overheads([recorded.steps(steps[:2])]).estimate_ns(third).sum()
+    assert estimate == pytest.approx(third.segments.duration_ns.sum(), rel=0.03)
 
 
-def test_the_command(tmp_path: Path) -> None:
-    here = Path(__file__).resolve().parents[2] / "traces"
-    found = CliRunner().invoke(app, ["overheads", str(here / "llama-cpu"), str(here / "bert-cpu"), "--json"])
-    assert found.exit_code == 0, found.output
+def test_the_command() -> None:
+    def shown(*names: str) -> str:
+        found = CliRunner().invoke(app, ["overheads", *(str(TRACES / name) for name in names)])
+        assert found.exit_code == 0, found.output
+        return plain(found.output)
+
+    found = CliRunner().invoke(app, ["overheads", str(TRACES / "llama-cpu"), str(TRACES / "bert-cpu"), "--json"])
     result = json.loads(found.stdout)
     first = result["captures"][0]
     assert sum(kind["us_per_step"] for kind in first["kinds"].values()) == pytest.approx(first["host_us"])
@@ -180,23 +157,15 @@ def test_the_command(tmp_path: Path) -> None:
     shares = sum(kind["share_of_step"] for kind in first["kinds"].values())
     assert shares == pytest.approx(first["host_us"] / first["step_us"])
     assert result["second_over_first"]["all"]["ratio"] > 0
-    compared = CliRunner().invoke(app, ["overheads", str(here / "cpu-small"), str(here / "llama-cpu")])
-    assert "in common, which is too few" in plain(compared.output)
-    compared = CliRunner().invoke(app, ["overheads", str(here / "host/llama"), str(here / "host/bert")])
-    assert "in common, which is too few" not in plain(compared.output)
-    shown = CliRunner().invoke(app, ["overheads", str(here / "llama-cpu")])
-    assert shown.exit_code == 0 and "T1 between operations" in plain(shown.output)
+    assert "in common, which is too few" in shown("cpu-small", "llama-cpu")
+    assert "in common, which is too few" not in shown("host/llama/round0", "host/bert/round0")
+    assert "T1 between operations" in shown("llama-cpu")
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
-    missing = CliRunner().invoke(app, ["overheads", str(tmp_path / "none.json")])
-    assert missing.exit_code == 2 and "Traceback" not in missing.output
-    three = CliRunner().invoke(app, ["overheads", "a", "b", "c"])
-    assert three.exit_code == 2
-
-
-def test_a_job_without_steps_says_so(tmp_path: Path) -> None:
-    trace = Micro().op("aten::mm", 10, 30)
-    graph = trace.read(tmp_path)
+    for arguments in ([str(tmp_path / "none.json")], ["a", "b", "c"]):
+        refused = CliRunner().invoke(app, ["overheads", *arguments])
+        assert refused.exit_code == 2
+        assert "Traceback" not in refused.output
     with pytest.raises(ForetraceError, match="no host time"):
-        measure_overheads(Job([graph], 1))
+        measure_overheads(Job([Micro().op("aten::mm", 10, 30).read(tmp_path)], 1))

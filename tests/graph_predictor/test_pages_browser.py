@@ -34,6 +34,10 @@ ALL_DONE = ("[...document.querySelectorAll('[data-table],[data-plot],[data-timel
             ".filter(e => e.getClientRects().length && !e.dataset.done).length")
 
 
+MARKS = ("host", "launch", "compute", "copy", "comm", "waiting", "loading", "sync", "forward", "backward", "optimizer",
+         "other", "lit")
+
+
 @dataclass
 class Heard:
     """What a page said and asked for."""
@@ -240,17 +244,13 @@ def test_contrast(desk: tuple[Any, Heard], scheme: str) -> None:
     """Text 4.5 to its ground, marks 3, as WCAG AA asks."""
     page, _ = desk
     page.emulate_media(color_scheme=scheme)
-    found = page.evaluate("""() => {
-      const probe = document.createElement("span");
-      document.body.append(probe);
+    found = page.evaluate("""(names) => {
+      const probe = document.body.appendChild(document.createElement("span"));
       const of = (name) => { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; };
-      const names = ["ground", "raised", "faint", "text", "quiet", "accent", "warning", "on-mark", "lit", "host",
-                     "launch", "compute", "copy", "comm", "waiting", "loading", "sync", "forward", "backward",
-                     "optimizer", "other"];
       const all = Object.fromEntries(names.map((name) => [name, of(name)]));
       probe.remove();
       return all;
-    }""")
+    }""", ["ground", "raised", "text", "quiet", "accent", "warning", "on-mark", *MARKS])
     page.emulate_media(color_scheme="light")
 
     def contrast(one: str, other: str) -> float:
@@ -260,9 +260,7 @@ def test_contrast(desk: tuple[Any, Heard], scheme: str) -> None:
     for text in ("text", "quiet", "accent", "warning"):
         for ground in ("ground", "raised"):
             assert contrast(text, ground) >= 4.5, (text, ground)
-    marks = ("host", "launch", "compute", "copy", "comm", "waiting", "loading", "sync", "forward", "backward",
-             "optimizer", "other", "lit")
-    for mark in marks:
+    for mark in MARKS:
         assert contrast(mark, "raised") >= 3.0, mark
         assert contrast("on-mark", mark) >= 4.5, mark
 
@@ -316,7 +314,7 @@ def test_a_finger_moves_the_timeline(phone: Any) -> None:
 
 
 def test_a_hundred_thousand_events(browser: Any, tmp_path: Path) -> None:
-    """All are there, at any zoom something is drawn, and what is searched for is found among them."""
+    """All are there, and what is searched for is found among them."""
     count = 100_000
     start = np.arange(count, dtype=np.int64) // 4 * 1_000
     row = np.arange(count, dtype=np.int64) % 4
@@ -331,16 +329,6 @@ def test_a_hundred_thousand_events(browser: Any, tmp_path: Path) -> None:
     page, heard = opened(browser, tmp_path / "many.html", DESK)
     assert heard.console == []
     assert page.evaluate("document.querySelector('[data-timeline]').timeline.events") == count
-    for zooms in range(12):
-        filled = page.evaluate("""(() => {
-          const f = document.querySelector("[data-timeline]"), c = f.querySelector("canvas");
-          f.timeline.draw();
-          const row = c.getContext("2d").getImageData(0, 50, c.width, 1).data;
-          const ground = [...row.slice(0, 3)];
-          f.timeline.zoom(0.4);
-          return new Set(Array.from({length: c.width}, (_, i) => row.slice(4 * i, 4 * i + 3).join())).size;
-        })()""")
-        assert filled >= 1, zooms
     page.locator("input").fill("kernel 499")
     assert page.locator(".hits").inner_text() == "200 found"
     page.context.close()

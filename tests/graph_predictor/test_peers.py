@@ -63,26 +63,21 @@ def test_a_collective_takes_its_transfer_alone(tmp_path: Path, recorded: tuple[i
     assert any("6 collectives take their transfer alone" in note for note in said.notes)
 
 
-def test_some_of_the_ranks_that_all_waited_for_another(tmp_path: Path) -> None:
+def test_some_of_the_ranks_that_all_waited_and_one_that_always_did(tmp_path: Path) -> None:
+    """One that always waited is no longer than its model says."""
     some = baseline(tmp_path, *(rank(number, (700, 300, 310)) for number in range(WORLD - 1)))
     said = some.predict([RanksAlike()])
     assert said.step_time_us == pytest.approx(3 * HOST + 305 + 300 + 310, abs=0.01)
     assert any("6 collectives take their transfer alone, 0.395 ms less" in note for note in said.notes)
-
-
-def test_one_that_always_waited_is_no_longer_than_its_model_says(tmp_path: Path) -> None:
-    always = round(20 * longest_us())
-    said = baseline(tmp_path, rank(0, (always,))).predict([RanksAlike()])
-    assert said.step_time_us == pytest.approx(HOST + longest_us(), abs=0.01)
+    always = baseline(tmp_path, rank(0, (round(20 * longest_us()),)))
+    assert always.predict([RanksAlike()]).step_time_us == pytest.approx(HOST + longest_us(), abs=0.01)
 
 
 def test_nothing_to_take_out_is_refused(tmp_path: Path) -> None:
-    all_ranks = baseline(tmp_path, *(rank(number, (300, 300)) for number in range(WORLD)))
-    with pytest.raises(EditError, match="all ranks were recorded"):
-        all_ranks.predict([RanksAlike()])
-    (tmp_path / "sizeless").mkdir()
-    with pytest.raises(EditError, match="No collective of the step"):
-        baseline(tmp_path / "sizeless", rank(0, (300, 300), elements=None)).predict([RanksAlike()])
+    for ranks, why in (([rank(number, (300, 300)) for number in range(WORLD)], "all ranks were recorded"),
+                       ([rank(0, (300, 300), elements=None)], "No collective of the step")):
+        with pytest.raises(EditError, match=why):
+            baseline(tmp_path, *ranks).predict([RanksAlike()])
 
 
 def test_calls_are_counted_for_the_ranks_that_were_recorded(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from foretrace.edits import Device, Edit, HostFrom, ScaleKernels, Sizes
+from foretrace.edits import Device, Edit, HostFrom, ScaleKernels
 from graph_predictor.prediction.replay import replay
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.job import Job, read_job
@@ -80,57 +80,22 @@ def test_steps_to_come_from_models_of_the_first_two(real_trace: Find) -> None:
     assert "measured" not in result.kernel_sources
 
 
-def test_all_ranks_of_a_job_share_a_pace(real_trace: Find) -> None:
-    result = baseline_of(job(real_trace(DLRM))).predict()
-    assert [r.rank for r in result.per_rank] == list(range(8))
-    times = [r.step_time_us for r in result.per_rank]
-    assert max(times) == pytest.approx(min(times), rel=1e-3)
-    assert result.step_time_us == max(times)
-
-
-@pytest.mark.slow  # sizes of a job: test_sizes.py
-def test_a_doubled_batch_doubles_the_data_of_the_a100(real_trace: Find) -> None:
-    baseline = baseline_of(job(real_trace(A100)))
-    once, twice = baseline.predict(), baseline.predict([Sizes((("batch", 32, 64),))])
-    for family in ("conv", "norm", "elementwise", "pooling"):
-        assert 1.7 < twice.families_us[family] / once.families_us[family] < 2.2
-    assert twice.families_us["optimizer"] == once.families_us["optimizer"]
-    assert twice.families_us["collective"] == once.families_us["collective"]
-
-
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["predict", *map(str, arguments)])
-    return result.exit_code, result.stdout, result.stderr
-
-
 def test_command_line(real_trace: Find) -> None:
-    code, text, _ = run(real_trace(V100), "--device", "a100-sxm-40g", "--host-from", real_trace(A100))
-    assert code == 0
-    assert "decided by: host" in plain(text)
-    code, text, _ = run(real_trace(V100), "--kernels", 0.5, "--price", 2, "--json")
-    values = json.loads(text)
-    assert code == 0
+    source = ["predict", str(real_trace(V100))]
+    result = CliRunner().invoke(app, [*source, "--device", "a100-sxm-40g", "--host-from", str(real_trace(A100))])
+    assert result.exit_code == 0
+    assert "decided by: host" in plain(result.stdout)
+    values = json.loads(CliRunner().invoke(app, [*source, "--kernels", "0.5", "--price", "2", "--json"]).stdout)
     assert values["bound"] == "compute"
     assert values["interval_us"][0] <= values["step_time_us"] <= values["interval_us"][1]
     assert values["cost_per_step"] == pytest.approx(2 * values["step_time_us"] / 3.6e9)
 
 
-@pytest.mark.parametrize(("arguments", "why"), [
-    (["--set", "batch=64:128"], "No tensor of the step has 64"),
-    (["--set", "batch=64"], "batch=32:64"),
-    (["--device", "b2"], "device"),
-    (["--dtype", "fp7"], "choose bf16"),
-    (["--step", "9"], "There is no step '9'"),
-    (["--fused-optimizer", "--clock", "-1"], "positive factor"),
-])
-def test_what_cannot_be_done_is_one_sentence(real_trace: Find, arguments: list[str], why: str) -> None:
-    code, text, error = run(real_trace(A100), *arguments)
-    assert (code, text) == (2, "")
-    assert why in error
-    assert len(error.strip().splitlines()) == 1
-
-
-def test_sizes_that_were_not_recorded_cannot_change(real_trace: Find) -> None:
-    code, _, error = run(real_trace(V100), "--set", "batch=32:64")
-    assert code == 2
-    assert "record_shapes" in error
+@pytest.mark.parametrize(("name", "arguments", "why"), [
+    (A100, ["--set", "batch=64"], "batch=32:64"), (A100, ["--step", "9"], "There is no step '9'"),
+    (V100, ["--set", "batch=32:64"], "record_shapes")])
+def test_what_cannot_be_done_is_one_sentence(real_trace: Find, name: str, arguments: list[str], why: str) -> None:
+    result = CliRunner().invoke(app, ["predict", str(real_trace(name)), *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert why in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

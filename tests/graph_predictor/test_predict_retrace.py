@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from micro import Micro
 from recordings import slowed
+from report_support import own_program
 from slowly import mostly_slow
-from test_predict_shapes import LAYERS, TOKENS, WIDTH, traced
+from test_predict_shapes import LAYERS, TOKENS, WIDTH, product_us, traced
 from typer.testing import CliRunner
 
 from foretrace.commands import app
@@ -28,23 +31,10 @@ from graph_predictor.synthesis.baseline import baseline_of, retraced
 from graph_predictor.synthesis.recorded_operations import match, names_of_both, out_of_place, recorded_operations
 from graph_predictor.synthesis.recorded_times import StandInTimes, _narrow, _Tally
 from kernel_models.device import device
-from kernel_models.op_call import OpCall
 from kernel_models.operation import calls_of, operation
-from kernel_models.pricing import price, sustained
+from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
-from tracer.graph import (
-    NONE,
-    SHAPE_ONLY,
-    ExecutionGraph,
-    GapTable,
-    KernelTable,
-    LaunchTable,
-    OverheadTable,
-    Place,
-    StepTable,
-    SyncTable,
-    Thread,
-)
+from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Place
 from tracer.job import read_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,11 +54,6 @@ def at(tokens: int, layers: int = LAYERS, collective: bool = False, elements: in
     return graph
 
 
-def product_us(tokens: int) -> float:
-    calls = calls_of(operation("aten::mm", [(tokens, WIDTH), (WIDTH, WIDTH)], "bf16"))
-    return sustained(price(calls, device("h200-sxm")), device("h200-sxm")).total_us
-
-
 @pytest.mark.parametrize("collective", [False, True])
 def test_the_same_size_is_what_was_recorded(collective: bool) -> None:
     base = recorded(collective=collective)
@@ -78,20 +63,27 @@ def test_the_same_size_is_what_was_recorded(collective: bool) -> None:
     assert again.step_time_us == pytest.approx(was.step_time_us, rel=0.005)
     assert again.kernel_sources == {"measured": 1.0}
     assert again.recorded_us == base.predict().recorded_us
+    if collective:  # half of it is anchored; 20 µs are the ring's fixed cost
+        half = retraced(base, at(TOKENS, collective=True, elements=5 * 10**7)).predict().families_us["collective"]
+        assert half - 20 == pytest.approx(0.5 * (base.predict().families_us["collective"] - 20), rel=1e-3)
 
 
 def test_the_changed_is_measured_times_the_models_ratio() -> None:
     """Recorded kernels take a third longer than the models say: at twice the tokens they still do."""
-    base = recorded()
-    graph = replace(base.built.graphs[0], kernels=base.built.graphs[0].kernels.take(np.arange(LAYERS)))
-    slow = round(product_us(TOKENS) * 1e3 * 4 / 3)
+    graph = recorded().built.graphs[0]
+    graph = replace(graph, kernels=graph.kernels.take(np.arange(LAYERS)))
+    slow = round(product_us(tokens=TOKENS) * 1e3 * 4 / 3)
     graph.kernels.duration_ns[:] = slow
     graph.kernels.start_ns[:] = graph.kernels.start_ns[0] + (slow + 1200) * np.arange(LAYERS)
-    twice = retraced(baseline_of(graph, device=device("h200-sxm")), at(2 * TOKENS), "twice the tokens").predict()
-    assert twice.gpu_active_us == pytest.approx(LAYERS * product_us(2 * TOKENS) * 4 / 3, rel=1e-3)
+    base = retraced(baseline_of(graph, device=device("h200-sxm")), at(2 * TOKENS), "twice the tokens")
+    twice = base.predict()
+    assert twice.gpu_active_us == pytest.approx(LAYERS * product_us(tokens=2 * TOKENS) * 4 / 3, rel=1e-3)
     assert twice.kernel_sources == {"anchored": 1.0}
     assert twice.edits == ["twice the tokens"]
     assert twice.interval_us[0] < twice.step_time_us < twice.interval_us[1]
+    # Latency and gaps are constants of the machine.
+    doubled = base.predict([ScaleKernels(2), ScaleHost(2)])
+    assert doubled.step_time_us == pytest.approx(2 * twice.step_time_us, rel=0.01)
 
 
 def test_a_smaller_step_on_a_cpu_may_be_shorter_than_what_stays_says() -> None:
@@ -105,45 +97,24 @@ def test_a_smaller_step_on_a_cpu_may_be_shorter_than_what_stays_says() -> None:
 
 
 def test_a_rank_below_the_lanes_of_a_processor_may_change_nothing() -> None:
-    def product(rank: int) -> tuple[OpCall, ...]:
-        return calls_of(operation("aten::mm", [(320, 128), (128, rank)], "fp32"))
-
-    assert _narrow(product(6), product(24)) and _narrow(product(64), product(16))
-    assert not _narrow(product(64), product(256)) and not _narrow(product(6), product(6))
+    for was, now, narrow in ((6, 24, True), (64, 16, True), (64, 256, False), (6, 6, False)):
+        one, other = (calls_of(operation("aten::mm", [(320, 128), (128, rank)], "fp32")) for rank in (was, now))
+        assert _narrow(one, other) is narrow
 
 
-def test_more_layers_cost_what_their_namesakes_do() -> None:
+def test_more_layers_cost_what_their_namesakes_do_and_an_operation_nobody_recorded_is_modelled() -> None:
     base = recorded()
-    more = retraced(base, at(TOKENS, LAYERS + 3)).predict()
-    assert more.gpu_active_us == pytest.approx((LAYERS + 3) * product_us(TOKENS), rel=1e-3)
-    fewer = retraced(base, at(TOKENS, LAYERS - 2))
-    assert fewer.predict().gpu_active_us == pytest.approx((LAYERS - 2) * product_us(TOKENS), rel=1e-3)
-    assert any("were left out" in note for note in fewer.notes)
-
-
-def test_an_operation_nobody_recorded_is_modelled() -> None:
+    for layers in (LAYERS + 3, LAYERS - 2):
+        other = retraced(base, at(TOKENS, layers))
+        assert other.predict().gpu_active_us == pytest.approx(layers * product_us(tokens=TOKENS), rel=1e-3)
+        assert any("were left out" in note for note in other.notes) is (layers < LAYERS)
     graph = at(TOKENS)
     graph.strings += ["aten::relu", f"[[{TOKENS},{WIDTH}]]", '["c10::BFloat16"]']
     graph.ops.name[2], graph.ops.shapes[2], graph.ops.dtypes[2] = (len(graph.strings) - n for n in (3, 2, 1))
-    result = retraced(recorded(), graph).predict()
+    result = retraced(base, graph).predict()
     assert 0 < result.kernel_sources["datasheet"] < 0.5
     assert "elementwise" in result.families_us
     assert any("which the recording does not have" in note for note in result.notes)
-
-
-def test_collectives_are_measured_anchored_or_of_another_cluster() -> None:
-    base = recorded(collective=True)
-    was = base.predict().families_us["collective"]
-    half = retraced(base, at(TOKENS, collective=True, elements=5 * 10**7)).predict().families_us["collective"]
-    # 20 µs are the ring's fixed cost.
-    assert half - 20 == pytest.approx(0.5 * (was - 20), rel=1e-3)
-
-
-def test_every_duration_doubled_doubles_the_step() -> None:
-    base = retraced(recorded(), at(2 * TOKENS))
-    once, twice = base.predict(), base.predict([ScaleKernels(2), ScaleHost(2)])
-    # Latency and gaps are constants of the machine.
-    assert twice.step_time_us == pytest.approx(2 * once.step_time_us, rel=0.01)
 
 
 def test_what_cannot_be_retraced_says_so() -> None:
@@ -224,48 +195,33 @@ def test_another_host_changes_the_retraced_as_it_does_the_recorded() -> None:
     assert again.predict([slow, ScaleHost(0.5)]).step_time_us == pytest.approx(0.5 * ratio * sized, rel=0.01)
 
 
-def run(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["predict", *map(str, arguments)])
-    return result.exit_code, result.stdout, result.stderr
+def run(*arguments: object) -> tuple[dict[str, Any], str]:
+    """What ``predict --json`` says, or nothing and its refusal."""
+    result = CliRunner().invoke(app, ["predict", *map(str, arguments), "--json"])
+    assert result.exit_code == (0 if result.stdout else 2), result.stderr
+    return json.loads(result.stdout or "{}"), result.stderr
 
 
 def test_command_line_takes_the_best_way(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="tracing by shapes needs torch")
     path = ROOT / "traces" / "dlrm-cpu"
     batch = capture("dlrm").built.graphs[0].meta.workload["settings"]["batch"]
-    code, text, _ = run(path, "--set", f"batch={2 * batch}", "--json")
-    assert code == 0
-    assert json.loads(text)["edits"] == [f"batch {batch} → {2 * batch} by tracing the program again"]
+    values, _ = run(path, "--set", f"batch={2 * batch}")
+    assert values["edits"] == [f"batch {batch} → {2 * batch} by tracing the program again"]
     monkeypatch.setattr("graph_predictor.sizes.retrace.find_spec", lambda name: None)
     assert why_not(capture("dlrm")) is not None
-    code, text, _ = run(path, "--set", f"batch={2 * batch}", "--json")
-    values = json.loads(text)
-    assert code == 0
+    values, _ = run(path, "--set", f"batch={2 * batch}")
     assert values["edits"] == [f"batch {batch} → {2 * batch} by scaling one capture"]
     assert any("PyTorch is not installed" in note for note in values["notes"])
-    code, _, error = run(path, "--set", "batch=8", "--code", "train.py:build")
-    assert code == 2 and "PyTorch is not installed" in error
+    assert "PyTorch is not installed" in run(path, "--set", "batch=8", "--code", "train.py:build")[1]
 
 
 def test_the_users_own_code(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="tracing by shapes needs torch")
     import tracer
 
-    script = tmp_path / "train.py"
-    script.write_text("""
-import torch
-
-def build(batch=16):
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.randn(batch, 64)
-    def step():
-        optimizer.zero_grad()
-        model(data).square().mean().backward()
-        optimizer.step()
-    return step
-""")
-    step = _loaded(script)()
+    script = own_program(tmp_path, cuda=False)
+    step = runpy.run_path(script.removesuffix(":build"))["build"](16)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with tracer.capture(tmp_path / "capture", steps=3, timed=3, warmup=1, execution_trace="none") as recording:
@@ -273,23 +229,12 @@ def build(batch=16):
             step()
             recording.step()
     torch.set_num_threads(threads)
-    options = (tmp_path / "capture", "--set")
-    code, text, _ = run(*options, "batch=4096", "--code", f"{script}:build", "--json")
-    values = json.loads(text)
-    assert code == 0
+    source, code = tmp_path / "capture", ("--code", script)
+    values, _ = run(source, "--set", "batch=4096", *code)
     assert values["step_time_us"] > 1.5 * values["unprofiled_us"]
     assert values["edits"] == ["batch ? → 4096 by tracing the program again"]
-    code, _, error = run(*options, "width=3", "--code", f"{script}:build")
-    assert code == 2 and "takes no argument 'width'" in error
-    code, _, error = run(*options[:1], "--code", f"{script}:build")
-    assert code == 2 and "--set" in error
-
-
-def _loaded(script: Path) -> Callable[..., Callable[[], None]]:
-    import runpy
-
-    found: Callable[..., Callable[[], None]] = runpy.run_path(str(script))["build"]
-    return found
+    assert "takes no argument 'width'" in run(source, "--set", "width=3", *code)[1]
+    assert "--set" in run(source, *code)[1]
 
 
 @pytest.mark.real_traces
@@ -321,11 +266,30 @@ def _without_times(base: Baseline, names: set[str]) -> ExecutionGraph:
     collectives = graph.collectives.take(np.array(known, np.int64))
     collectives.op[:] = [place[int(owner[graph.collectives.op[row]])] for row in known]
     collectives.kernel[:], collectives.wait_op[:] = NONE, NONE
-    steps = StepTable.empty(1)
-    steps.name[:], steps.start_ns[:], steps.duration_ns[:], steps.thread[:] = 0, 0, len(ops), 0
-    meta = replace(graph.meta, era=SHAPE_ONLY, unprofiled_step_ns=[])
-    return ExecutionGraph(graph.strings, [Thread("0", "0")], ops, LaunchTable.empty(), KernelTable.empty(), collectives,
-                          SyncTable.empty(), GapTable.empty(), steps, OverheadTable.empty(), meta)
+    alone = traced()
+    alone.steps.duration_ns[:] = len(ops)
+    return replace(alone, strings=graph.strings, ops=ops, collectives=collectives,
+                   meta=replace(graph.meta, era=SHAPE_ONLY, unprofiled_step_ns=[]))
+
+
+def in_turn(folder: Path, names: list[str]) -> tuple[ExecutionGraph, Int64]:
+    """A step of operations one after another, and their rows."""
+    trace = Micro().step(0, 1000)
+    for number, name in enumerate(names):
+        trace.op(name, 10 + 20 * number, 20 + 20 * number)
+    graph = trace.read(folder)
+    rows = np.array([row for row, code in enumerate(graph.ops.name.tolist()) if graph.string(code) in set(names)])
+    assert len(rows) == len(names)
+    return graph, rows
+
+
+def matched(folder: Path, was: list[str], now: list[str], took: Float64) -> tuple[Int64, Bool]:
+    """Which recorded operation stands for each of a traced step, and whether it is its own."""
+    graph, rows = in_turn(folder, was)
+    traced, of = in_turn(folder, now)
+    found = match(traced, SimpleNamespace(graph=graph, op=rows, host=lambda: took,  # type: ignore[arg-type]
+                                          device=lambda: np.zeros(len(was))))
+    return found.row[of], found.own[of]
 
 
 def test_equal_layers_are_not_taken_for_each_other(tmp_path: Path) -> None:
@@ -333,39 +297,16 @@ def test_equal_layers_are_not_taken_for_each_other(tmp_path: Path) -> None:
     layer = ["aten::mm", "aten::add", "aten::pow", "aten::mul", "aten::mm", "aten::silu"]
     plain = ["aten::view", *layer * 3, "aten::sum"]
     spread = ["aten::cat", "c10d::broadcast_", "aten::slice", *plain[:9], "aten::copy_", *plain[9:]]
-    graphs = []
-    for place, names in enumerate((plain, spread)):
-        trace = Micro().step(0, 1000)
-        for number, name in enumerate(names):
-            trace.op(name, 10 + 20 * number, 20 + 20 * number)
-        (tmp_path / str(place)).mkdir()
-        graphs.append(trace.read(tmp_path / str(place)))
-    steps = [[row for row, code in enumerate(graph.ops.name.tolist()) if graph.string(code) in set(names)]
-             for graph, names in zip(graphs, (plain, spread), strict=True)]
-    assert [len(rows) for rows in steps] == [len(plain), len(spread)]
-    recorded = SimpleNamespace(graph=graphs[0], op=np.array(steps[0]), host=lambda: np.ones(len(plain)),
-                            device=lambda: np.zeros(len(plain)))
-    found = match(graphs[1], recorded)  # type: ignore[arg-type]
-    met = [int(found.row[row]) for row in steps[1]]
-    added = {0, 1, 2, 12}
-    assert [of for row, of in enumerate(met) if row not in added] == list(range(len(plain)))
-    assert [place for place, row in enumerate(steps[1]) if not found.own[row]] == sorted(added)
+    met, own = matched(tmp_path, plain, spread, np.ones(len(plain)))
+    added = [0, 1, 2, 12]
+    assert np.delete(met, added).tolist() == list(range(len(plain)))
+    assert np.flatnonzero(~own).tolist() == added
 
 
 def test_the_first_of_many_does_not_stand_for_those_that_were_never_recorded(tmp_path: Path) -> None:
     """A recurrent layer's third to sixth steps: of four recorded ones the first took ten times as long."""
-    graphs = []
-    for steps in (4, 9):
-        trace = Micro().step(0, 1000)
-        for number in range(steps):
-            trace.op("aten::mm", 10 + 20 * number, 20 + 20 * number)
-            trace.op("aten::sigmoid", 21 + 20 * number, 25 + 20 * number)
-        (tmp_path / str(steps)).mkdir()
-        graphs.append(trace.read(tmp_path / str(steps)))
     took = np.array([100.0, 50.0, 10.0, 5.0, 12.0, 6.0, 11.0, 5.5])
-    rows = np.flatnonzero(graphs[0].ops.parent >= 0) if (graphs[0].ops.parent >= 0).any() else np.arange(8)
-    recorded = SimpleNamespace(graph=graphs[0], op=rows[-8:], host=lambda: took, device=lambda: np.zeros(8))
-    found = match(graphs[1], recorded)  # type: ignore[arg-type]
-    alone = found.row[~found.own]
-    alone = alone[alone >= 0]
+    cell = ["aten::mm", "aten::sigmoid"]
+    met, own = matched(tmp_path, cell * 4, cell * 9, took)
+    alone = met[~own & (met >= 0)]
     assert len(alone) == 10 and not set(alone.tolist()) & {0, 1}
