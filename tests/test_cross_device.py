@@ -12,7 +12,7 @@ import pytest
 from cross_device import Figures, Measured, Residuals, Size, TransferModel, TransferredModel
 from cross_device.choices import chosen, metric_of, recipe_of, recipes
 from cross_device.model import leave_one_out, mixed, spread
-from cross_device.power import PowerLaw, fit_power_law
+from cross_device.power import PowerLaw
 from cross_device.products import Products, operations
 from cross_device.rows import RowExpert, Rows, RowWork, block_threads, row_time
 from cross_device.streaming import StreamingExpert
@@ -210,15 +210,6 @@ def test_more_operations_take_longer_and_never_beat_the_peak(log_operations: flo
     assert 10 ** log_operations / 1e6 / one <= peak * (1 + 1e-9)
     hotter = law.duration_us(replace(figures, power_w=2 * figures.power_w), np.array([10 ** log_operations]))[0]
     assert hotter <= one
-
-
-def test_a_power_law_is_recovered_from_best_rates() -> None:
-    law = PowerLaw(energy_pj=22, boost=0.4, tau_us=1500, used=0.88)
-    durations = np.array([1e3, 1e4, 1e5])
-    rates = [(EVERY[name], durations, law.tflops(EVERY[name], durations)) for name in SOURCES]
-    found = fit_power_law(rates, PowerLaw())
-    for figures, _, rate in rates:
-        np.testing.assert_allclose(found.tflops(figures, durations), rate, rtol=0.02)
 
 
 def test_tiles_come_from_kernel_names() -> None:

@@ -135,7 +135,8 @@ def misplaced() -> Iterator[str]:
 
 
 def test_docstrings_name_only_what_is_there() -> None:
-    assert listed("A thing.\n\nArgs:\n    a, b: two\n        of them: really\n    *c: more\n", "Args") == ["a", "b", "c"]
+    docstring = "A thing.\n\nArgs:\n    a, b: two\n        of them: really\n    *c: more\n"
+    assert listed(docstring, "Args") == ["a", "b", "c"]
     assert [name for file in sources() for name in absent(file)] == []
     assert list(misplaced()) == []
 

@@ -200,19 +200,6 @@ def test_every_usual_plan_can_be() -> None:
             assert any(rows)
 
 
-def test_partly_recomputed_blocks_leave_the_last_collective_out() -> None:
-    shape = read_decoder("llama", SMALL, "8b")[1]
-    counts = {}
-    for how in ("none", "needed", "full"):
-        rows = messages_of(ParallelPlan.parse(f"tp=4,sequence_parallel,recompute={how}"), shape, NODE, 0)
-        counts[how] = {kind: count for kind, (count, _) in by_kind(
-            row for row in rows if row.cause is CommCause.TENSOR).items()}
-    layers = shape.layers
-    assert counts["none"] == {KINDS.ALL_GATHER: 6 * layers, KINDS.REDUCE_SCATTER: 4 * layers}
-    assert counts["needed"] == {KINDS.ALL_GATHER: 8 * layers, KINDS.REDUCE_SCATTER: 5 * layers}
-    assert counts["full"] == {KINDS.ALL_GATHER: 8 * layers, KINDS.REDUCE_SCATTER: 6 * layers}
-
-
 def small(*words: str) -> tuple[int, str, str]:
     sizes = [word for size in SMALL for word in ("--set", size)]
     command = ["comm", "study", "llama", "--preset", "8b", *sizes, "--device", "h100-sxm"]

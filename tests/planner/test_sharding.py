@@ -148,20 +148,17 @@ class TestLaws:
         scores = scores_of(problem(SIX))
         choices = scores.choices
         first = [int(row) for row in choices.first[:-1]]
-        now = scores.standing(Assignment(np.array(first), np.array([0, 1, 2, 3, 0, 1])))
-        placed = EMPTY
+        now, placed = scores.standing(Assignment(np.array(first), np.array([0, 1, 2, 3, 0, 1]))), EMPTY
         for choice in first:
             standing = scores.placed(scores.standing(placed), choice)
-            assert standing is not None
-            again = scores.standing(standing.assignment)
-            assert standing.step_us == pytest.approx(again.step_us, rel=1e-9)
             placed = standing.assignment
+            assert standing.step_us == pytest.approx(scores.standing(placed).step_us, rel=1e-9)
         moved = now.assignment.copy()
         moved.place[0] = 3
-        loads, after = now.loads, scores.adder.loads(moved)
+        after = scores.adder.loads(moved)
         score, fits = scores.changed(now, 0, np.array([3]), (after.sums[:, [0]], after.sums[:, [3]]),
                                      (after.chains[:, [0]], after.chains[:, [3]]))
-        assert fits.all() and loads is not after
+        assert fits.all()
         assert score[0] == pytest.approx(scores.standing(moved).score, rel=0.02)
 
     def test_dense_work_hides_exchanges_and_adds_up(self) -> None:
@@ -170,7 +167,8 @@ class TestLaws:
         made, scores, assignment = placed(0, 1, 2, 3, 0, 1)
         found = estimate(scores, assignment)
         hidden = found.phases["vectors"] + found.phases["gradients of vectors"] + found.phases["indices"]
-        assert step(replace(made, dense=dense), all_on(made, [0, 1, 2, 3, 0, 1])) == pytest.approx(found.time_us - hidden + 2e4 + 50.0, rel=0.02)
+        whole = step(replace(made, dense=dense), all_on(made, [0, 1, 2, 3, 0, 1]))
+        assert whole == pytest.approx(found.time_us - hidden + 2e4 + 50.0, rel=0.02)
 
 
 def every_sharding(scores: Scores) -> list[Assignment]:
@@ -304,21 +302,3 @@ class TestCommand:
     @pytest.mark.parametrize("source", ["nowhere.csv", "resnet50"])
     def test_what_has_no_tables_is_refused(self, source: str) -> None:
         assert self.run(source, "--gpus", "2").exit_code == 2
-
-    @pytest.mark.slow
-    def test_a_workload_brings_its_dense_part(self) -> None:
-        pytest.importorskip("torch")
-        found = json.loads(self.run("dlrm", "--preset", "tiny", "--gpus", "2", "--json", "--top", "1").output)
-        phases = found["plans"][0]["phases_ms"]
-        assert found["tables"] == 4 and phases["dense"] > 0
-
-
-@pytest.mark.slow
-def test_a_capture_brings_its_tables_and_batch() -> None:
-    pytest.importorskip("torch")
-    from planner.sharding.sources import sharding_source
-
-    folder = Path(__file__).resolve().parents[2] / "traces" / "dlrm-cpu"
-    found = sharding_source(str(folder), H100)
-    assert len(found.tables) == 8 and found.samples == 512
-    assert found.dense.top_forward > 0 and found.dense.bottom_forward > 0
