@@ -249,7 +249,8 @@ def test_the_command_prints_plans() -> None:
     ([*COMMAND, "--launch-us", "inf"], "--launch-us inf is no figure"),
     ([*COMMAND, "--price", "inf"], "--price inf is no figure"),
     ([*COMMAND, "--host", "1e308"], "--host 1e+308 is no figure"),
-    ([*COMMAND, "--memory-limit", "0"], "leaves no memory"), ([*COMMAND, "--memory-limit", "much"], "'much' is no size"),
+    ([*COMMAND, "--memory-limit", "0"], "leaves no memory"),
+    ([*COMMAND, "--memory-limit", "much"], "'much' is no size"),
     ([*COMMAND, "--parallel", "tp=4"], "multiply to 4, which is not the world size 2")])
 def test_the_command_refuses_in_one_sentence(arguments: list[str], says: str) -> None:
     wrong = RUNNER.invoke(app, arguments)
