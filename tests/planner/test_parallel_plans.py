@@ -16,7 +16,7 @@ from kernel_models.collectives import CollectiveModel
 from kernel_models.device import device
 from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan, decoder_of
-from planner.parallel.estimate import estimate, slowest_of
+from planner.parallel.estimate import Estimate, estimate, slowest_of
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of, in_flight
 from planner.parallel.plan_costs import PlanCosts, costs_of_plan
@@ -87,32 +87,22 @@ def test_the_slowest_of_more_gpus_is_slower_and_one_gpu_has_no_other_to_wait_for
     assert uneven.time_us == pytest.approx(even.time_us * (1 + 0.01 * slowest_of(16)))
 
 
-def test_recomputing_what_is_needed_leaves_out_the_last_product_and_its_collective(
+def test_what_recomputation_keeps_is_not_run_again_and_takes_memory(
         pieces: LayerCosts, cluster: CollectiveModel) -> None:
-    none, needed, full = (
-        estimate(costs_of_plan(ParallelPlan.parse(f"tp=4,recompute={kind}"), SHAPE, pieces, cluster), CorrectionFactors(
-            host_us=0.0, host_collective_us=0.0)) for kind in ("none", "needed", "full"))
-    assert none.products < needed.products < full.products
+    def of(plan: str) -> Estimate:
+        return estimate(costs_of_plan(ParallelPlan.parse(plan), SHAPE, pieces, cluster), QUIET)
+
+    kinds = ("full", "needed", "projections", "operators", "none")
+    plans = [f"dp=4,microbatch=4,recompute={kind}" for kind in kinds]
+    again = [of(plan).products for plan in plans]
+    held = [fullest_of(ParallelPlan.parse(plan), SHAPE, pieces).account.activations for plan in plans]
+    assert again == sorted(again, reverse=True) and held == sorted(held) and len(set(again)) == len(set(held)) == 5
+    qkv = SHAPE.hidden + 2 * SHAPE.kv_heads * SHAPE.width_of_head
+    assert held[2] - held[1] == SHAPE.layers * 4 * SHAPE.seq * qkv * SHAPE.element_bytes
+    full, needed, none = (of(f"tp=4,recompute={kind}") for kind in ("full", "needed", "none"))
     # Of the forward products of 12 h² the last has 4 h²; attention and each kernel's start take their share too.
     assert 0.66 < (needed.products - none.products) / (full.products - none.products) < 0.9
     assert (needed.layers - none.layers) / (full.layers - none.layers) == pytest.approx(0.5)
-
-
-def test_what_recomputation_keeps_is_not_run_again_and_takes_memory(
-        pieces: LayerCosts, cluster: CollectiveModel) -> None:
-    products, bytes_held = {}, {}
-    for kind in ("none", "needed", "projections", "operators"):
-        plan = ParallelPlan.parse(f"dp=4,microbatch=4,recompute={kind}")
-        found = estimate(costs_of_plan(plan, SHAPE, pieces, cluster),
-                         CorrectionFactors(host_us=0.0, host_collective_us=0.0))
-        products[kind] = found.products
-        bytes_held[kind] = fullest_of(plan, SHAPE, pieces).account.activations
-    again = {kind: us - products["none"] for kind, us in products.items()}
-    assert again["needed"] > again["projections"] > again["operators"] > 0
-    assert bytes_held["needed"] < bytes_held["projections"] < bytes_held["operators"] < bytes_held["none"]
-    tokens = 4 * SHAPE.seq
-    qkv = SHAPE.hidden + 2 * SHAPE.kv_heads * SHAPE.width_of_head
-    assert bytes_held["projections"] - bytes_held["needed"] == SHAPE.layers * tokens * qkv * SHAPE.element_bytes
 
 
 @pytest.mark.parametrize("experts", [0, 4])
@@ -168,24 +158,21 @@ def test_a_host_that_costs_nothing_leaves_the_device(pieces: LayerCosts, cluster
 
 
 def test_a_search_finds_every_plan_and_says_why_others_are_not_there(
-    pieces: LayerCosts, cluster: CollectiveModel
-) -> None:
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
     shape = replace(SHAPE, heads=2, kv_heads=2, layers=2)
     every = search(shape, 4, 4, pieces, cluster, best=None)
     limit = float(np.median([each.memory.total for each in every.plans]))
     found = search(shape, 4, 4, pieces, cluster, memory_limit=limit, best=None)
     assert found.considered == every.considered and not found.slower
-    assert 0 < len(found.plans) < len(every.plans)
     times = [float(f"{each.estimate.time_us:.3g}") for each in found.plans]
-    assert times == sorted(times)
+    assert 0 < len(times) < len(every.plans) and times == sorted(times)
     assert all(each.memory.total <= limit for each in found.plans)
-    reasons = " ".join(each.reason for each in found.refused)
     too_large = next(each for each in found.refused if "does not fit" in each.reason)
     least = min(each.memory.total for each in every.plans if each.memory.total > limit)
     assert too_large.least_bytes == least
     assert too_large.such_as.endswith(f"needs {least / 1e9:,.1f} GB, the least of these")
-    assert "2 heads cannot be split evenly by tp=4" in reasons
-    assert "2 layers are too few for pp=4 stages" in reasons
+    for says in ("2 heads cannot be split evenly by tp=4", "2 layers are too few for pp=4 stages"):
+        assert any(says in each.reason for each in found.refused)
 
 
 def test_a_batch_of_billions_is_not_put_in_order(pieces: LayerCosts, cluster: CollectiveModel) -> None:
@@ -302,15 +289,15 @@ def test_gradients_of_weights_are_half_of_backwards_products(pieces: LayerCosts)
     assert block.weights.others == 0
 
 
-def test_a_zero_bubble_step_is_shorter_by_its_weights_and_needs_as_much_memory_on_every_stage(
-        pieces: LayerCosts, cluster: CollectiveModel) -> None:
-    plain = ParallelPlan.parse("pp=4,microbatches=8")
-    zero = replace(plain, schedule=Schedule.ZERO_BUBBLE)
-    usual, quick = (estimate(costs_of_plan(plan, SHAPE, pieces, cluster), QUIET) for plan in (plain, zero))
-    assert quick.time_us < usual.time_us and quick.products == pytest.approx(usual.products)
-    for schedule, counts in ((Schedule.ZERO_BUBBLE, [4] * 4), (Schedule.ONE_F_ONE_B, [4, 3, 2, 1]),
-                             (Schedule.GPIPE, [8] * 4)):
-        assert [in_flight(replace(plain, schedule=schedule), stage) for stage in range(4)] == counts
+@pytest.mark.parametrize(("schedule", "counts"), [
+    (Schedule.ZERO_BUBBLE, [4] * 4), (Schedule.ONE_F_ONE_B, [4, 3, 2, 1]), (Schedule.GPIPE, [8] * 4)])
+def test_a_zero_bubble_step_is_shorter_and_needs_as_much_memory_on_every_stage(
+        pieces: LayerCosts, cluster: CollectiveModel, schedule: Schedule, counts: list[int]) -> None:
+    plan = ParallelPlan(pp=4, microbatches=8, schedule=schedule)
+    assert [in_flight(plan, stage) for stage in range(4)] == counts
+    zero, found = (estimate(costs_of_plan(replace(plan, schedule=each), SHAPE, pieces, cluster), QUIET)
+                   for each in (Schedule.ZERO_BUBBLE, schedule))
+    assert zero.time_us <= found.time_us and zero.products == pytest.approx(found.products)
 
 
 def test_sharded_parameters_in_a_pipeline_are_gathered_and_reduced_once_a_step(

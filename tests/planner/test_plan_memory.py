@@ -118,21 +118,17 @@ def test_a_plan_is_refused_only_where_it_cannot_fit(hopper: LayerCosts) -> None:
         Fit.FITS, Fit.FITS, Fit.TIGHT, Fit.NO]
 
 
-def test_what_would_make_a_plan_fit_frees_what_it_says(hopper: LayerCosts, node: CollectiveModel) -> None:
-    plan = ParallelPlan.parse("dp=8,microbatch=4,microbatches=2")
-    needs = fullest_of(plan, SHAPE, hopper).account.total
-    found = relief(plan, SHAPE, hopper, node.topology, 0.9 * needs)
-    assert {each.plan.world_size for each in found} == {8} and {each.plan.global_batch for each in found} == {64}
-    for each in found:
-        assert fullest_of(each.plan, SHAPE, hopper).account.total == pytest.approx(needs - each.frees_bytes)
-        assert each.fits == (needs - each.frees_bytes <= 0.9 * needs)
-    assert [each.fits for each in found] == sorted((each.fits for each in found), reverse=True) and found[0].fits
-
-
-def test_the_cheapest_change_that_fits_comes_first(hopper: LayerCosts, node: CollectiveModel) -> None:
+def test_what_would_make_a_plan_fit_frees_what_it_says_the_cheapest_first(
+        hopper: LayerCosts, node: CollectiveModel) -> None:
     plan = ParallelPlan.parse("dp=8,microbatch=4,microbatches=2")
     needs = fullest_of(plan, SHAPE, hopper)
-    limit = 0.8 * needs.account.total
+    found, total = relief(plan, SHAPE, hopper, node.topology, 0.9 * needs.account.total), needs.account.total
+    assert {each.plan.world_size for each in found} == {8} and {each.plan.global_batch for each in found} == {64}
+    for each in found:
+        assert fullest_of(each.plan, SHAPE, hopper).account.total == pytest.approx(total - each.frees_bytes)
+        assert each.fits == (total - each.frees_bytes <= 0.9 * total)
+    assert [each.fits for each in found] == sorted((each.fits for each in found), reverse=True) and found[0].fits
+    limit = 0.8 * total
     refused = price_plan(plan, SHAPE, hopper, node, memory_limit=limit)
     assert refused.plans == [] and refused.needs == needs and refused.limit_bytes == limit
     assert fit_probability(needs, limit) < 0.01 and fit_probability(needs, needs.account.total) == pytest.approx(0.5)

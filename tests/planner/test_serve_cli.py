@@ -26,11 +26,10 @@ CONFIG = ('{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, 
 def test_a_step_and_a_load_are_reported(run: Run) -> None:
     done = run("serve", "llama-3.1-8b", "--device", "h100-sxm", "--tp", "2", "--batch", "16", "--context", "2048",
                "--concurrency", "8", "--prompt", "512-1024", "--output", "64", "--requests", "32")
-    said = plain(done.out)
     assert done.code == 0
     for expected in ("decode 16 × 2,048", "attention of decoding", "room for", "8 clients: 32 requests",
                      "time between tokens, ms", "tokens/s", "vllm is taken to add"):
-        assert expected in said
+        assert expected in plain(done.out)
 
 
 def test_json_has_all_of_it(run: Run) -> None:

@@ -45,15 +45,6 @@ def test_decoding_takes_longer_with_more_sequences_and_longer_contexts(name: str
         assert times == sorted(times) and times[-1] > 1.2 * times[0]
 
 
-def test_more_gpus_are_quicker_at_large_batches_until_communication_is_most_of_it() -> None:
-    times = {tp: model_of(tp=tp).time(ServedStep(64, 4096)) for tp in (1, 2, 4, 8)}
-    assert times[1].us > times[2].us > times[4].us > times[8].us
-    small = {tp: model_of("llama-3.1-8b", tp=tp).time(ServedStep(1, 512)) for tp in (1, 2, 4, 8)}
-    shares = [small[tp].collectives / small[tp].us for tp in (1, 2, 4, 8)]
-    assert shares == sorted(shares) and shares[0] == 0.0
-    assert small[1].us / small[8].us < times[1].us / times[8].us
-
-
 @pytest.mark.parametrize("setup", [{"tp": 2}, {"tp": 1, "attention_dp": 8, "ep": 8}, {"tp": 2, "pp": 2},
                                    {"tp": 2, "speculation": Speculation(3, 2.5)}, {"tp": 2, "graphs": False}])
 def test_the_surface_gives_the_same_times(setup: dict[str, object]) -> None:
