@@ -61,6 +61,7 @@ def test_a_result_is_drawn_with_its_intervals(results: dict[str, Shown]) -> None
         given.figure.canvas.draw()
         own = result.plot()
         assert own is not given and own.get_xlabel() + own.get_ylabel()
+        plt.close("all")
     prediction, low_high = results["prediction"], pytest.approx(results["prediction"].interval_us)
     (series, *_), (errors,) = prediction.chart().series, prediction.plot().containers[1:]
     assert (series.low[0] * 1e3, series.high[0] * 1e3) == low_high

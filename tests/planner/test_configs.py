@@ -41,6 +41,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "head_dim": 128, "intermediate_size": 21_504, "sliding_window": 1024}},
     "Phi-3 mini": config("phi3", 32, 3072, 32, 8192, 32_064, sliding_window=2047),
     "GPT-2": {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50_257},
+    "GPT-2 XL": {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50_257},
     "GPT-NeoX-20B": config("gpt_neox", 44, 6144, 64, 24_576, 50_432, max_position_embeddings=2048),
     "DeepSeek-V2-Lite": config("deepseek_v2", 27, 2048, 16, 10_944, 102_400, q_lora_rank=None, kv_lora_rank=512,
                                qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=1408,
@@ -68,7 +69,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 PUBLISHED_TOTALS = {
     "Llama 3 8B": 8.03e9, "Llama 3.2 1B": 1.236e9,
     "Mixtral 8x7B": 46.70e9, "Qwen1.5-MoE-A2.7B": 14.32e9, "Gemma 7B": 8.54e9,
-    "Gemma 3 27B, text": 27.01e9, "Phi-3 mini": 3.82e9, "GPT-2": 124.4e6, "GPT-NeoX-20B": 20.55e9,
+    "Gemma 3 27B, text": 27.01e9, "Phi-3 mini": 3.82e9, "GPT-2": 124.4e6, "GPT-2 XL": 1.5576e9, "GPT-NeoX-20B": 20.55e9,
     "DeepSeek-V2-Lite": 15.71e9, "Falcon 7B": 6.92e9, "Falcon 40B": 41.30e9, "MPT-7B": 6.65e9, "OPT-6.7B": 6.66e9,
     "BLOOM": 176.25e9, "DBRX": 131.6e9, "deepseek-v2": 235.7e9, "deepseek-v3": 671.0e9, "mistral-7b": 7.24e9,
     "mixtral-8x22b": 140.6e9, "qwen2.5-7b": 7.62e9, "qwen3-30b-a3b": 30.5e9, "qwen3-235b-a22b": 235.1e9,

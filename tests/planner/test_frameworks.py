@@ -56,7 +56,8 @@ def test_every_figure_has_a_source() -> None:
 
 
 @pytest.mark.parametrize(("shape", "stages", "first"), [
-    (LLAMA_1B, 2, 10), (LLAMA_1B, 8, 3), (replace(LLAMA_1B, layers=32, hidden=4096, ffn=14_336, tied=False), 16, 3)])
+    (LLAMA_1B, 2, 10), (LLAMA_1B, 4, 5), (LLAMA_1B, 8, 3),
+    (replace(LLAMA_1B, layers=32, hidden=4096, ffn=14_336, tied=False), 16, 3)])
 def test_balanced_stages_are_those_of_nanotrons_runs(shape: TransformerShape, stages: int, first: int) -> None:
     """``local_params`` of Hugging Face's benchmark are those of the first stage."""
     counts = [each[0][0] for each in spread(ParallelPlan(pp=stages, balanced=True), shape)]
