@@ -96,7 +96,8 @@ def test_what_recomputation_keeps_is_not_run_again_and_takes_memory(
     plans = [f"dp=4,microbatch=4,recompute={kind}" for kind in kinds]
     again = [of(plan).products for plan in plans]
     held = [fullest_of(ParallelPlan.parse(plan), SHAPE, pieces).account.activations for plan in plans]
-    assert again == sorted(again, reverse=True) and held == sorted(held) and len(set(again)) == len(set(held)) == 5
+    assert again == sorted(again, reverse=True) and len(set(again)) == 5
+    assert held == sorted(held) and len(set(held)) == 4  # of either of the first two the input of each block
     qkv = SHAPE.hidden + 2 * SHAPE.kv_heads * SHAPE.width_of_head
     assert held[2] - held[1] == SHAPE.layers * 4 * SHAPE.seq * qkv * SHAPE.element_bytes
     full, needed, none = (of(f"tp=4,recompute={kind}") for kind in ("full", "needed", "none"))

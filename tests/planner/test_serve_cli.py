@@ -128,15 +128,16 @@ def test_sizes_are_of_values_not_of_packed_pairs() -> None:
 
 
 def test_the_command_prints_each_phase_and_takes_no_nonsense(run: Run) -> None:
-    done = run("price-layer", "llama-3.1-8b", "--device", "a100-sxm-80g,h100-sxm", "--batch", "1", "--precision", "fp8")
+    priced = ("price-layer", "llama-3.1-8b")
+    done = run(*priced, "--device", "a100-sxm-80g,h100-sxm", "--batch", "1,8", "--precision", "fp8")
     assert done.code == 0
     assert "Decoding 8 × 1,152" in done.out and "Prompts 1 × 1,024" in done.out and "casts" in done.out
-    found = run("price-layer", "llama-3.1-8b", "--phase", "decode", "--json").json
+    found = run(*priced, "--phase", "decode", "--json").json
     assert found["operations"][0]["phase"] == "decode"
     for words, said in ((("--phase", "x"), "no phase"), (("--batch", "1,x"), "--batch 1,x is not possible"),
                         (("--batch", "0"), "--batch 0 is not possible"), (("--device", "a100-sxm-80g,,"), "empty name"),
                         (("--tp", "3"), "divisor"), (("--prompt", "400000"), "longer than")):
-        done = run("price-layer", "llama-3.1-8b", *words)
+        done = run(*priced, *words)
         assert done.code == 2 and said in done.err
     with pytest.raises(ServingError, match="context=-1"):
         price_layer("llama-3.1-8b", context=-1)
