@@ -189,6 +189,15 @@ def test_what_is_exposed() -> None:
     assert sent[1][CommCause.GRADIENTS] == sent[0][CommCause.GRADIENTS] > 0
 
 
+def test_partly_recomputed_blocks_leave_the_last_collective_out() -> None:
+    shape, layers = read_decoder("llama", SMALL, "8b")[1], 4
+    for how, gathers, scatters in (("none", 6, 4), ("needed", 8, 5), ("full", 8, 6)):
+        rows = messages_of(ParallelPlan.parse(f"tp=4,sequence_parallel,recompute={how}"), shape, NODE, 0)
+        counts = {kind: count for kind, (count, _) in by_kind(
+            row for row in rows if row.cause is CommCause.TENSOR).items()}
+        assert counts == {KINDS.ALL_GATHER: gathers * layers, KINDS.REDUCE_SCATTER: scatters * layers}
+
+
 def test_every_usual_plan_can_be() -> None:
     for source, preset, gpus in (("llama", "70b", 64), ("moe", "8x7b", 128), ("llama", "8b", 2)):
         shape = read_decoder(source, (), preset)[1]

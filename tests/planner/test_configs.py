@@ -136,10 +136,11 @@ def test_settings_say_what_a_config_does_not() -> None:
 
 
 def test_an_unknown_type_is_read_by_its_fields() -> None:
-    found = decoder_of_config({**OTHERS["Llama 3 8B"], "model_type": "mine", "architectures": ["MineForCausalLM"]},
-                              "mine", "config.json")
-    assert found.shape == shape_of("Llama 3 8B")
-    assert any("The model type mine is not known" in note for note in found.notes)
+    for name in ("Llama 3 8B", "DeepSeek-V2-Lite", "GPT-2"):
+        found = decoder_of_config({**OTHERS[name], "model_type": "mine", "architectures": ["MineForCausalLM"]},
+                                  "mine", "config.json")
+        assert found.shape == shape_of(name)
+        assert any("The model type mine is not known" in note for note in found.notes)
     for changed, told in (({"layer_types": ["strange_attention"] * 32}, "all attend to everything"),
                           ({"vision_config": {"depth": 32}}, "Left out of the model: vision_config"),
                           ({"model_type": "frobnicator", "frob_layers": 3, "bos_token_id": 1}, "of it: frob_layers."),

@@ -252,3 +252,5 @@ def test_a_plan_as_torchtitans_settings() -> None:
     assert kept["activation_checkpoint"]["selective_ac_option"] == "op"
     assert half["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "2"}
     assert plain["parallelism"]["data_parallel_replicate_degree"] == 8 and plain["training"]["local_batch_size"] == 1
+    with pytest.raises(PlanError, match="torchtitan does not have the plan"):
+        exported(ParallelPlan.parse("dp=8,sharding=1"), LARGE, Framework.TORCHTITAN)

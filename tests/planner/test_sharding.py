@@ -81,6 +81,8 @@ class TestPlans:
         plan = self.plan()
         plan.save(tmp_path / "plan.json")
         assert load_plan(tmp_path / "plan.json", self.tables) == plan
+        sizes = [sum(shard.rows * shard.columns for row, shard in plan.shards() if row == i) for i in (0, 1)]
+        assert sizes == [table.rows * table.columns for table in self.tables[:2]]
         module = json.loads((tmp_path / "plan.json").read_text())["plan"]["embeddings"]
         assert module["a"]["sharding_spec"]["shards"][3] == {
             "shard_offsets": [78, 0], "shard_sizes": [25, 64], "placement": "rank:3/cuda:3"}
