@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from cross_device import Figures, Measured, Residuals, Size, TransferModel
+from cross_device import Figures, Measured, Residuals, Size, TransferModel, TransferredModel
 from cross_device.choices import chosen, metric_of, recipe_of, recipes
 from cross_device.model import leave_one_out, mixed, spread
 from cross_device.power import PowerLaw
@@ -213,6 +214,17 @@ def test_tile_choice_learns_a_rule() -> None:
     clear = np.abs(np.log(new[:, 1] / 700)) > 0.1
     expected = np.where(new[:, 1:2] > 700, [[128.0, 128.0]], [[128.0, 64.0]])
     assert (choice.predict(EVERY["t4"], new) == expected).all(1)[clear].mean() > 0.98
+
+
+def test_state_is_plain_and_predicts_the_same() -> None:
+    dims = product_dims(300)
+    data = [products_on(EVERY[name], PowerLaw(), dims) for name in SOURCES]
+    model = TransferModel(Family.GEMM).fit(data, residuals=known()).on(device("l4"))
+    plain, arrays = model.state()
+    assert all(isinstance(value, np.ndarray) and value.dtype.kind in "fiu" for value in arrays.values())
+    again = TransferredModel.from_state(json.loads(json.dumps(plain)), arrays)
+    np.testing.assert_array_equal(again.predict_dims(dims).high_us, model.predict_dims(dims).high_us)
+    assert (model.predict_dims(dims).time_us > 0).all()
 
 
 def test_calls_outside_the_measurements_are_not_covered(streaming_model: TransferModel) -> None:
