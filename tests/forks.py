@@ -99,7 +99,8 @@ class Forks:
 
 
 @cache
-def _warm() -> Forks:
+def warm() -> Forks:
+    """The process that all tests share."""
     found = Forks(*IMPORTED)
     atexit.register(found.close)
     return found
@@ -109,7 +110,7 @@ def run_program(source: str | Path, *arguments: object, folder: Path | None = No
                 **environment: object) -> subprocess.CompletedProcess[str]:
     """Run a file or a text, as ``python FILE`` or ``python -c TEXT`` would, in a directory, by default the present
     one."""
-    return _warm().run([ForkedProgram.of(source, *arguments, **environment)], folder, seconds)[0]
+    return warm().run([ForkedProgram.of(source, *arguments, **environment)], folder, seconds)[0]
 
 
 def run_ranks(ranks: int, program: Path, *arguments: object) -> None:
@@ -118,7 +119,7 @@ def run_ranks(ranks: int, program: Path, *arguments: object) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     world = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    done = _warm().run([ForkedProgram.of(program, *arguments, RANK=rank, LOCAL_RANK=rank, **world)
+    done = warm().run([ForkedProgram.of(program, *arguments, RANK=rank, LOCAL_RANK=rank, **world)
                         for rank in range(ranks)])
     assert [each.returncode for each in done] == [0] * ranks, "\n".join(each.stderr[-3000:] for each in done)
 

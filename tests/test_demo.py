@@ -30,13 +30,13 @@ def demo() -> Any:
     return module
 
 
-def make_files(demo: Any, out: Path) -> Any:
+def files_of(demo: Any, out: Path) -> Any:
     return demo.DemoFiles(out, ["one", "two"], ["three"])
 
 
 def leave(demo: Any, out: Path, settings: dict[str, Any], *, finished: bool) -> Any:
     """What a demo leaves that has run until its calibration, which finished or did not."""
-    files = make_files(demo, out)
+    files = files_of(demo, out)
     with files.locked():
         files.clear(settings)
     for folder in (*files.captures, files.work):
@@ -84,7 +84,7 @@ def test_a_kill_while_files_are_removed_harms_nothing(demo: Any, tmp_path: Path,
                 pass
             else:
                 return
-        make_files(demo, tmp_path / str(survived)).clear(NEW)
+        files_of(demo, tmp_path / str(survived)).clear(NEW)
         assert files.is_begun == (settings == NEW and not finished), survived
         assert not any(path.exists() for path in (*files.captures, files.profile)), survived
     raise AssertionError("nothing was reached without a kill")
@@ -93,7 +93,7 @@ def test_a_kill_while_files_are_removed_harms_nothing(demo: Any, tmp_path: Path,
 def test_files_of_others_stay(demo: Any, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     (mine / "this-machine.measurements").mkdir(parents=True)
-    files = make_files(demo, mine)
+    files = files_of(demo, mine)
     with pytest.raises(demo.Failed, match=r"this-machine\.measurements is no demo's"), files.locked():
         files.clear(NEW)
     assert [path.name for path in mine.iterdir()] == ["this-machine.measurements"]
@@ -107,11 +107,9 @@ def test_files_of_others_stay(demo: Any, tmp_path: Path) -> None:
     files.clear(NEW)
     assert sorted(path.name for path in shared.iterdir()) == ["demo.json", "thesis.tex"]
     assert (mine / "kept" / "campaign.json").exists(), "a link goes, and not what it leads to"
-
-
-def test_the_files_of_an_earlier_version_without_a_note_are_replaced(demo: Any, tmp_path: Path) -> None:
-    files = leave(demo, tmp_path, NEW, finished=True)
-    (tmp_path / "demo.json").unlink()
+    # The files of an earlier version, without a note, are replaced.
+    files = leave(demo, tmp_path / "earlier", NEW, finished=True)
+    (tmp_path / "earlier" / "demo.json").unlink()
     files.clear(NEW)
     assert not files.work.exists() and not files.profile.exists()
 

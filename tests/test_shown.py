@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import foretrace
@@ -23,67 +25,47 @@ TRACE = str(Path(__file__).resolve().parents[1] / "traces" / "bert-cpu")
 @pytest.fixture(scope="module")
 def results() -> dict[str, Shown]:
     job = foretrace.read(TRACE)
-    replayed = foretrace.replay(job.graphs)
-    base = foretrace.baseline_of(job)
-    return {"job": job, "graph": job.graphs[0], "replay": replayed, "breakdown": foretrace.breakdown(replayed),
-            "prediction": base.predict([foretrace.edits.ScaleHost(0.5)]), "difference": foretrace.diff(job, job),
-            "opportunities": foretrace.opportunities(base, top=3), **others()}
-
-
-def others() -> dict[str, Shown]:
-    """Results that are made of other things than a recorded step."""
-    space = SweepSpace((Axis("host", (0.5, 1.0, 2.0)),))
+    replayed, base = foretrace.replay(job.graphs), foretrace.baseline_of(job)
     verdicts = [Verdict("bert", "step", Status.PASSED, before=10.0, now=11.0, unit="ms", text="as before")]
     cases = [ValidatedCase({"batch": 8}, 12.0, 10.0, 15.0, 11.0, 10)]
     held = np.zeros((len(KINDS), 3), np.int64)
     held[0], held[4] = 5, [1, 7, 2]
-    return {"sweep": sweep(SweepSource((TRACE,)), space, jobs=1), "check": GateOutcome("bert", verdicts),
+    return {"job": job, "graph": job.graphs[0], "replay": replayed, "breakdown": foretrace.breakdown(replayed),
+            "prediction": base.predict([foretrace.edits.ScaleHost(0.5)]), "difference": foretrace.diff(job, job),
+            "opportunities": foretrace.opportunities(base, top=3), "check": GateOutcome("bert", verdicts),
+            "sweep": sweep(SweepSource((TRACE,)), SweepSpace((Axis("host", (0.5, 1.0, 2.0)),)), jobs=1),
             "validation": Validation([{"batch": 4}], cases),
             "memory": MemoryTimeline("GPU 0", np.arange(3), held, {"layer": 12})}
 
 
-NAMES = ("job", "graph", "replay", "breakdown", "prediction", "difference", "opportunities", "sweep", "check",
-         "validation", "memory")
+def test_a_result_is_one_line_a_table_and_dataframes(results: dict[str, Shown]) -> None:
+    for result in results.values():
+        text, page, tables = repr(result), result._repr_html_(), result.tables()
+        assert text == f"<{type(result).__name__}: {result.headline()}>" and "\n" not in text and len(text) < 300
+        assert page.startswith("<p><b>") and "<table" in page and "<script" not in page
+        assert all(list(result.to_pandas(table).columns) or not len(result.to_pandas(table)) for table in tables)
+        assert result.to_pandas().equals(result.to_pandas(next(iter(tables))))
+        with pytest.raises(KeyError, match=f"'operators' is no table; tables are: {next(iter(tables))}"):
+            result.to_pandas("operators")
+    said = results["prediction"].headline()
+    assert "host time × 0.5" in said and "80% between" in said and " ms, decided by host" in said
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_result_is_one_line_a_table_and_dataframes(results: dict[str, Shown], name: str) -> None:
-    result = results[name]
-    text = repr(result)
-    assert text == f"<{type(result).__name__}: {result.headline()}>" and "\n" not in text and len(text) < 300
-    page = result._repr_html_()
-    assert page.startswith("<p><b>") and "<table" in page and "<script" not in page
-    tables = result.tables()
-    assert all(list(result.to_pandas(table).columns) or not len(result.to_pandas(table)) for table in tables)
-    assert result.to_pandas().equals(result.to_pandas(next(iter(tables))))
-    with pytest.raises(KeyError, match=f"'operators' is no table; tables are: {next(iter(tables))}"):
-        result.to_pandas("operators")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_result_is_drawn_or_says_why_not(results: dict[str, Shown], name: str) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    _, given = plt.subplots()
-    assert results[name].plot(given) is given and (given.patches or given.lines or given.collections)
-    given.figure.canvas.draw()
-    own = results[name].plot()
-    assert own is not given and own.get_xlabel() + own.get_ylabel()
-    plt.close("all")
-
-
-def test_intervals_are_drawn_where_they_are(results: dict[str, Shown]) -> None:
+def test_a_result_is_drawn_with_its_intervals(results: dict[str, Shown]) -> None:
     pytest.importorskip("matplotlib").use("agg")
     import matplotlib.pyplot as plt
 
-    prediction = results["prediction"]
-    chart = prediction.chart()
-    assert (chart.series[0].low[0] * 1e3, chart.series[0].high[0] * 1e3) == pytest.approx(prediction.interval_us)
-    (errors,) = prediction.plot().containers[1:]
-    ends = errors.lines[2][0].get_segments()[0][:, 0]
-    assert tuple(ends * 1e3) == pytest.approx(prediction.interval_us)
+    for result in results.values():
+        _, given = plt.subplots()
+        assert result.plot(given) is given and (given.patches or given.lines or given.collections)
+        given.figure.canvas.draw()
+        own = result.plot()
+        assert own is not given and own.get_xlabel() + own.get_ylabel()
+        plt.close("all")
+    prediction, low_high = results["prediction"], pytest.approx(results["prediction"].interval_us)
+    (series, *_), (errors,) = prediction.chart().series, prediction.plot().containers[1:]
+    assert (series.low[0] * 1e3, series.high[0] * 1e3) == low_high
+    assert tuple(errors.lines[2][0].get_segments()[0][:, 0] * 1e3) == low_high
     assert results["sweep"].plot().collections
     plt.close("all")
 
@@ -96,34 +78,21 @@ def test_without_matplotlib_the_way_to_it_is_told(results: dict[str, Shown], mon
             results[name].plot()
 
 
-def test_an_empty_result_says_that_there_is_nothing_to_plot() -> None:
-    class Empty(Shown):
-        def headline(self) -> str:
-            return "empty"
+class Odd(Shown):
+    """A result of one table, with names that HTML would take for its own."""
 
-        def tables(self):
-            import pandas as pd
+    def __init__(self, *values: str) -> None:
+        self.values = values
 
-            return {"one": lambda: pd.DataFrame({"a": []})}
+    def headline(self) -> str:
+        return "<b>"
 
-    with pytest.raises(ForetraceError, match="nothing to plot"):
-        Empty().plot()
-
-
-def test_a_prediction_says_its_time_interval_and_edits(results: dict[str, Shown]) -> None:
-    said = results["prediction"].headline()
-    assert "host time × 0.5" in said and "80% between" in said and " ms, decided by host" in said
+    def tables(self) -> Any:
+        return {"one": lambda: pd.DataFrame({"a<": list(self.values)})}
 
 
-def test_a_name_is_escaped() -> None:
-    class Odd(Shown):
-        def headline(self) -> str:
-            return "<b>"
-
-        def tables(self):
-            import pandas as pd
-
-            return {"one": lambda: pd.DataFrame({"a<": ["<script>"]})}
-
-    page = Odd()._repr_html_()
+def test_a_name_is_escaped_and_of_an_empty_result_there_is_nothing_to_plot() -> None:
+    page = Odd("<script>")._repr_html_()
     assert "&lt;b&gt;" in page and "&lt;script&gt;" in page and "<script>" not in page
+    with pytest.raises(ForetraceError, match="nothing to plot"):
+        Odd().plot()

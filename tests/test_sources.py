@@ -39,12 +39,9 @@ def sources() -> tuple[SourceFile, ...]:
     return tuple(SourceFile(path, text, list(ast.walk(ast.parse(text)))) for path, text in texts.items())
 
 
-def test_every_module_says_what_it_is_for() -> None:
-    assert [str(file.path) for file in sources() if not ast.get_docstring(file.nodes[0])] == []
-
-
-def test_each_public_class_has_a_name_of_its_own() -> None:
+def test_each_module_says_what_it_is_for_and_each_public_class_has_a_name_of_its_own() -> None:
     """One word means one thing."""
+    assert [str(file.path) for file in sources() if not ast.get_docstring(file.nodes[0])] == []
     homes: dict[str, list[str]] = defaultdict(list)
     for file in sources():
         for node in file.nodes:
@@ -52,9 +49,6 @@ def test_each_public_class_has_a_name_of_its_own() -> None:
                 homes[node.name].append(str(file.path.relative_to(ROOT)))
     assert len(homes) > 400
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
-
-
-# --- docstrings -------------------------------------------------------------------------------------------------------
 
 
 def listed(docstring: str, title: str) -> list[str]:
@@ -140,17 +134,11 @@ def misplaced() -> Iterator[str]:
                 yield f"{file.path.name}: {first}.{name}"
 
 
-def test_what_is_listed_is_found_in_a_docstring() -> None:
+def test_docstrings_name_only_what_is_there() -> None:
     docstring = "A thing.\n\nArgs:\n    a, b: two\n        of them: really\n    *c: more\n"
     assert listed(docstring, "Args") == ["a", "b", "c"]
-
-
-def test_docstrings_name_only_what_is_there() -> None:
     assert [name for file in sources() for name in absent(file)] == []
     assert list(misplaced()) == []
-
-
-# --- imports ----------------------------------------------------------------------------------------------------------
 
 
 class Packages:

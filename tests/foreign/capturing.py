@@ -1,105 +1,63 @@
-"""Capture foreign programs as ``foretrace capture`` does, each in a process of its own that finds its imports made.
+"""Capture foreign programs as ``foretrace capture`` does, each in a fork of a process that has made its imports.
 
     python tests/foreign/capturing.py DIR [NAME:OPTION=SIZE,… …]
 
-Importing PyTorch and transformers takes longer than the programs: it is done once, and every program runs in a fork of
-that process, as ``__main__``, through the command line. What it printed is in ``DIR/NAME.log``.
+Importing PyTorch and transformers takes longer than the programs. What a program printed is in ``DIR/NAME.log``.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from catalogue import CATALOGUE, Program, program
 
-COUNTS = ("--warmup", "2", "--timed", "4", "--steps", os.environ.get("FOREIGN_STEPS", "2"))
-"""Enough for every command, and few. Three and more show which calls a busy machine stopped: equal ones took less."""
-ALWAYS = ("torch", "torch._dynamo", "torch.profiler", "tracer.capture.script", "tracer.job", "step_views.cli")
-"""What every program needs; PyTorch's optimizers import its compiler."""
-TOGETHER = min(2, os.cpu_count() or 1)
-"""Processes that run at one time."""
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from forks import IMPORTED, ForkedProgram, Forks, warm
+
+COMMAND = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())"
 HEAVY = {"transformers": ("transformers", "transformers.trainer"), "accelerate": ("accelerate",),
          "lightning": ("lightning",)}
 """What is worth importing once, by the package that a program needs."""
 
 
-def capture_all(out: Path, wanted: Sequence[tuple[str, Program, dict[str, int]]]) -> dict[str, int]:
-    """Exit status of each capture, by the name of its directory below ``out``."""
-    for module in ALWAYS:
-        importlib.import_module(module)
-    for package in sorted({package for _, each, _ in wanted for package in each.needs}):
-        for module in HEAVY.get(package, ()):
-            importlib.import_module(module)
-    status = dict.fromkeys((name for name, _, _ in wanted), 0)
-    running: dict[int, str] = {}
+def capture_all(out: Path, wanted: Sequence[str], steps: int = 2) -> dict[str, int]:
+    """Capture so many steps of programs. Two and more show which calls a busy machine stopped: equal ones took less.
 
-    def wait() -> None:
-        child, ended = os.wait()
-        name = running.pop(child)
-        status[name] = max(status[name], abs(os.waitstatus_to_exitcode(ended)))
+    Args:
+        out: for a directory and a log of each.
+        wanted: names of programs, with the sizes that differ from their own: ``NAME:OPTION=SIZE,…``.
+        steps: that are recorded; few are enough for every command.
 
-    for name, each, sizes in wanted:
-        # Two programs of one process, or one of more: no core is idle, and none has to be shared.
-        while len(running) + each.processes > max(TOGETHER, each.processes):
-            wait()
-        running |= dict.fromkeys(_begin(out, name, each, sizes), name)
-    while running:
-        wait()
+    Returns:
+        The exit status of each, by the name of its directory.
+    """
+    todo = [_parsed(text) for text in wanted]
+    heavy = [module for package, modules in HEAVY.items() if any(package in each.needs for _, each, _ in todo)
+             for module in modules]
+    forks = Forks(*IMPORTED, *heavy) if heavy else warm()
+    status: dict[str, int] = {}
+    for name, each, sizes in todo:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            world = {"WORLD_SIZE": each.processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1]}
+        command = ("capture", "--out", out / name, "--warmup", 2, "--timed", 4, "--steps", steps, each.path, "--",
+                   *each.arguments(**sizes))
+        ranks = [{"RANK": rank, "LOCAL_RANK": rank, **world} if each.processes > 1 else {}
+                 for rank in range(each.processes)]
+        done = forks.run([ForkedProgram.of(COMMAND, *command, HF_HUB_OFFLINE=1, **rank) for rank in ranks])
+        (out / f"{name}.log").write_text("".join(one.stdout + one.stderr for one in done), encoding="utf-8")
+        status[name] = max(abs(one.returncode) for one in done)
+    if heavy:
+        forks.close()
     return status
 
 
-def _begin(out: Path, name: str, which: Program, sizes: dict[str, int]) -> list[int]:
-    """Start a capture; the process of each rank."""
-    command = ["foretrace", "capture", "--out", str(out / name), *COUNTS, str(which.path), "--",
-               *which.arguments(**sizes)]
-    port = _free_port()
-    children = []
-    for rank in range(which.processes):
-        child = os.fork()
-        if child == 0:
-            if which.processes > 1:
-                os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(which.processes),
-                                  MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            _become(command, out / f"{name}.log")
-        children.append(child)
-    return children
-
-
-def _become(command: list[str], log: Path) -> None:
-    """Run the command line with its output in a file, and end this process."""
-    status = 1
-    try:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        sys.argv = command
-        from foretrace.commands import main
-
-        main()
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def parse(text: str) -> tuple[str, Program, dict[str, int]]:
-    """``NAME:OPTION=SIZE,…`` as the name of its directory, the program, and the sizes that differ from its own."""
+def _parsed(text: str) -> tuple[str, Program, dict[str, int]]:
+    """The name of its directory, the program, and the sizes that differ from its own."""
     name, _, sizes = text.partition(":")
     found = {key: int(size) for key, _, size in (part.partition("=") for part in sizes.split(",") if part)}
     return text.replace(":", "-").replace("=", "").replace(",", "-"), program(name), found
@@ -108,9 +66,7 @@ def parse(text: str) -> tuple[str, Program, dict[str, int]]:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    todo = [parse(text) for text in sys.argv[2:]] or [
-        (each.name, each, {}) for each in CATALOGUE if not each.lacking]
-    outcome = capture_all(folder, todo)
+    outcome = capture_all(folder, sys.argv[2:] or [each.name for each in CATALOGUE if not each.lacking])
     for name, status in outcome.items():
         print(f"{name} {status}")
     sys.exit(max(outcome.values()))

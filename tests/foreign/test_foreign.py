@@ -73,44 +73,32 @@ def test_every_program_is_in_the_catalogue_and_none_knows_foretrace() -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_a_capture_closes_and_every_view_of_it_can_be_made(name: str, captured: Callable[[str], Path]) -> None:
+    """Products belong to the forward or the backward, even where the optimizer calls them (Lightning does)."""
     job = tracer.read_job(captured(name))
-    which = program(name)
+    which, result = program(name), replay(job.graphs)
     assert len(job.graphs) == which.processes and not job.missing_ranks
-    result = replay(job.graphs)
-    assert len(result.steps) == 2 * which.processes
-    assert result.max_abs_error <= CLOSES
+    assert len(result.steps) == 2 * which.processes and result.max_abs_error <= CLOSES
     for graph in job.graphs:
         assert len(graph.meta.unprofiled_step_ns) == 4 and min(graph.meta.unprofiled_step_ns) > 0
-    found = breakdown(result)
-    assert found.bound
-    for step in found.steps:
-        assert sum(step.totals.bounds.values()) == pytest.approx(step.simulated_ns, rel=1e-6)
-    assert inspect_job(job)
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_forward_backward_and_optimizer_are_told_apart(name: str, captured: Callable[[str], Path]) -> None:
-    """Products belong to the forward or the backward, even where the optimizer calls them (Lightning does)."""
-    for graph in tracer.read_job(captured(name)).graphs:
-        names = np.array(graph.strings)[graph.ops.name]
         inside = (graph.ops.step >= 0) & (graph.ops.kind == OpKind.OPERATION)
-        products = inside & np.isin(names, ["aten::addmm", "aten::mm", "aten::convolution", "aten::bmm"])
+        products = inside & np.isin(np.array(graph.strings)[graph.ops.name], [
+            "aten::addmm", "aten::mm", "aten::convolution", "aten::bmm"])
         phases = set(graph.ops.phase[products].tolist())
         assert phases and phases <= {Phase.FORWARD, Phase.BACKWARD}
         assert (graph.ops.phase[inside] == Phase.OPTIMIZER).any()
+    found = breakdown(result)
+    assert found.bound and inspect_job(job)
+    for step in found.steps:
+        assert sum(step.totals.bounds.values()) == pytest.approx(step.simulated_ns, rel=1e-6)
 
 
-def test_every_option_of_the_command_is_tried() -> None:
-    known = {field.name for field in fields(Configuration)} - {"edits"}
-    assert known == configured()
+def test_every_option_of_the_command_is_tried(tmp_path: Path) -> None:
+    known = {field.name for field in fields(Configuration)}
+    tried = edits_of(program("gru_forecast"), tmp_path, ("elsewhere", "batch=16"))
+    assert {option for change in tried.values() for option in change} == known == configured() | {"edits"}
     assert set(EDITS) == {option.name for option in OPTIONS if not option.switches}
-    edits = {option.attribute for option in OPTIONS}
-    assert set(inspect.signature(command).parameters) == edits | known | NO_EDITS | {"profiled", "typer_context"}
-
-
-def test_a_configuration_of_every_field_is_among_the_edits(tmp_path: Path) -> None:
-    edits = edits_of(program("gru_forecast"), tmp_path, ("elsewhere", "batch=16"))
-    assert {option for change in edits.values() for option in change} == {each.name for each in fields(Configuration)}
+    options = {option.attribute for option in OPTIONS} | known - {"edits"}
+    assert set(inspect.signature(command).parameters) == options | NO_EDITS | {"profiled", "typer_context"}
 
 
 @lru_cache(maxsize=2)
@@ -139,14 +127,14 @@ def test_no_edit_loses_another(name: str, captured: Callable[[str], Path],
                                captured_anew: Callable[[str], Path]) -> None:
     """Where a machine that is busy with something else stopped an operation for longer than the others take together,
     what changes it alone decides the step: that shows in one recording, and what is lost in each."""
-    found = lost(name, captured(name))
+    found = lost_of(name, captured(name))
     for _ in range(ATTEMPTS - 1):
         if found:
-            found = lost(name, captured_anew(name))
+            found = lost_of(name, captured_anew(name))
     assert found == []
 
 
-def lost(name: str, path: Path) -> list[str]:
+def lost_of(name: str, path: Path) -> list[str]:
     """What is wrong with pairs of edits of a capture."""
     predict, edits = of_capture(name, path)
     edits = that_apply(predict, edits)
@@ -168,18 +156,25 @@ def test_no_edit_of_a_step_on_a_gpu_loses_another(captured: Callable[[str], Path
     assert [pair.told for pair in pairs if pair.wrong] == []
 
 
-def test_what_is_lost_is_seen_in_the_step_or_in_the_work() -> None:
-    assert shows_in_step((100.0, 80.0), (200.0, 170.0)) and not shows_in_step((100.0, 80.0), (200.0, 200.0))
-    assert not shows_in_step((100.0, 80.0), (200.0, 220.0)), "turned round"
-    assert not shows_in_step((100.0, 100.0 * (1 - MOVES / 2)), (200.0, 190.0)), "moves nothing alone"
-    base, halved = Work(10.0, 50.0, 0.0, 0.0, 0.0, 0.0), Work(5.0, 50.0, 0.0, 0.0, 0.0, 0.0)
-    hidden, both = Work(10.0, 100.0, 0.0, 0.0, 0.0, 0.0), Work(5.0, 100.0, 0.0, 0.0, 0.0, 0.0)
-    assert lost_work(base, halved, hidden, hidden) and not lost_work(base, halved, hidden, both)
-    scaled, barely = Work(10.0, 40.0, 0.0, 0.0, 0.0, 0.0), Work(10.0, 99.8, 0.0, 0.0, 0.0, 0.0)
-    assert not lost_work(base, scaled, hidden, barely), "a fiftieth of it is left"
-    assert lost_work(base, scaled, hidden, Work(10.0, 99.95, 0.0, 0.0, 0.0, 0.0)), "two hundredths of one per cent"
-    without_host = Work(0.19, 50.0, 0.0, 0.0, 0.0, 0.0)
-    assert not lost_work(base, halved, without_host, without_host), "one launch is left of the host's time"
-    little = Work(0.21, 50.0, 0.0, 0.0, 0.0, 0.0)
-    assert lost_work(base, halved, little, little), "what is left could have moved"
-    assert not lost_work(base, base, hidden, hidden), "an edit that changes nothing"
+def work(host: float, device: float) -> Work:
+    return Work(host, device, 0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("alone", "with_other", "shows"), [
+    ((100.0, 80.0), (200.0, 170.0), True), ((100.0, 80.0), (200.0, 200.0), False),
+    ((100.0, 80.0), (200.0, 220.0), False), ((100.0, 100.0 * (1 - MOVES / 2)), (200.0, 190.0), False)])
+def test_an_edit_that_is_there_with_another_moves_the_step_as_alone(
+        alone: tuple[float, float], with_other: tuple[float, float], shows: bool) -> None:
+    assert shows_in_step(alone, with_other) is shows
+
+
+@pytest.mark.parametrize(("alone", "other", "both", "lost"), [
+    (work(5.0, 50.0), work(10.0, 100.0), work(10.0, 100.0), True),
+    (work(5.0, 50.0), work(10.0, 100.0), work(5.0, 100.0), False),
+    (work(10.0, 40.0), work(10.0, 100.0), work(10.0, 99.8), False),  # a fiftieth of it is left
+    (work(10.0, 40.0), work(10.0, 100.0), work(10.0, 99.95), True),  # two hundredths of one per cent
+    (work(5.0, 50.0), work(0.19, 50.0), work(0.19, 50.0), False),  # one launch is left of the host's time
+    (work(5.0, 50.0), work(0.21, 50.0), work(0.21, 50.0), True),  # what is left could have moved
+    (work(10.0, 50.0), work(10.0, 100.0), work(10.0, 100.0), False)])  # an edit that changes nothing
+def test_what_is_lost_is_seen_in_the_work(alone: Work, other: Work, both: Work, lost: bool) -> None:
+    assert lost_work(work(10.0, 50.0), alone, other, both) is lost

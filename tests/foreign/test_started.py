@@ -12,17 +12,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from capturing import COMMAND
 from forks import run_program
 from said import plain
 
 pytest.importorskip("torch")
 
-import tracer.notebook
 import tracer.user_code
+from tracer.notebook import NotebookError, run
 from tracer.shape_only.apart import trace_apart
 
 HERE = Path(__file__).resolve().parent / "started"
-COMMAND = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())"
 COUNTS = ("--warmup", "1", "--timed", "2", "--steps", "2")
 
 
@@ -49,13 +49,12 @@ PROGRAMS = {
     "the same after --": Started(("--", "-m", "lm.train", "--batch", "2"), "lm.train:build", ("transformers",)),
     "a script that changes its folder": Started(
         ("tools/train_dotted.py", "--", "model.width=28", "train.steps=31"), "tools/train_dotted.py:build"),
-    "a notebook": Started(("plain.ipynb",), "plain.ipynb:build"),
     "a notebook with magics": Started(("magics.ipynb",), "magics.ipynb:build"),
 }
 
 
 @pytest.mark.parametrize("name", [
-    name if at in (1, 7, 9) else pytest.param(name, marks=pytest.mark.slow) for at, name in enumerate(PROGRAMS)])
+    name if at in (1, 7, 8) else pytest.param(name, marks=pytest.mark.slow) for at, name in enumerate(PROGRAMS)])
 def test_a_program_is_captured_and_traced_as_it_is_started(name: str, tmp_path: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     program = PROGRAMS[name]
@@ -73,49 +72,48 @@ def test_a_program_is_captured_and_traced_as_it_is_started(name: str, tmp_path: 
     assert sum(name in there for name in names) > 0.7 * len(names) > 4
 
 
-def test_what_is_no_module_is_one_sentence(tmp_path: Path) -> None:
-    for words, said in ((("-m", "small.absent"), "There is no module small.absent that python -m"),
-                        (("-m", "small"), "of a package it runs __main__.py"),
-                        (("small/absent.py",), "There is no script small/absent.py"),
-                        (("-m", "small.train", "--width", "3"), "put -- before the script's arguments: small.train -- "
-                                                                "--width")):
-        done = run_program(COMMAND, "capture", "--out", tmp_path / "out", *words, folder=HERE)
-        assert done.returncode == 2 and said in plain(done.stderr) and done.stderr.startswith("foretrace: ")
-
-
-def test_a_script_that_python_cannot_start_is_named_as_a_module(tmp_path: Path) -> None:
-    done = run_program(COMMAND, "capture", "--out", tmp_path / "out", "small/train.py", folder=HERE)
-    assert done.returncode == 1
-    assert "ImportError: attempted relative import with no known parent package" in done.stderr
-    assert done.stderr.rstrip().endswith("name it as the module it is, -m small.train.")
-    assert str(HERE.parents[2] / "tracer") not in done.stderr
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (("-m", "small.absent"), 2, "There is no module small.absent that python -m"),
+    (("-m", "small"), 2, "of a package it runs __main__.py"),
+    (("small/absent.py",), 2, "There is no script small/absent.py"),
+    (("-m", "small.train", "--width", "3"), 2, "put -- before the script's arguments: small.train -- --width"),
+    (("small/train.py",), 1, "name it as the module it is, -m small.train.")])
+def test_what_cannot_be_started_is_one_sentence(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    done = run_program(COMMAND, "capture", "--out", tmp_path / "out", *words, folder=HERE)
+    assert done.returncode == code and said in plain(done.stderr)
+    if code == 1:
+        assert "ImportError: attempted relative import with no known parent package" in done.stderr
+        assert done.stderr.rstrip().endswith(said) and str(HERE.parents[2] / "tracer") not in done.stderr
+    else:
+        assert done.stderr.startswith("foretrace: ")
 
 
 def test_an_error_in_a_notebook_has_the_line_of_its_cell(tmp_path: Path) -> None:
-    (tmp_path / "wrong.ipynb").write_text((HERE / "plain.ipynb").read_text().replace("net(x).mean()", "net(y).mean()"))
+    text = (HERE / "magics.ipynb").read_text().replace("net(x).mean()", "net(y).mean()")
+    (tmp_path / "wrong.ipynb").write_text(text.replace("from small.model import Net", "Net = torch.nn.LazyLinear"))
     done = run_program(COMMAND, "capture", "--out", tmp_path / "out", "wrong.ipynb", folder=tmp_path)
     assert done.returncode == 1 and "NameError: name 'y' is not defined" in done.stderr
-    assert 'wrong.ipynb, cell 4", line 8, in step\n    net(y).mean().backward()' in done.stderr
-    assert done.stderr.startswith("Traceback") and "tracer/notebook.py" not in done.stderr
+    assert 'wrong.ipynb, cell 5", line 14, in step\n    net(y).mean().backward()' in done.stderr
+    assert "\nTraceback" in done.stderr and "tracer/notebook.py" not in done.stderr
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("not JSON", "cannot be read as a notebook"), ('{"cells": [{}]}', "cannot be read as a notebook"),
-    ('{"cells": [], "metadata": {"kernelspec": {"language": "R"}}}', "a notebook of R")])
-def test_a_file_that_is_no_notebook_of_python(text: str, said: str, tmp_path: Path) -> None:
-    from tracer.notebook import NotebookError, run
+def in_a_cell(text: str) -> str:
+    return json.dumps({"cells": [{"cell_type": "code", "source": [text]}]})
 
+
+@pytest.mark.parametrize(("text", "error", "said"), [
+    ("not JSON", NotebookError, "cannot be read as a notebook"),
+    ('{"cells": [{}]}', NotebookError, "cannot be read as a notebook"),
+    ('{"cells": [], "metadata": {"kernelspec": {"language": "R"}}}', NotebookError, "a notebook of R"),
+    # Text that nests too deep is left to Python to refuse.
+    (in_a_cell(f"x = {'-' * 5_000}1"), RecursionError, ""), (in_a_cell(f"x = {'-' * 10_000}1"), MemoryError, "")])
+def test_a_file_that_is_no_notebook_of_python(text: str, error: type[BaseException], said: str, tmp_path: Path) -> None:
     (tmp_path / "n.ipynb").write_text(text)
-    with pytest.raises(NotebookError, match=said):
-        run(tmp_path / "n.ipynb", "n")
+    with pytest.raises(error, match=said):
+        run(tmp_path / "n.ipynb", "n", until="x")
 
 
-@pytest.mark.parametrize(("depth", "said"), [(5_000, RecursionError), (10_000, MemoryError)])
-def test_text_that_nests_too_deep_is_left_to_python_to_refuse(
-        depth: int, said: type[BaseException], tmp_path: Path) -> None:
-    deep = f"x = {'-' * depth}1"
-    (tmp_path / "deep.py").write_text(deep)
+@pytest.mark.parametrize("depth", [5_000, 10_000])
+def test_a_script_that_nests_too_deep_is_imported_by_its_path(depth: int, tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text(f"x = {'-' * depth}1")
     assert tracer.user_code.find_importable(str(tmp_path / "deep.py")) is not None
-    (tmp_path / "deep.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": [deep]}]}))
-    with pytest.raises(said):
-        tracer.notebook.run(tmp_path / "deep.ipynb", "n", until="x")

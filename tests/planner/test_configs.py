@@ -31,13 +31,10 @@ def config(kind: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int
 KV8 = {"num_key_value_heads": 8}
 OTHERS: dict[str, dict[str, Any]] = {
     "Llama 3 8B": config("llama", 32, 4096, 32, 14_336, 128_256, **KV8),
-    "Llama 3 70B": config("llama", 80, 8192, 64, 28_672, 128_256, **KV8),
-    "Llama 3.1 405B": config("llama", 126, 16_384, 128, 53_248, 128_256, **KV8),
     "Llama 3.2 1B": config("llama", 16, 2048, 32, 8192, 128_256, tie_word_embeddings=True, head_dim=64, **KV8),
     "Mixtral 8x7B": config("mixtral", 32, 4096, 32, 14_336, 32_000, num_local_experts=8, **KV8),
     "Qwen1.5-MoE-A2.7B": config("qwen2_moe", 24, 2048, 16, 5632, 151_936, num_experts=60, num_experts_per_tok=4,
                                 moe_intermediate_size=1408, shared_expert_intermediate_size=5632),
-    "Qwen3-8B": config("qwen3", 36, 4096, 32, 12_288, 151_936, head_dim=128, **KV8),
     "Gemma 7B": config("gemma", 28, 3072, 16, 24_576, 256_000, num_key_value_heads=16, head_dim=256),
     "Gemma 3 27B, text": {"model_type": "gemma3", "text_config": {
         "num_hidden_layers": 62, "hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16,
@@ -70,8 +67,8 @@ OTHERS: dict[str, dict[str, Any]] = {
                            mamba_d_ssm=3072, mamba_n_heads=24, mamba_d_head=128, mamba_d_state=256, mamba_n_groups=2),
 }
 PUBLISHED_TOTALS = {
-    "Llama 3 8B": 8.03e9, "Llama 3 70B": 70.55e9, "Llama 3.1 405B": 405.85e9, "Llama 3.2 1B": 1.236e9,
-    "Mixtral 8x7B": 46.70e9, "Qwen1.5-MoE-A2.7B": 14.32e9, "Qwen3-8B": 8.19e9, "Gemma 7B": 8.54e9,
+    "Llama 3 8B": 8.03e9, "Llama 3.2 1B": 1.236e9,
+    "Mixtral 8x7B": 46.70e9, "Qwen1.5-MoE-A2.7B": 14.32e9, "Gemma 7B": 8.54e9,
     "Gemma 3 27B, text": 27.01e9, "Phi-3 mini": 3.82e9, "GPT-2": 124.4e6, "GPT-2 XL": 1.5576e9, "GPT-NeoX-20B": 20.55e9,
     "DeepSeek-V2-Lite": 15.71e9, "Falcon 7B": 6.92e9, "Falcon 40B": 41.30e9, "MPT-7B": 6.65e9, "OPT-6.7B": 6.66e9,
     "BLOOM": 176.25e9, "DBRX": 131.6e9, "deepseek-v2": 235.7e9, "deepseek-v3": 671.0e9, "mistral-7b": 7.24e9,
@@ -92,21 +89,13 @@ def shape_of(name: str, *settings: str) -> TransformerShape:
     return decoder_of_config(EVERY[name], name, "config.json", settings).shape
 
 
-def test_every_published_config_has_a_published_total() -> None:
-    assert set(PUBLISHED_TOTALS) == set(EVERY)
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_parameters_are_those_published(name: str) -> None:
-    assert shape_of(name).parameters == pytest.approx(PUBLISHED_TOTALS[name], rel=0.005)
-
-
-@pytest.mark.parametrize("name", ACTIVE)
-def test_active_parameters_are_those_published(name: str) -> None:
-    # gpt-oss counts the logits' matrix and not the embedding.
     shape = shape_of(name)
+    assert shape.parameters == pytest.approx(PUBLISHED_TOTALS[name], rel=0.005)
+    # gpt-oss counts the logits' matrix and not the embedding.
     count = shape.active_parameters - (shape.vocabulary_parameters() if name.startswith("gpt-oss") else 0)
-    assert count == pytest.approx(ACTIVE[name], rel=0.03)
+    assert count == pytest.approx(ACTIVE.get(name, count), rel=0.03)
 
 
 def runs(shape: TransformerShape) -> list[tuple[int, int, int]]:
@@ -147,10 +136,16 @@ def test_settings_say_what_a_config_does_not() -> None:
 
 
 def test_an_unknown_type_is_read_by_its_fields() -> None:
-    found = decoder_of_config({**OTHERS["Llama 3 8B"], "model_type": "mine", "architectures": ["MineForCausalLM"]},
-                              "mine", "config.json")
-    assert found.shape == shape_of("Llama 3 8B")
-    assert any("The model type mine is not known" in note for note in found.notes)
+    for name in ("Llama 3 8B", "DeepSeek-V2-Lite", "GPT-2"):
+        found = decoder_of_config({**OTHERS[name], "model_type": "mine", "architectures": ["MineForCausalLM"]},
+                                  "mine", "config.json")
+        assert found.shape == shape_of(name)
+        assert any("The model type mine is not known" in note for note in found.notes)
+    for changed, told in (({"layer_types": ["strange_attention"] * 32}, "all attend to everything"),
+                          ({"vision_config": {"depth": 32}}, "Left out of the model: vision_config"),
+                          ({"model_type": "frobnicator", "frob_layers": 3, "bos_token_id": 1}, "of it: frob_layers."),
+                          ({"torch_dtype": "int7"}, "type of numbers, int7")):
+        assert told in " ".join(decoder_of_config({**OTHERS["Llama 3 8B"], **changed}, "x", "x").notes)
 
 
 @pytest.mark.parametrize(("changed", "says"), [
@@ -224,47 +219,32 @@ def test_the_command_plans_a_config(tmp_path: Path) -> None:
     base = ["plan", str(tmp_path), "--gpus", "4", "--set", "seq=128", "--parallel", "dp=2,ep=2,pp=2,microbatches=2"]
     shown = CliRunner().invoke(app, base)
     assert shown.exit_code == 0, shown.stderr
-    text = plain(shown.stdout)
-    assert "4 experts of which 2 work" in text and "sequences of 128 tokens" in text
-    assert "give --set dtype=fp32" in text and "1.04 times" in text
+    for text in ("4 experts of which 2 work", "sequences of 128 tokens", "give --set dtype=fp32", "1.04 times"):
+        assert text in plain(shown.stdout)
     values = json.loads(CliRunner().invoke(app, [*base, "--json"]).stdout)
     assert values["parameters"] == read_config(path).shape.parameters
     named = CliRunner().invoke(app, ["plan", "qwen2.5-7b", "--gpus", "8", "--parallel", "fsdp2", "--set", "layers=2"])
     assert named.exit_code == 0 and "qwen2.5-7b" in plain(named.stdout)
     path.write_text("{")
-    wrong = CliRunner().invoke(app, base)
-    assert wrong.exit_code == 2 and "is no config of a model" in plain(wrong.stderr)
-    preset = CliRunner().invoke(app, ["plan", "gpt-oss-20b", "--gpus", "8", "--preset", "8b"])
-    assert preset.exit_code == 2 and "leave --preset 8b out" in plain(preset.stderr)
-
-
-PLAIN = {"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
-         "num_key_value_heads": 4, "intermediate_size": 2816, "vocab_size": 32_000}
-
-
-@pytest.mark.parametrize(("changed", "told"), [
-    ({"layer_types": ["strange_attention"] * 4}, "all attend to everything"),
-    ({"vision_config": {"depth": 32}}, "Left out of the model: vision_config"),
-    ({"model_type": "frobnicator", "frob_layers": 3, "bos_token_id": 1}, "may be parts of it: frob_layers."),
-    ({"torch_dtype": "int7"}, "type of numbers, int7")])
-def test_what_a_config_has_beside_its_decoder_is_told(changed: dict[str, object], told: str) -> None:
-    assert told in " ".join(decoder_of_config(PLAIN | changed, "x", "x").notes)
+    for command, says in ((base, "is no config of a model"),
+                          (["plan", "gpt-oss-20b", "--gpus", "8", "--preset", "8b"], "leave --preset 8b out")):
+        wrong = CliRunner().invoke(app, command)
+        assert wrong.exit_code == 2 and says in plain(wrong.stderr)
 
 
 def test_the_decoder_of_a_model_that_reads_pictures_is_its_text_part() -> None:
     found = decoder_of_config({"model_type": "sees", "architectures": ["SeesForConditionalGeneration"],
-                               "text_config": PLAIN, "vision_config": {"depth": 2}}, "x", "x")
-    assert found.shape.hidden == 1024 and found.shape.gated
-    assert any("Left out of the model: vision_config" in note for note in found.notes)
-    assert not any("not known" in note for note in found.notes)
+                               "text_config": OTHERS["Llama 3 8B"], "vision_config": {"depth": 2}}, "x", "x")
+    assert found.shape.hidden == 4096 and found.shape.gated and "not known" not in " ".join(found.notes)
     with pytest.raises(PlanError, match="no decoder"):
-        decoder_of_config({"model_type": "clip", "text_config": PLAIN}, "x", "x")
+        decoder_of_config({"model_type": "clip", "text_config": OTHERS["Llama 3 8B"]}, "x", "x")
 
 
 def test_how_a_model_is_trained_can_be_said_of_any_source(tmp_path: Path) -> None:
     """Unfused attention and dropout change what is kept for backward; a workload's types of numbers lack fp16."""
     said = ["attention=unfused", "dropout=0.1", "dtype=fp16"]
-    (tmp_path / "config.json").write_text(json.dumps({**PLAIN, "attn_implementation": "eager", "resid_pdrop": 0.1}))
+    values = {**OTHERS["Llama 3 8B"], "attn_implementation": "eager", "resid_pdrop": 0.1}
+    (tmp_path / "config.json").write_text(json.dumps(values))
     for source in ("gpt2", "llama-3.1-8b", "qwen3-30b-a3b"):
         shape = read_decoder(source, said)[1]
         assert {(kind.flash, kind.dropout, kind.dtype) for kind in shape.kinds} == {(False, 0.1, "fp16")}

@@ -1,4 +1,5 @@
-"""Plans of models with experts: how tokens go to them, what hides that, graphs, kernels, modules computed again."""
+"""Plans of models with experts: how tokens go to them, what hides that, graphs, kernels, modules computed again; linear
+layers in fp8 and fp4."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from kernel_models.pricing import price
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.dispatch import dispatch_us
 from planner.parallel.estimate import Estimate, estimate
-from planner.parallel.layer_costs import BlockKernels, LayerCosts
+from planner.parallel.layer_costs import BlockKernels, LayerCosts, narrow_type, narrowed
 from planner.parallel.memory import fullest_of, kept_of
 from planner.parallel.plan_costs import block_part, costs_of_plan
 from planner.parallel.space import Framework, exported, frameworks_of
 from planner.parallel.stages import spread
 from tracer.parallel_plan import ParallelPlan, PlanError
-from tracer.shape_only.transformer import Latent, TransformerShape, expected_places
+from tracer.shape_only.transformer import Latent, Piece, TransformerPart, TransformerShape, expected_places
 
 SHAPE = TransformerShape(4, 2048, 16, 16, 1024, 32_000, 2048, gated=True, rms=True, bias=False, rotary=True, experts=32,
                          top_k=4, latent=Latent(768, 512, 128, 64, 128))
@@ -116,11 +117,8 @@ def test_attention_takes_what_cudnn_publishes() -> None:
 
 @pytest.mark.parametrize(("text", "why"), [
     ("recompute=selective,recompute_modules=head", "none of a block's modules"),
-    ("recompute_modules=mlp", "recompute=selective too"),
-    ("expert_overlap", "ep=2 or more"),
-    ("ep=2,dp=2,pp=2,expert_overlap", "interleaved"),
-    ("dispatcher=letters", "alltoall or deepep or hybridep"),
-])
+    ("recompute_modules=mlp", "recompute=selective too"), ("expert_overlap", "ep=2 or more"),
+    ("ep=2,dp=2,pp=2,expert_overlap", "interleaved"), ("dispatcher=letters", "alltoall or deepep or hybridep")])
 def test_what_cannot_be_is_refused(text: str, why: str) -> None:
     with pytest.raises(PlanError, match=why):
         ParallelPlan.parse(text)
@@ -131,10 +129,9 @@ def test_megatron_alone_has_these_and_they_are_its_arguments() -> None:
                               "recompute=selective,recompute_modules=mlp+moe_act")
     assert ParallelPlan.parse(str(plan)) == plan
     assert frameworks_of(plan, SHAPE) == (Framework.MEGATRON,)
-    text = exported(plan, SHAPE, Framework.MEGATRON)
     for argument in ("--moe-flex-dispatcher-backend hybridep", "--overlap-moe-expert-parallel-comm",
                      "--cuda-graph-impl full_iteration", "--recompute-modules mlp moe_act"):
-        assert argument in text
+        assert argument in exported(plan, SHAPE, Framework.MEGATRON)
 
 
 @pytest.mark.parametrize(("word", "needs"), [
@@ -145,3 +142,45 @@ def test_words_of_what_a_model_has_not_are_refused(word: str, needs: str) -> Non
     dense = TransformerShape(2, 256, 4, 4, 1024, 1000, 128)
     with pytest.raises(PlanError, match=f"{needs}.*leave it out"):
         check_decoder_plan(ParallelPlan.parse(f"dp=8,microbatches=1,{word}"), dense, find_topology("dgx-h100x8"))
+
+
+WIDE = TransformerShape(2, 4096, 32, 8, 14_336, 128_256, 4096, gated=True, rms=True, bias=False, rotary=True)
+ROUTED = replace(WIDE, ffn=1024, experts=8, top_k=2)
+PART = TransformerPart(Piece.BLOCK, 1)
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    ("fp8", "a100-sxm-80g"), ("mxfp8", "h100-sxm"), ("nvfp4", "h200-sxm"), ("int3", "b200")])
+def test_a_type_that_a_device_lacks_is_refused(kind: str, name: str) -> None:
+    with pytest.raises(PlanError, match=kind):
+        narrow_type(kind, device(name))
+    # Hopper's fp8 products take rows of both operands alone.
+    assert [narrow_type("fp8", device(each)).copies for each in ("h100-sxm", "b200")] == [2, 1]
+
+
+@pytest.mark.parametrize("shape", [WIDE, ROUTED, replace(WIDE, flash=False)])
+def test_linear_layers_alone_become_narrower_and_do_the_same_arithmetic(
+        pieces: LayerCosts, shape: TransformerShape) -> None:
+    kind, traced = narrow_type("fp8", pieces.device), pieces._traced(shape, PART)
+    for calls, products, casts in ((traced.forward, 4, 3), (traced.backward, 8, 4)):
+        found = narrowed(calls, shape, kind)
+        narrow = [call for call in found if call.family is Family.GEMM and call.dtype == "fp8"]
+        # Of four layers' inputs two are cast by the norm before them, of experts' both where tokens are gathered.
+        assert len(narrow) == products and sum(call.kind == "cast" for call in found) in (casts, casts - 1)
+        flops = [sum(call.flops for call in each if call.family is Family.GEMM) for each in (found, calls)]
+        assert flops[0] == flops[1]
+        if shape.experts:
+            assert all(8 not in call.dims[1:] for call in narrow)  # the router's stay as they are
+            assert {call.dims[0] for call in narrow} == {1, 8}
+
+
+def test_narrower_is_faster_and_keeps_less(pieces: LayerCosts) -> None:
+    kinds = ("", "fp8", "mxfp8", "nvfp4")
+    work = [pieces.cost(WIDE.in_linears(kind), PART) for kind in kinds]
+    forward, backward = ([getattr(each, way).products for each in work] for way in ("forward", "backward"))
+    assert forward[0] > forward[1] >= forward[2] > forward[3] and backward[0] > backward[1] >= backward[2] > backward[3]
+    assert work[0].forward.others < work[1].forward.others  # casts are not free
+    kept = [pieces.saved_bytes(WIDE.in_linears(kind), PART) for kind in kinds]
+    assert kept[0] > kept[2] > kept[1] > kept[3] > 0
+    state = [pieces.optimizer(WIDE.in_linears(kind), PART).us for kind in ("", "fp8")]
+    assert state[0] < state[1] < 1.2 * state[0]

@@ -11,7 +11,8 @@ from graph_predictor.comm.traffic import Pass, of_block
 from kernel_models.collectives import CollectiveKind
 from kernel_models.collectives.topology import find_topology
 from kernel_models.device import find_device
-from planner.parallel.decoder import decoder_of_config
+from planner.parallel.decoder import check_decoder_plan, decoder_of_config
+from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.plan_costs import plan_calls
 from planner.parallel.published_configs import CONFIGS
 from tracer.parallel_plan import ParallelPlan, PlanError
@@ -68,8 +69,6 @@ def test_recurrence_meets_attention_where_published() -> None:
     """As quick as FlashAttention-2 from about 2,048 tokens on, 6 times at 16,384, on an A100 (Dao and Gu, 2024, section
     9.3): heads of 64, a state of 64."""
     pytest.importorskip("torch")
-    from planner.parallel.layer_costs import LayerCosts
-
     pieces = LayerCosts(find_device("a100-sxm-80g"))
     attention = TransformerShape(1, 2048, 32, 32, 0, 1000, 2048, head_size=64, norms=1, rms=True, bias=False,
                                  flash_version=2)
@@ -86,17 +85,14 @@ def test_recurrence_meets_attention_where_published() -> None:
     assert ratio[16_384] == pytest.approx(6, rel=0.25)
 
 
-def test_time_and_memory_of_a_mixer_grow_with_tokens_and_not_with_their_square() -> None:
+def test_time_and_memory_of_a_mixer_grow_with_tokens_and_not_with_their_square(hopper: LayerCosts) -> None:
     pytest.importorskip("torch")
-    from planner.parallel.layer_costs import LayerCosts
-
-    pieces = LayerCosts(find_device("h100-sxm"))
     mixer = next(kind for kind in decoder_of_config(CONFIGS["nemotron-h-8b"], "x", "x").shape.kinds if kind.state)
     part = TransformerPart(Piece.BLOCK, 1)
-    short, long = (pieces.cost(replace(mixer, seq=seq), part) for seq in (8192, 32_768))
+    short, long = (hopper.cost(replace(mixer, seq=seq), part) for seq in (8192, 32_768))
     assert long.forward.us / short.forward.us == pytest.approx(4, rel=0.05)
     assert 1.6 < short.backward.us / short.forward.us < 3
-    kept = [pieces.saved_bytes(replace(mixer, seq=seq), part) for seq in (8192, 16_384)]
+    kept = [hopper.saved_bytes(replace(mixer, seq=seq), part) for seq in (8192, 16_384)]
     assert kept[1] / kept[0] == pytest.approx(2, rel=0.01)
     # The interval is wider than that of a block whose kernels were measured.
     assert short.forward.high / short.forward.low > 1.2
@@ -110,22 +106,17 @@ def test_parts_of_a_block_decide_what_tensor_parallel_ranks_reduce() -> None:
         assert sum(count for _, count in calls.of[(row, "block forward")]) == 2  # one part: a gather and a scatter
         there = [calls.calls[at] for at, _ in calls.of[(row, "context forward")]]
         exchanged = [call.payload_bytes for call in there if call.kind is CollectiveKind.ALL_TO_ALL]
-        if kind.state is None:
-            assert not exchanged
-        else:
-            tokens = shape.seq // 2
-            assert exchanged == [tokens * kind.state.projected // 2 * 2, tokens * kind.state.inner // 2 * 2]
+        sizes = [kind.state.projected, kind.state.inner] if kind.state else []
+        assert exchanged == [shape.seq // 2 * (size // 2) * 2 for size in sizes]
     both = of_block(1.0, sequence_parallel=False, mixed=(3.0, 2.0))
     sent = [each for each in both if each.kind is CollectiveKind.ALL_TO_ALL and each.dimension == "cp"]
     assert [each.during for each in sent] == [Pass.FORWARD] * 2 + [Pass.BACKWARD] * 2
 
 
 def test_groups_and_heads_limit_how_a_mixer_is_split() -> None:
-    from planner.parallel.decoder import check_decoder_plan
-
     shape, on = decoder_of_config(CONFIGS["nemotron-h-8b"], "x", "x").shape, find_topology("dgx-h100x32")
     check_decoder_plan(ParallelPlan(tp=8, cp=8), shape, on)
-    with pytest.raises(PlanError, match="8 groups of a state-space mixer cannot be split evenly by tp=16"):
-        check_decoder_plan(ParallelPlan(tp=16), shape, on)
-    with pytest.raises(PlanError, match="128 heads of a state-space mixer cannot be split evenly by tp cp=256"):
-        check_decoder_plan(ParallelPlan(tp=8, cp=32), shape, on)
+    for plan, says in ((ParallelPlan(tp=16), "8 groups of a state-space mixer cannot be split evenly by tp=16"),
+                       (ParallelPlan(tp=8, cp=32), "128 heads of a state-space mixer cannot be split")):
+        with pytest.raises(PlanError, match=says):
+            check_decoder_plan(plan, shape, on)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -50,23 +51,16 @@ def asked(pieces: LayerCosts, shape: TransformerShape = SHAPE) -> list[object]:
     return [pieces.cost(shape, BLOCK), pieces.optimizer(shape, BLOCK), pieces.saved_bytes(shape, BLOCK)]
 
 
-def test_another_process_finds_what_was_traced(kept: Path, traces: list[str]) -> None:
+def test_another_process_finds_what_was_traced_and_what_is_damaged_is_traced_again(
+        kept: Path, traces: list[str]) -> None:
     first = asked(LayerCosts(H200))
     assert sorted(traces) == ["trace_optimizer", "trace_part"]
-    assert asked(LayerCosts(H200)) == first
-    assert len(traces) == 2
-    assert len(list(kept.glob("piece-*"))) == 2
-
-
-def test_damaged_files_are_traced_again(kept: Path, traces: list[str]) -> None:
-    """Both are damaged in three ways, after a first trace has said what is right."""
-    first = asked(LayerCosts(H200))
+    assert asked(LayerCosts(H200)) == first and len(traces) == len(list(kept.glob("piece-*"))) == 2
     for damage in (lambda content: b"", lambda content: content[:-3], lambda content: b"x" + content):
         traces.clear()
         for file in kept.glob("piece-*"):
             file.write_bytes(damage(file.read_bytes()))
-        assert asked(LayerCosts(H200)) == first
-        assert len(traces) == 2
+        assert asked(LayerCosts(H200)) == first and len(traces) == 2
 
 
 def test_other_sizes_devices_versions_and_settings_have_files_of_their_own(
@@ -79,15 +73,11 @@ def test_other_sizes_devices_versions_and_settings_have_files_of_their_own(
     assert known(spec=device("h100-sxm")) == TracedCalls((), ())  # runs the same operations
     assert known(replace(SHAPE, hidden=128)) is None
     assert known(spec=device("b200")) is None
-    with monkeypatch.context() as other:
-        other.setattr(kept_layers, "_settings", lambda: (False, *kept_layers.USUAL[1:]))
-        assert known() is None
-    with monkeypatch.context() as other:
-        other.setattr(kept_layers, "_surroundings", lambda: "another PyTorch")
-        assert known() is None
-    with monkeypatch.context() as other:
-        other.setattr(kept_layers, "_surroundings", lambda: "")  # no PyTorch
-        assert known() is None
+    for name, value in (("_settings", (False, *kept_layers.USUAL[1:])), ("_surroundings", "another PyTorch"),
+                        ("_surroundings", "")):  # the last without PyTorch
+        with monkeypatch.context() as other:
+            other.setattr(kept_layers, name, lambda value=value: value)
+            assert known() is None
 
 
 def test_the_usual_settings_are_those_of_a_fresh_process() -> None:
@@ -120,13 +110,6 @@ def test_a_cache_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, empty."""
-    monkeypatch.setattr(kept_files, "places", lambda: iter([str(tmp_path)]))
-    return tmp_path
-
-
 def test_a_first_search_of_a_decoder_of_the_suite_imports_no_torch(tmp_path: Path) -> None:
     program = ("import sys; from planner.parallel.planning import plan; plan('gpt2', 16); "
                "print('torch' in sys.modules)")
@@ -135,14 +118,14 @@ def test_a_first_search_of_a_decoder_of_the_suite_imports_no_torch(tmp_path: Pat
     assert done.stdout.split() == ["False"]
 
 
-def test_what_is_shipped_is_what_tracing_gives(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
+def test_what_is_shipped_is_what_tracing_gives(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    assert kept_layers.torch_version() == torch.__version__.partition("+")[0]
     if kept_layers.torch_version() != _shipped().torch:
         pytest.skip("another PyTorch than the one that traced what is shipped")
     monkeypatch.setattr(kept_layers, "_shipped", dict)
-    pieces = LayerCosts(device("h200-sxm"))
-    plan("gpt2", 64, pieces=pieces)
-    traced = {file.stem.rpartition("-")[2]: file.read_bytes()[32:] for file in empty.glob("piece-*.kept")}
+    plan("gpt2", 64, pieces=LayerCosts(H200))
+    traced = {file.stem.rpartition("-")[2]: file.read_bytes()[32:] for file in kept.glob("piece-*.kept")}
     assert len(traced) > 5
     other = [piece for piece, content in traced.items() if _shipped().pieces.get(piece) != content]
     assert not other, "tracing gives something else: python ci/ship_pieces.py (make pieces)"
@@ -169,27 +152,13 @@ def test_layers_of_other_code_are_traced(tmp_path: Path, monkeypatch: pytest.Mon
     assert kept_layers._shipped() == {}
 
 
-def test_other_settings_of_pytorch_trace(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def trace(*_: object) -> None:
-        asked.append("traced")
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(transformer_parts, "trace_part", trace)
+def test_other_settings_of_pytorch_trace(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformer_parts, "trace_part", lambda *_: 1 / 0)
     monkeypatch.setattr(kept_layers, "_settings", lambda: (False, *kept_layers.USUAL[1:]))
     with pytest.raises(ZeroDivisionError):
         plan("gpt2", 64)
-    assert asked == ["traced"]
-
-
-def test_the_version_is_the_installed_one() -> None:
-    torch = pytest.importorskip("torch")
-    assert kept_layers.torch_version() == torch.__version__.partition("+")[0]
 
 
 def _shipped() -> kept_layers.ShippedLayers:
-    import zlib
-
     content = zlib.decompress(kept_layers.SHIPPED.read_bytes())
     return msgspec.msgpack.decode(content, type=kept_layers.ShippedLayers)

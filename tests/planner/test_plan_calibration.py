@@ -13,8 +13,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from kernel_models.collectives import CollectiveModel, find_topology
-from kernel_models.device import device
+from kernel_models.collectives import CollectiveModel
 from planner.parallel.calibrate import SPREADS, MeasuredPlan, MeasuredPlanError, calibrate, fit_plans
 from planner.parallel.corrections import CorrectionFactors, ResidualModel, features
 from planner.parallel.estimate import estimate
@@ -29,9 +28,8 @@ PLANS = ("ddp=8,microbatch=2", "dp=4,tp=2,microbatch=4", "fsdp2=8,microbatch=4",
 
 
 @pytest.fixture(scope="module")
-def loads() -> list[PlanCosts]:
-    pieces, cluster = LayerCosts(device("h100-sxm")), CollectiveModel(find_topology("dgx-h100"))
-    return [costs_of_plan(ParallelPlan.parse(text), SHAPE, pieces, cluster) for text in PLANS]
+def loads(hopper: LayerCosts, node: CollectiveModel) -> list[PlanCosts]:
+    return [costs_of_plan(ParallelPlan.parse(text), SHAPE, hopper, node) for text in PLANS]
 
 
 def _measured(loads: list[PlanCosts], rates: CorrectionFactors) -> list[MeasuredPlan]:
@@ -43,8 +41,7 @@ def test_steps_of_a_slower_program_are_predicted_from_a_few_of_them(loads: list[
     steps = _measured(loads, slow)
     found = calibrate(steps[:5])
     assert np.abs(found.before).mean() > 0.15 > 0.03 > np.abs(found.after).mean()
-    others = [abs(each.log_ratio(found.rates)) for each in steps[5:]]
-    assert max(others) < 0.03
+    assert max(abs(each.log_ratio(found.rates)) for each in steps[5:]) < 0.03
     assert found.rates.spreads.products < 0.6 * CorrectionFactors().spreads.products
     assert str(found).startswith("Calibrated on 5 measured steps: off by ")
 
@@ -56,30 +53,28 @@ def test_steps_as_predicted_change_nothing(loads: list[PlanCosts]) -> None:
         name: pytest.approx(getattr(CorrectionFactors(), name), rel=1e-6) for name in SPREADS})
 
 
-def _place(each: PlanCosts) -> tuple[float, ...]:
-    return features(each.plan, each.shape)
-
-
 def test_what_rates_cannot_say_is_carried_to_plans_that_are_alike_and_to_no_others(loads: list[PlanCosts]) -> None:
     """One kind of plan takes 20% longer, which is no kernel's, collective's or host's."""
+    def place(each: PlanCosts) -> tuple[float, ...]:
+        return features(each.plan, each.shape)
+
     left = np.array([np.log(1.2) if each.plan.tp == 8 else 0.0 for each in loads])
-    learned = ResidualModel.of(np.array([_place(each) for each in loads]), np.clip(left, -0.03, 0.03))
+    learned = ResidualModel.of(np.array([place(each) for each in loads]), np.clip(left, -0.03, 0.03))
     eight = next(each for each in loads if each.plan.tp == 8)
     near = replace(eight, plan=replace(eight.plan, microbatch=16))
     far = replace(eight, plan=ParallelPlan.parse("dp=64,microbatch=1,recompute=full"))
-    assert 0.015 < learned.at(_place(near)) <= learned.most == 0.03
-    assert abs(learned.at(_place(far))) < 0.01
+    assert 0.015 < learned.at(place(near)) <= learned.most == 0.03
+    assert abs(learned.at(place(far))) < 0.01
     plain = estimate(eight, CorrectionFactors())
     found = estimate(eight, replace(CorrectionFactors(), residuals=learned))
-    assert found.time_us == pytest.approx(plain.time_us * np.exp(learned.at(_place(eight))))
+    assert found.time_us == pytest.approx(plain.time_us * np.exp(learned.at(place(eight))))
     parts = "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "stragglers"
     assert sum(getattr(found, name) for name in parts) == pytest.approx(found.time_us)
 
 
 def test_one_wild_step_does_not_carry_the_others_away(loads: list[PlanCosts]) -> None:
     steps = _measured(loads, replace(CorrectionFactors(), products=1.1))
-    wild = [*steps[:-1], replace(steps[-1], us=10 * steps[-1].us)]
-    rates = fit_plans(wild)
+    rates = fit_plans([*steps[:-1], replace(steps[-1], us=10 * steps[-1].us)])
     assert max(abs(each.log_ratio(rates)) for each in steps[:-1]) < 0.1
 
 

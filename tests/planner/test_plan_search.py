@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("torch")
 
 from kernel_models.collectives import CollectiveModel, find_topology
-from kernel_models.device import device
+from kernel_models.op_call import OpCall
 from planner.parallel.corrections import CorrectionFactors
-from planner.parallel.layer_costs import LayerCosts, TracedCalls
+from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.search import Bounds, search
 from planner.parallel.space import Framework, candidates, frameworks_of
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -23,21 +23,16 @@ SMALL = replace(DENSE, layers=4, seq=512)
 
 
 @pytest.fixture(scope="module")
-def pieces() -> LayerCosts:
-    return LayerCosts(device("h100-sxm"))
-
-
-@pytest.fixture(scope="module")
-def cluster() -> CollectiveModel:
+def nodes() -> CollectiveModel:
     return CollectiveModel(find_topology("dgx-h100x2"))
 
 
 @pytest.mark.parametrize(("shape", "gpus"), [
     (SMALL, 8), pytest.param(replace(SMALL, experts=4, top_k=1, imbalance=1.04), 2, marks=pytest.mark.slow)])
 def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_does_not(
-        shape: TransformerShape, gpus: int, pieces: LayerCosts, cluster: CollectiveModel) -> None:
-    every = search(shape, gpus, 4, pieces, cluster, best=None)
-    found = search(shape, gpus, 4, pieces, cluster, best=5, reach=1.01)
+        shape: TransformerShape, gpus: int, hopper: LayerCosts, nodes: CollectiveModel) -> None:
+    every = search(shape, gpus, 4, hopper, nodes, best=None)
+    found = search(shape, gpus, 4, hopper, nodes, best=5, reach=1.01)
     assert found.considered == every.considered
     assert len(found.plans) < len(every.plans) / 2 and found.slower > len(every.plans) / 4
     known = {each.plan for each in found.plans}
@@ -45,7 +40,7 @@ def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_doe
     wanted = max(times[4], 1.01 * times[0])
     assert all(each.plan in known for each in every.plans if each.estimate.time_us <= wanted)
     # No plan takes less than its bound, and most little more.
-    bounds = Bounds(shape, pieces, cluster, CorrectionFactors())
+    bounds = Bounds(shape, hopper, nodes, CorrectionFactors())
     assert all(bounds.floor_us(each.plan) <= bounds.least_us(each.plan) for each in every.plans)
     shares = sorted(bounds.least_us(each.plan) / each.estimate.time_us for each in every.plans)
     assert shares[-1] <= 1 + 1e-9 and shares[len(shares) // 2] > 0.5
@@ -84,58 +79,47 @@ def test_a_plan_belongs_to_the_frameworks_that_have_it(text: str, names: list[st
     assert [each.value for each in frameworks_of(ParallelPlan.parse(text), DENSE)] == names
 
 
-def test_a_framework_that_has_no_plan_is_told(pieces: LayerCosts, cluster: CollectiveModel) -> None:
+def test_a_framework_that_has_no_plan_is_told(hopper: LayerCosts, nodes: CollectiveModel) -> None:
     with pytest.raises(PlanError, match=r"by any plan of at most .* that fsdp has"):
-        search(DENSE, 16, 8, pieces, cluster, framework=Framework.FSDP)
+        search(DENSE, 16, 8, hopper, nodes, framework=Framework.FSDP)
 
 
-@pytest.mark.parametrize(("part", "count"), [
-    (TransformerPart(Piece.BLOCK, 1, 2, 2, sequence_parallel=True), 6), (TransformerPart(Piece.HEAD, 1, 2), 3)])
-def test_a_large_micro_batch_costs_what_its_own_trace_says(part: TransformerPart, count: int,
-                                                           pieces: LayerCosts) -> None:
-    large = replace(part, microbatch=count)
-    found = pieces._grown(DENSE.one_layer(), large)
-    traced = pieces._trace(DENSE.one_layer(), large)
-    assert found == traced
-    assert found is not None and [call.flops for call in found.forward] == [call.flops for call in traced.forward]
-    assert [call.bytes_moved for call in found.backward] == [call.bytes_moved for call in traced.backward]
+WIDE = replace(DENSE, heads=16, kv_heads=16)
+UNEVEN = replace(ROUTED, experts=8, imbalance=1.04)
+EXPERTS = replace(WIDE, experts=8, top_k=2)
 
 
-@pytest.mark.parametrize("part", [
-    TransformerPart(Piece.BLOCK, 3, ep=2), TransformerPart(Piece.BLOCK, 2, ep=8), TransformerPart(Piece.BLOCK, 1),
-    TransformerPart(Piece.BLOCK, 1, 2, 2, 4, sequence_parallel=True),
-    TransformerPart(Piece.BLOCK, 1, 2, ep=4, sequence_parallel=True, etp=1)])
-def test_experts_with_any_number_of_rows_cost_what_their_own_trace_says(part: TransformerPart,
-                                                                        pieces: LayerCosts) -> None:
-    uneven = replace(ROUTED, experts=8, imbalance=1.04, merges=part.microbatch == 3).one_layer()
-    check_same(pieces._grown(uneven, part), pieces._trace(uneven, part))
-
-
-def check_same(found: TracedCalls | None, traced: TracedCalls) -> None:
+@pytest.mark.parametrize(("way", "shape", "part"), [
+    # A large micro-batch.
+    ("_grown", DENSE, TransformerPart(Piece.BLOCK, 6, 2, 2, sequence_parallel=True)),
+    ("_grown", DENSE, TransformerPart(Piece.HEAD, 3, 2)),
+    # Experts with any number of rows.
+    ("_grown", replace(UNEVEN, merges=True), TransformerPart(Piece.BLOCK, 3, ep=2)),
+    ("_grown", UNEVEN, TransformerPart(Piece.BLOCK, 2, ep=8)), ("_grown", UNEVEN, TransformerPart(Piece.BLOCK, 1)),
+    ("_grown", UNEVEN, TransformerPart(Piece.BLOCK, 1, 2, 2, 4, sequence_parallel=True)),
+    ("_grown", UNEVEN, TransformerPart(Piece.BLOCK, 1, 2, ep=4, sequence_parallel=True, etp=1)),
+    # Many tensor-parallel ranks.
+    ("_split", WIDE, TransformerPart(Piece.BLOCK, 2, 8, 2)),
+    ("_split", replace(WIDE, latent=Latent(64, 32, 16, 8, 16)),
+     TransformerPart(Piece.BLOCK, 1, 8, sequence_parallel=True)),
+    ("_split", EXPERTS, TransformerPart(Piece.BLOCK, 1, 8, ep=2, sequence_parallel=True, etp=1))])
+def test_what_is_derived_of_a_block_costs_what_its_own_trace_says(
+        way: str, shape: TransformerShape, part: TransformerPart, hopper: LayerCosts) -> None:
+    found, traced = getattr(hopper, way)(shape.one_layer(), part), hopper._trace(shape.one_layer(), part)
     assert found == traced  # what forward keeps among it
-    for own, known in zip((*found.forward, *found.backward), (*traced.forward, *traced.backward), strict=True):
-        assert (own.flops, own.bytes_read, own.bytes_written) == (known.flops, known.bytes_read, known.bytes_written)
+    assert counted(*found.forward, *found.backward) == counted(*traced.forward, *traced.backward)
 
 
-WIDE = replace(DENSE, heads=16, kv_heads=16, experts=8, top_k=2)
+def counted(*calls: OpCall) -> list[tuple[float, float, float]]:
+    return [(call.flops, call.bytes_read, call.bytes_written) for call in calls]
 
 
-@pytest.mark.parametrize(("shape", "part"), [
-    (replace(WIDE, experts=0), TransformerPart(Piece.BLOCK, 2, 8, 2)),
-    (replace(WIDE, experts=0, latent=Latent(64, 32, 16, 8, 16)), TransformerPart(
-        Piece.BLOCK, 1, 8, sequence_parallel=True)),
-    (WIDE, TransformerPart(Piece.BLOCK, 1, 8, ep=2, sequence_parallel=True, etp=1))])
-def test_many_tensor_parallel_ranks_cost_what_their_own_trace_says(shape: TransformerShape, part: TransformerPart,
-                                                                   pieces: LayerCosts) -> None:
-    check_same(pieces._split(shape.one_layer(), part), pieces._trace(shape.one_layer(), part))
-
-
-def test_the_updates_of_experts_cost_what_their_own_trace_says(pieces: LayerCosts) -> None:
+def test_the_updates_of_experts_cost_what_their_own_trace_says(hopper: LayerCosts) -> None:
     part = TransformerPart(Piece.BLOCK, 1, 8, sequence_parallel=True, etp=1)
-    found, traced = pieces._updates(WIDE.one_layer(), part), pieces._trace_optimizer(WIDE.one_layer(), part)
-    check_same(TracedCalls(tuple(found), ()), TracedCalls(tuple(traced), ()))
+    found, traced = hopper._updates(EXPERTS.one_layer(), part), hopper._trace_optimizer(EXPERTS.one_layer(), part)
+    assert tuple(found) == tuple(traced) and counted(*found) == counted(*traced)
 
 
-def test_nothing_of_a_block_without_experts_depends_on_how_experts_are_shared(pieces: LayerCosts) -> None:
+def test_nothing_of_a_block_without_experts_depends_on_how_experts_are_shared(hopper: LayerCosts) -> None:
     part = TransformerPart(Piece.BLOCK, 1)
-    assert pieces._traced(DENSE.one_layer(), replace(part, ep=4)) is pieces._traced(DENSE.one_layer(), part)
+    assert hopper._traced(DENSE.one_layer(), replace(part, ep=4)) is hopper._traced(DENSE.one_layer(), part)

@@ -22,26 +22,26 @@ H100 = find_device("h100-sxm")
 SHAPE = served_decoder("llama-3.1-8b").shape
 SETUP = ServingSetup()
 PLANTED = dataclasses.replace(rates_of(SETUP), products=1.25, others=0.9, step_us=3000.0)
+COLUMNS = "concurrency,prompt,output,tpot_ms"
 LOADS = [(clients, prompt, output) for clients in (2, 16, 64) for prompt, output in (
     (256, 128), (1024, 64), (2048, 256), (512, 512))]
 
 
-def measured() -> list[MeasuredRow]:
+@pytest.fixture(scope="module")
+def rows() -> list[MeasuredRow]:
     model = ServingModel(SHAPE, SETUP, H100, cluster_for(H100, 1, None, None, None))
-    rows = []
+    found = []
     for clients, prompt, output in LOADS:
         load = Requests(Lengths(prompt, prompt), Lengths(output, output), clients, count=3 * clients, warm_up=clients)
         cache = cache_account(SHAPE, SETUP, H100, prompt + output)
         got = simulate_serving(load, SETUP, model.with_rates(PLANTED).surface, cache)
-        rows.append(MeasuredRow(str(load), model, cache, load, got.mean_ttft_us() / 1e3, got.mean_tpot_us() / 1e3))
-    return rows
+        found.append(MeasuredRow(str(load), model, cache, load, got.mean_ttft_us() / 1e3, got.mean_tpot_us() / 1e3))
+    return found
 
 
-def test_ten_rows_of_planted_rates_predict_the_others() -> None:
-    rows = measured()
+def test_ten_rows_of_planted_rates_predict_the_others(rows: list[MeasuredRow]) -> None:
     found = calibrate_serving(rows[:10], rates_of(SETUP))
-    assert found.before > 0.15
-    assert found.after < 0.05
+    assert found.before > 0.15 and found.after < 0.05
     assert found.rates.step_us == pytest.approx(PLANTED.step_us, rel=0.25)
     for row in rows[10:]:
         got = simulate_serving(row.load, SETUP, row.model.with_rates(found.rates).surface, row.cache)
@@ -51,19 +51,17 @@ def test_ten_rows_of_planted_rates_predict_the_others() -> None:
     assert found.to_dict()["rates"]["step_us"] == found.rates.step_us
 
 
-def test_fewer_than_two_rows_and_rows_far_off_are_refused() -> None:
-    rows = measured()[:3]
-    with pytest.raises(ServingError, match="there is one"):
-        calibrate_serving(rows[:1], rates_of(SETUP))
+def test_fewer_than_two_rows_and_rows_far_off_are_refused(rows: list[MeasuredRow]) -> None:
     far = dataclasses.replace(rows[0], tpot_ms=rows[0].tpot_ms * 1000)
-    with pytest.raises(ServingError, match="times off"):
-        calibrate_serving([far, *rows[1:]], rates_of(SETUP))
+    for given, said in ((rows[:1], "there is one"), ([far, *rows[1:3]], "times off")):
+        with pytest.raises(ServingError, match=said):
+            calibrate_serving(given, rates_of(SETUP))
 
 
-def test_a_table_calibrates_serve(tmp_path: Path) -> None:
+def test_a_table_calibrates_serve(tmp_path: Path, rows: list[MeasuredRow]) -> None:
     path = tmp_path / "mine.csv"
     pandas.DataFrame([{"concurrency": row.load.concurrency, "prompt": row.load.prompt.most,
-                       "output": row.load.output.most, "tpot_ms": row.tpot_ms} for row in measured()[:4]]).to_csv(
+                       "output": row.load.output.most, "tpot_ms": row.tpot_ms} for row in rows[:4]]).to_csv(
         path, index=False)
     plain, known = (serve("llama-3.1-8b", device="h100-sxm", batch=16, context=1024, measured=each)
                     for each in (None, str(path)))
@@ -71,27 +69,26 @@ def test_a_table_calibrates_serve(tmp_path: Path) -> None:
     assert known.calibration is not None and any("Calibrated on 4" in note for note in known.notes)
 
 
-@pytest.mark.parametrize(("rows", "said"), [
-    ([{"prompt": 8, "output": 8, "tpot_ms": 1.0}], "lacks the column concurrency"),
-    ([{"concurrency": 1, "prompt": 8, "output": 8}], "neither ttft_ms nor tpot_ms"),
-    ([{"concurrency": 0, "prompt": 8, "output": 8, "tpot_ms": 1.0}], "no whole number from 1"),
-    ([{"concurrency": 1, "prompt": "x", "output": 8, "tpot_ms": 1.0}], "no number of tokens"),
-    ([{"concurrency": 1, "prompt": 8, "output": 8, "tpot_ms": -1.0}], "no positive number"),
-    ([{"concurrency": 1, "prompt": 8, "output": 8, "tpot_ms": 1.0, "tp": 3}], "cannot be split evenly"),
-    ([{"concurrency": 1, "prompt": 131_072, "output": 8, "tpot_ms": 1.0}], "more than the 131,072"),
-    ([{"concurrency": 1, "prompt": 600_000, "output": 8, "tpot_ms": 1.0}], "more than the 131,072")])
-def test_tables_that_are_none(tmp_path: Path, rows: list[dict[str, object]], said: str) -> None:
+@pytest.mark.parametrize(("text", "said"), [
+    ("prompt,output,tpot_ms\n8,8,1.0\n", "lacks the column concurrency"),
+    ("concurrency,prompt,output\n1,8,8\n", "neither ttft_ms nor tpot_ms"),
+    (f"{COLUMNS}\n0,8,8,1.0\n", "no whole number from 1"), (f"{COLUMNS}\n1,x,8,1.0\n", "no number of tokens"),
+    (f"{COLUMNS}\n1,8,8,-1.0\n", "no positive number"), (f"{COLUMNS},tp\n1,8,8,1.0,3\n", "cannot be split evenly"),
+    (f"{COLUMNS}\n1,131072,8,1.0\n", "more than the 131,072")])
+def test_tables_that_are_none(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "rows.csv"
-    pandas.DataFrame(rows).to_csv(path, index=False)
+    path.write_text(text)
     with pytest.raises((ServingError, TableInputError), match=said):
         read_measured_rows(str(path), SHAPE, SETUP, H100, None, lambda gpus: cluster_for(H100, 1, None, None, None),
                            131_072)
 
 
-def test_rows_that_contradict_each_other_are_doubted_and_first_tokens_alone_have_no_error() -> None:
-    rows = measured()[:4]
-    odd = [dataclasses.replace(row, tpot_ms=row.tpot_ms * by) for row, by in zip(rows, (0.3, 4, 0.3, 4), strict=True)]
-    assert "contradict each other" in str(calibrate_serving(odd, rates_of(SETUP)))
-    assert "contradict" not in str(calibrate_serving(rows, rates_of(SETUP)))
-    alone = calibrate_serving([dataclasses.replace(row, tpot_ms=float("nan")) for row in rows], rates_of(SETUP))
-    assert "nan" not in str(alone) and "first tokens alone" in str(alone)
+def test_rows_that_contradict_each_other_are_doubted_and_first_tokens_alone_have_no_error(
+        rows: list[MeasuredRow]) -> None:
+    def said(*factors: float) -> str:
+        return str(calibrate_serving([dataclasses.replace(row, tpot_ms=by * row.tpot_ms)
+                                      for row, by in zip(rows, factors, strict=False)], rates_of(SETUP)))
+
+    assert "contradict each other" in said(0.3, 4, 0.3, 4) and "contradict" not in said(1, 1, 1, 1)
+    alone = said(*[math.nan] * 4)
+    assert "nan" not in alone and "first tokens alone" in alone

@@ -1,4 +1,4 @@
-"""Kernels of recorded served steps and the operations that they belong to; steps predicted from other ones."""
+"""Kernels of recorded served steps, the operations that they belong to, and what is learned of real ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from kernel_models.device import find_device
 from kernel_models.op_call import Family
-from planner.serving.serve import cluster_for
+from planner.serving.serve import cluster_for, serve
 from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder
 from planner.serving.step_grids import PrefillChunk
-from planner.serving.step_operations import StepExchange, StepOperation
+from planner.serving.step_operations import StepOperation
 from planner.serving.steps import ServedStep, ServingModel
 from planner.serving.trace_calibration import (
     KernelRole,
@@ -25,22 +25,27 @@ from planner.serving.trace_calibration import (
     kernel_role,
     match_kernels,
     read_anchor,
+    step_of,
 )
-from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
+pytestmark = pytest.mark.usefixtures("read_once")
 KERNELS = {"norms": "fused_add_rms_norm_kernel", "rotary positions, cache": "reshape_and_cache_flash_kernel",
            "attention of decoding": "flash_fwd_splitkv_kernel", "activation": "act_and_mul_kernel",
            "embedding": "indexSelectSmallIndex", "sampling": "argmax_kernel"}
 FACTORS = {"queries, keys, values": 0.8, "attention's output": 1.3, "attention of decoding": 1.5, "norms": 2.0,
            "feed-forward part": 0.9}
+PLAIN = ServingSetup()
 
 
 @cache
+def model_of(name: str, device: str, setup: ServingSetup = PLAIN) -> ServingModel:
+    spec = find_device(device)
+    return ServingModel(served_decoder(name).shape, setup, spec, cluster_for(spec, setup.gpus, None, None, None))
+
+
 def model() -> ServingModel:
-    spec = find_device("h100-sxm")
-    return ServingModel(served_decoder("llama-3.1-8b").shape, ServingSetup(), spec,
-                        cluster_for(spec, 1, None, None, None))
+    return model_of("llama-3.1-8b", "h100-sxm")
 
 
 def ran(step: ServedStep) -> list[tuple[str, float]]:
@@ -94,6 +99,9 @@ def test_a_product_is_which_one_by_its_place() -> None:
         "rotary positions, cache", "attention of decoding", "attention's output", "norms", "feed-forward part",
         "activation", "feed-forward part")
     assert found.of[-1] == "logits" and found.beside[4] and not found.none_us
+    split = model_of("llama-3.1-8b", "h100-sxm", ServingSetup(tp=2))
+    every = [each.name for each in split.in_order(ServedStep(8, 1024))]
+    assert every.count("all-reduce") == 65 and every[-1] == "logits of all GPUs"
 
 
 @pytest.mark.parametrize(("name", "model_name", "device", "setup", "own"), [
@@ -102,10 +110,13 @@ def test_a_product_is_which_one_by_its_place() -> None:
 def test_kernels_of_real_servers_belong_to_operations(
         real_trace: Callable[[str], Path], name: str, model_name: str, device: str, setup: ServingSetup, own: float
         ) -> None:
-    spec = find_device(device)
-    plain = ServingModel(served_decoder(model_name).shape, setup, spec, cluster_for(spec, setup.gpus, None, None, None))
+    plain = model_of(model_name, device, setup)
     found = read_anchor(str(real_trace(name)), plain)
-    assert found.own > own and found.own + found.beside > 0.99
+    assert found.own > own and found.own + found.beside > 0.99 and "another model" not in str(found)
+    if name == "vllm-cuda-graph":
+        assert (found.steps[0].sequences, found.steps[0].pieces[0].prompts) == (37, 9)
+        assert sum(found.measured.values()) == pytest.approx(156_000, rel=0.02)
+        assert found.measured["collectives"] == 0 and found.rates.collectives == 1.0
     anchored, step = found.of(plain), found.steps[0]
     assert anchored.prices_of(anchored.in_order(step))[0].sum() == pytest.approx(
         sum(found.measured.values()), rel=0.01)
@@ -139,36 +150,53 @@ def test_steps_that_do_not_say_what_they_did_are_told(tmp_path: Path) -> None:
 def test_kernels_of_a_graph_have_the_operations_of_its_capture(tmp_path: Path) -> None:
     operators = ["aten::mm", "_C::silu_and_mul", "aten::mm"]
     call = {"ph": "X", "pid": 1, "tid": 1, "cat": "cuda_runtime", "dur": 2}
-    events = [{**call, "name": "cudaStreamBeginCapture", "ts": 10}]
+    events = [{**call, "name": "cudaStreamBeginCapture", "ts": 10}, {**call, "name": "cudaStreamEndCapture", "ts": 90},
+              {**call, "pid": 0, "tid": 7, "cat": "kernel", "name": "warm", "ts": 5,  # a trace needs device work
+               "args": {"correlation": 1, "stream": 7, "device": 0}}]
     for number, name in enumerate(operators):
-        events += [
-            {"ph": "X", "pid": 1, "tid": 1, "cat": "cpu_op", "name": name, "ts": 20 + 20 * number, "dur": 15,
-             "args": {"External id": number + 1}},
-            {"ph": "X", "pid": 1, "tid": 1, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 25 + 20 * number,
-             "dur": 3, "args": {"correlation": 100 + number, "External id": number + 1}}]
-    events.append({**call, "name": "cudaStreamEndCapture", "ts": 90})
-    # A trace needs device work to be one.
-    events.append({"ph": "X", "pid": 0, "tid": 7, "cat": "kernel", "name": "warm", "ts": 5, "dur": 1,
-                   "args": {"correlation": 1, "stream": 7, "device": 0}})
+        events += [{**call, "cat": "cpu_op", "name": name, "ts": 20 + 20 * number, "dur": 15,
+                    "args": {"External id": number + 1}},
+                   {**call, "name": "cudaLaunchKernel", "ts": 25 + 20 * number,
+                    "args": {"correlation": 100 + number, "External id": number + 1}}]
     path = tmp_path / "capture.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, "deviceProperties": []}))
-
-    def read(where: str) -> ExecutionGraph:
-        return read_job([where]).graphs[0]
-
-    graph = read(trace_of(tmp_path / "a.json", [("step", [("k1", 3.0), ("triton_poi_fused_0", 2.0), ("k2", 3.0)])]))
-    found = captured_operators(graph, read(str(path)))
+    kernels = [("k1", 3.0), ("triton_poi_fused_0", 2.0), ("k2", 3.0)]
+    graph, capture = (read_job([where]).graphs[0] for where in (trace_of(tmp_path / "a.json", [("step", kernels)]),
+                                                                str(path)))
+    found = captured_operators(graph, capture)
     ordered = np.argsort(graph.kernels.start_ns)
     assert [found[row] for row in ordered.tolist()] == operators
     with pytest.raises(ServingError, match="captures no CUDA graph"):
         captured_operators(graph, graph)
 
 
-def test_all_of_a_step_is_in_order() -> None:
-    spec = find_device("h100-sxm")
-    split = ServingModel(served_decoder("llama-3.1-8b").shape, ServingSetup(tp=2), spec,
-                         cluster_for(spec, 2, None, None, None))
-    names = [each.name for each in split.in_order(ServedStep(8, 1024)) if not isinstance(each, StepExchange)]
-    assert names.index("attention of decoding") < names.index("attention's output") < names.index("feed-forward part")
-    every = [each.name for each in split.in_order(ServedStep(8, 1024))]
-    assert every.count("all-reduce") == 65 and every[-1] == "logits of all GPUs"
+@pytest.mark.parametrize(("name", "step"), [
+    ("execute_context_1(888_788544)_generation_0(0)", ServedStep(0, 0.0, (PrefillChunk(1, 888, 0),), 1)),
+    ("execute_8192_context_2(sq800sk1000sqsq1sqsk1)_generation_4(sq4sk400sqsq4sqsk1)",
+     ServedStep(4, 100.0, (PrefillChunk(2, 400, 100),), 2)),
+    ("execute_context_0(0)_generation_8(8)", ServedStep(8, 1.0, (), 0)), ("ProfilerStep#3", None),
+    ("execute_model", None), ("execute_context_0(0)_generation_0(0)", None)])
+def test_a_step_s_name_says_what_it_works_on(name: str, step: ServedStep | None) -> None:
+    assert step_of(name) == step
+
+
+def test_a_trace_anchors_serve(real_trace: Callable[[str], Path]) -> None:
+    found, plain = (serve("gpt-oss-120b", device="b200", tp=8, experts="mxfp4", kv_dtype="fp8", batch=8, context=1024,
+                          anchor=where) for where in (str(real_trace("vllm-eager-B200")), None))
+    assert found.notes[0].startswith("Anchored on 1 recorded step") and found.prefill.us != plain.prefill.us
+
+
+@pytest.mark.parametrize(("trace", "name", "device", "setup", "says"), [
+    ("resnet50-ddp-2xA100", "gpt-oss-20b", "b200", ServingSetup(), "No step of"),
+    ("vllm-cuda-graph", "gpt-oss-20b", "h200-sxm", ServingSetup(experts="mxfp4"), "with 206 GB"),
+    ("vllm-eager-B200", "gpt-oss-20b", "h200-sxm", ServingSetup(), "give --device b200"),
+    ("vllm-cuda-graph", "llama-3.1-70b", "mi300x", ServingSetup(tp=8), "no collectives")])
+def test_a_trace_of_another_device_or_split_is_told(real_trace: Callable[[str], Path], trace: str, name: str,
+                                                    device: str, setup: ServingSetup, says: str) -> None:
+    with pytest.raises(ServingError, match=says):
+        read_anchor(str(real_trace(trace)), model_of(name, device, setup))
+
+
+def test_a_trace_of_another_model_is_told(real_trace: Callable[[str], Path]) -> None:
+    where = str(real_trace("vllm-cuda-graph"))
+    assert "may be of another model" in str(read_anchor(where, model_of("qwen3-32b", "mi300x")))

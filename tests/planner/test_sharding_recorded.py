@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,30 +16,26 @@ from kernel_models.op_call import Source
 from planner.sharding.estimate import AnchoredProblem, anchored_problem, measured_dense
 from planner.sharding.problem import NO_ANCHORS, DenseWork, ShardingProblem, WorkAnchor
 from planner.sharding.sources import RecordedStep, StepPart, device_of, parts_of, recorded_step, sharding_source
-from tracer.job import read_job
+from tracer.job import Job
 from tracer.lookup_data.plan_file import ShardingError, ShardKind
 
+pytestmark = pytest.mark.usefixtures("read_once")
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = ROOT / "traces" / "dlrm-cpu"
 V100 = ROOT.parent / "shared" / "data" / "traces" / "dlrm-8xV100-2023"
 
 
-class TestAnchors:
-    anchor = WorkAnchor(30.0, 20.0, 15.0, 40.0, noise=0.01)
+ANCHOR = WorkAnchor(30.0, 20.0, 15.0, 40.0, noise=0.01)
 
-    def test_the_recorded_work_takes_what_was_measured(self) -> None:
-        us, low, high = (float(each[0]) for each in self.anchor.times(*(np.array([x]) for x in (20.0, 15.0, 40.0))))
-        assert us == 30.0 and low == pytest.approx(30 * np.exp(-0.01)) and high == pytest.approx(30 * np.exp(0.01))
 
-    def test_other_work_is_scaled_and_less_sure(self) -> None:
-        us, low, high = self.anchor.times(*(np.array([x, 2 * x]) for x in (22.0, 16.5, 44.0)))
-        assert us == pytest.approx([33.0, 66.0])
-        assert (high / us)[1] > (high / us)[0] > np.exp(0.01) and (us / low)[1] > (us / low)[0]
-
-    def test_on_another_device_models_err_whatever_the_size(self) -> None:
-        there = replace(self.anchor, elsewhere=True)
-        sizes = [np.array([x]) for x in (20.0, 15.0, 40.0)]
-        assert float(there.times(*sizes)[2][0]) > 1.5 * float(self.anchor.times(*sizes)[2][0])
+def test_the_recorded_work_takes_what_was_measured_and_other_work_is_scaled_and_less_sure() -> None:
+    us, low, high = ANCHOR.times(*(np.array([x, 1.1 * x, 2.2 * x]) for x in (20.0, 15.0, 40.0)))
+    assert us == pytest.approx([30.0, 33.0, 66.0])
+    assert (low[0], high[0]) == pytest.approx((30 * np.exp(-0.01), 30 * np.exp(0.01)))
+    assert (high / us)[2] > (high / us)[1] > np.exp(0.01) and (us / low)[2] > (us / low)[1]
+    # On another device models err whatever the size.
+    there = replace(ANCHOR, elsewhere=True).times(*(np.array([x]) for x in (20.0, 15.0, 40.0)))
+    assert there[2][0] > 1.5 * high[0]
 
 
 def test_a_dense_part_is_measured_and_follows_the_models_to_another_batch() -> None:
@@ -66,24 +63,23 @@ def anchored(path: Path, ranks: int, name: str, samples: int | None = None) -> A
     return anchored_problem(problem, found.recorded, same_cluster=True)
 
 
-def test_parts_of_a_recorded_step_add_up_to_it() -> None:
-    job = read_job(CAPTURE)
+def test_parts_of_a_recorded_step_add_up_to_it(read_once: Callable[..., Job]) -> None:
+    job = read_once([str(CAPTURE)])
     found = recorded_step(job)
     assert found.device is not None and found.device.name == "cpu"
     assert found.parts.sum() == pytest.approx(found.step, rel=0.05)
-    graph = job.graphs[0]
-    part = parts_of(graph)
+    graph, part = job.graphs[0], parts_of(job.graphs[0])
     named = {kind: {graph.string(int(code)) for code in graph.ops.name[part == kind]} for kind in StepPart}
     assert "aten::_embedding_bag" in named[StepPart.LOOKUPS]
     assert "aten::_embedding_bag_dense_backward" in named[StepPart.GRADIENTS]
     assert "aten::addmm" in named[StepPart.DENSE_FORWARD] and "aten::addmm" not in named[StepPart.LOOKUPS]
 
 
-def test_a_captures_own_device_is_the_default_and_its_dense_part_measured() -> None:
+def test_a_captures_own_device_is_the_default_and_its_dense_part_measured(read_once: Callable[..., Job]) -> None:
     pytest.importorskip("torch")
     assert device_of(str(CAPTURE)).name == "cpu"
     found = anchored(CAPTURE, 2, "cpu")
-    step, dense = recorded_step(read_job(CAPTURE)), found.problem.dense
+    step, dense = recorded_step(read_once([str(CAPTURE)])), found.problem.dense
     parts = (StepPart.DENSE_FORWARD, StepPart.DENSE_BACKWARD, StepPart.OPTIMIZER)
     assert dense.us == pytest.approx(sum(step.mean(part) for part in parts)) and dense.host == pytest.approx(step.host)
     assert found.own is not None and {Source.MEASURED, Source.ANCHORED} <= set(found.own.sources)
@@ -91,40 +87,30 @@ def test_a_captures_own_device_is_the_default_and_its_dense_part_measured() -> N
     # One rank exchanges nothing: what was measured adds up.
     assert found.own.time_us == pytest.approx(found.measured_us, rel=0.05)
     assert found.notes[0].startswith("Measured in the recorded step: the dense part")
-
-
-def test_a_cpus_step_says_nothing_of_a_gpu() -> None:
-    pytest.importorskip("torch")
-    found = anchored(CAPTURE, 2, "h200-sxm")
-    assert found.problem.anchors == NO_ANCHORS and found.problem.dense.host == 0
-    assert "runs other operations than h200-sxm" in found.notes[0]
+    # A CPU's step says nothing of a GPU.
+    there = anchored(CAPTURE, 2, "h200-sxm")
+    assert there.problem.anchors == NO_ANCHORS and there.problem.dense.host == 0
+    assert "runs other operations than h200-sxm" in there.notes[0]
 
 
 @pytest.mark.skipif(not V100.is_dir(), reason="the published traces are not here")
-class TestEightRanks:
-    def test_the_recorded_shardings_own_step_is_close_to_the_measured_one(self) -> None:
-        found = anchored(V100, 8, "v100-sxm2-32g")
-        assert len(found.problem.tables) == 26 and found.problem.samples == 16
-        assert found.own is not None
-        kinds = [each.kind for each in found.own.plan.shardings]
-        assert kinds.count(ShardKind.TABLE_WISE) == 24 and kinds.count(ShardKind.DATA_PARALLEL) == 2
-        assert found.measured_us == 12_509 and found.own.time_us == pytest.approx(12_509, rel=0.03)
-        assert found.own.low_us < 12_509 < found.own.high_us
-        anchors = found.problem.anchors
-        assert anchors.forward is not None and 0.5 < anchors.forward.factor < 2
-        assert anchors.backward is not None and 0.5 < anchors.backward.factor < 2
-
-    def test_another_device_keeps_the_ratios(self) -> None:
-        there = anchored(V100, 8, "h100-sxm")
-        anchors, dense = there.problem.anchors, there.problem.dense
-        assert anchors.exchanges is None and anchors.forward is not None and anchors.forward.elsewhere
-        assert dense.us < anchored(V100, 8, "v100-sxm2-32g").problem.dense.us
-        assert set(dense.sources) == {Source.ANCHORED}
-
-    def test_a_dense_part_that_cannot_be_scaled_has_a_wide_interval(self) -> None:
-        larger = anchored(V100, 8, "v100-sxm2-32g", samples=512)
-        assert larger.problem.dense.high / larger.problem.dense.us > 30
-        assert any("recorded 16 samples a rank" in note for note in larger.notes)
+def test_eight_ranks_own_step_is_close_to_the_measured_one() -> None:
+    found, there = (anchored(V100, 8, name) for name in ("v100-sxm2-32g", "h100-sxm"))
+    assert len(found.problem.tables) == 26 and found.problem.samples == 16 and found.own is not None
+    kinds = [each.kind for each in found.own.plan.shardings]
+    assert kinds.count(ShardKind.TABLE_WISE) == 24 and kinds.count(ShardKind.DATA_PARALLEL) == 2
+    assert found.measured_us == 12_509 and found.own.time_us == pytest.approx(12_509, rel=0.03)
+    assert found.own.low_us < 12_509 < found.own.high_us
+    for anchor in (found.problem.anchors.forward, found.problem.anchors.backward):
+        assert anchor is not None and 0.5 < anchor.factor < 2
+    # Another device keeps the ratios.
+    anchors, dense = there.problem.anchors, there.problem.dense
+    assert anchors.exchanges is None and anchors.forward is not None and anchors.forward.elsewhere
+    assert dense.us < found.problem.dense.us and set(dense.sources) == {Source.ANCHORED}
+    # A dense part that cannot be scaled has a wide interval.
+    larger = anchored(V100, 8, "v100-sxm2-32g", samples=512)
+    assert larger.problem.dense.high / larger.problem.dense.us > 30
+    assert any("recorded 16 samples a rank" in note for note in larger.notes)
 
 
 def test_nothing_to_shard_is_one_sentence() -> None:
