@@ -274,34 +274,27 @@ def test_minutes_of_a_calibration_that_was_interrupted_count(earlier_s: float, k
 
 
 @pytest.mark.parametrize(("scale", "load", "judged"), [("cpu", 0.6, True), ("cpu", 5.0, False), ("cuda", 5.0, True)])
-def test_times_of_a_cpu_that_is_busy_are_told_and_not_judged(scale: str, load: float, judged: bool,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_of_a_cpu_that_is_busy_are_told_and_not_judged(
+        scale: str, load: float, judged: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(worker, "probe", lambda device: Health(device, load=load))
     chosen, points = worker.judged_here(3, SCALES[scale])
     assert (chosen == SCALES[scale]) == judged == (not points)
-    off = {"a": ValidatedCase({}, 2.0, 1.9, 2.1, 1.0, 3)}
     assert not worker.judged_here(1, SCALES[scale])[1]  # has no times to judge
-    points = list(predictions.judged(off, chosen))
+    found = list(predictions.judged({"a": ValidatedCase({}, 2.0, 1.9, 2.1, 1.0, 3)}, chosen))
     verdict = PointVerdict.FAILED if judged else PointVerdict.NOTED
-    assert verdict_of([*points, absent("bf16", "no matrix units")]) is verdict
-    assert [point.value for point in points] == [1.0, 1.0, 1.0, 0.0]  # told in either case
-
-
-def test_a_part_whose_times_were_not_judged_does_not_pass_by_what_else_it_found(
-        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(worker, "probe", lambda device: Health(device, load=5.0))
-    chosen, points = worker.judged_here(5, SCALES["cpu"])
-    assert verdict_of([*points, at_least("minutes used", 1.0, 0.8)]) is PointVerdict.NOTED
+    assert verdict_of([*points, *found, absent("bf16", "no matrix units")]) is verdict
+    assert [point.value for point in found] == [1.0, 1.0, 1.0, 0.0]  # told in either case
+    # A part does not pass by what else it found, and fails by it.
     assert verdict_of([*points, at_least("minutes used", 0.1, 0.8)]) is PointVerdict.FAILED
     for name in ("part3/measured.json", "part4/device.profile"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}", encoding="utf-8")
+    errors = iter((1.0, 2.0))  # without the profile, and with it
     monkeypatch.setattr(predictions, "_predicted", lambda *_: ({}, {}))
     monkeypatch.setattr(predictions, "_products", lambda *_: iter(()))
-    errors = iter((1.0, 2.0))  # without the profile, and with it
     monkeypatch.setattr(predictions, "_beside", lambda *_: {
         "a": ValidatedCase({}, next(errors) + 1.0, 0.9, 1.1, 1.0, 3)})
-    assert failed(predictions.with_profile(tmp_path, chosen)) == []
+    assert (failed(predictions.with_profile(tmp_path, chosen)) == []) == (not judged)
 
 
 @pytest.mark.parametrize(("context", "peak", "what"), [
@@ -592,6 +585,13 @@ def test_a_part_that_aborts_or_hangs_fails_with_its_last_words_and_the_others_go
 def test_options_of_no_run_are_refused(run: Run, stub: Path, wrong: list[str], said: str) -> None:
     refused = run("doctor", "--out", str(stub), *wrong)
     assert refused.code == 2 and said in plain(refused.err)
+
+
+def test_parts_run_on_this_machine(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert acceptance.torch_device() in SCALES
+    found = acceptance.accept(tmp_path, 10, "tiny", [0, 1])
+    assert [part.verdict for part in found.parts] == [PointVerdict.PASSED, PointVerdict.ABSENT], found
 
 
 @pytest.mark.slow

@@ -218,15 +218,6 @@ def test_interruptions_of_the_same_work_are_told_from_a_quiet_machine(tmp_path: 
     assert recorded("shaken", 2) == pytest.approx(np.log((7 * 8 + 2 * 80) / (9 * 8) / 1.4))
 
 
-def test_a_change_of_the_other_sign_than_the_medians_says_whose_it_is(kept: Path, tmp_path: Path) -> None:
-    """The median step took longer, but the quickest steps did not: the smallest change of a run's quantiles counts."""
-    write_capture(tmp_path / "new" / "step", step_ns=[*samples(300, number=8), *samples(610, number=22)])
-    (step,) = (each for each in gate.check_against(str(kept), str(tmp_path / "new")).verdicts
-               if each.quantity == "step time")
-    assert step.now is not None and step.before is not None and step.now > step.before
-    assert "% in the quickest steps (90% between" in step.text
-
-
 def test_reports_for_machines_and_pull_requests(kept: Path, tmp_path: Path, run: Run) -> None:
     junit, text = tmp_path / "out.xml", tmp_path / "out.md"
     write_capture(tmp_path / "new" / "step", step_trace(launches=2, kernel_us=50))

@@ -146,9 +146,9 @@ def test_fit_then_predict_then_tune(run, predict, tmp_path: Path):
                "oneshot").code == 0
     asked = ("all_reduce", "--bytes", "1MiB", "--comm-profile", profile)
     # A measured size is measured without naming its dtype.
-    for dtype in ((), ("--dtype", "float")):
-        values = predict(*asked, *dtype)
-        assert (values["source"], values["dtype"], values["interval"]) == ("measured", "float32", "checked")
+    for given, dtype in (((), "float32"), (("--dtype", "float"), "float")):
+        values = predict(*asked, *given)
+        assert (values["source"], values["dtype"], values["interval"]) == ("measured", dtype, "checked")
         assert values["time_us"] == pytest.approx(20 + 2**20 * 1e-5, rel=1e-3)
     far = predict(*asked, "--topology", "dgx-h100x2")
     assert far["level"] == "fitted" and far["source"] == "learned" and far["per_node"] == [8, 8]

@@ -18,9 +18,9 @@ from graph_predictor.request.study import Configuration, Study
 from graph_predictor.sizes.retrace import trace_again
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.capture_layout import CONTEXT
-from tracer.errors import CycleError, ForetraceError
+from tracer.errors import CycleError
 from tracer.job import read_job
-from tracer.step_work import group_steps, period_of
+from tracer.step_work import period_of
 
 PPO = "RUUU"
 """A rollout and its update, and three updates more."""
@@ -225,9 +225,3 @@ def test_a_program_is_traced_for_a_whole_cycle(whole: int, tmp_path: Path) -> No
     found = trace_again(recorded, {"envs": 16, "whole": whole} if whole else {"envs": 16}, "cpu", f"{script}:build")
     names = np.array(found.strings)[found.ops.name][found.ops.step == 0].tolist()
     assert len(found.steps) == 1 and [names.count(name) for name in ("aten::relu", "aten::addmm")] == [1, 5]
-
-
-def test_a_group_of_no_graphs_is_none() -> None:
-    assert group_steps([]) == []
-    with pytest.raises(ForetraceError):
-        group_steps([], True)

@@ -38,11 +38,9 @@ def test_a_cut_file_says_so_in_a_replay(tmp_path: Path) -> None:
     assert damage_notes(graphs)
     assert set(damage_notes(graphs)) <= set(replay(graphs).notes)
     assert by_rank([(0, "a"), (1, "a"), (1, "b")], 2) == ["a", "Rank 1: b"]
-
-
-def test_a_cpu_run_is_not_blamed_for_what_was_cut_off(tmp_path: Path) -> None:
-    trace = Micro().op("aten::mm", 0, 50).op("aten::add", 60, 100).device_work(7, 20, 30, 1)
-    notes = read_kineto(cut(trace, tmp_path)).meta.loss.notes
+    # What is left may be the host's alone; it is not called a run on a CPU.
+    lost = Micro().op("aten::mm", 0, 50).op("aten::add", 60, 100).device_work(7, 20, 30, 1)
+    notes = read_kineto(cut(lost, tmp_path)).meta.loss.notes
     assert any("no GPU work" in note and "lost" in note for note in notes)
     assert not any("CPU run" in note for note in notes)
 
