@@ -18,7 +18,7 @@ from graph_predictor.request.predict import predict
 from graph_predictor.simulation.engine import Causes
 from graph_predictor.simulation.host_slices import HostTime, exclusive_time, split
 from graph_predictor.simulation.program import Bound
-from step_views.reports.breakdown import Breakdown, breakdown
+from step_views.reports.breakdown import breakdown
 from step_views.reports.call_tree import OUTSIDE, OperationSums
 from tracer.errors import ForetraceError
 from tracer.graph import OpKind
@@ -29,17 +29,12 @@ def replayed(path: Path) -> Replay:
     return replay(read_job(path).graphs)
 
 
-@pytest.fixture
-def worked(tmp_path: Path) -> Breakdown:
-    return breakdown(replay(worked_step().read(tmp_path)), step="ProfilerStep#1")
-
-
-def test_the_worked_step(worked: Breakdown) -> None:
+def test_the_worked_step(tmp_path: Path) -> None:
     """Host 40 to the launch and 240 after the sync; launch 5 in the call and 5 of latency; sync returns 10 late.
 
     The sync takes 35, of which 3 are its cost when nothing blocks; the rest is waiting, not the operation's work.
     """
-    (step,) = worked.steps
+    (step,) = breakdown(replay(worked_step().read(tmp_path)), step="ProfilerStep#1").steps
     assert step.simulated_ns == step.measured_ns == 400_000
     assert {b: ns for b, ns in step.totals.bounds.items() if ns} == {
         Bound.HOST: 280_000, Bound.LAUNCH: 10_000, Bound.COMPUTE: 100_000, Bound.SYNC: 10_000}
