@@ -372,9 +372,11 @@ def test_a_run_goes_on_where_its_time_ended(stub: Path) -> None:
 
 def test_a_part_that_ended_begins_anew_and_one_that_was_interrupted_goes_on(
         stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    acceptance.accept(stub, 10, "cpu", [0, 4])
+    acceptance.accept(stub, 10, "cpu", [0, 3, 4])
     measured = stub / "part4" / "measurements"
     measured.mkdir()
+    acceptance.accept(stub, 10, "cpu", [3])
+    assert measured.is_dir()
     acceptance.accept(stub, 10, "cpu", [4])
     assert not measured.exists()
     measured.mkdir()
@@ -382,7 +384,7 @@ def test_a_part_that_ended_begins_anew_and_one_that_was_interrupted_goes_on(
         patch.setattr(acceptance, "_ended", refusing(KeyboardInterrupt()))
         acceptance.accept(stub, 10, "cpu", [4])
     results = acceptance.read_results(stub)
-    assert results is not None and {part.number for part in results.parts} == {0} and not measured.exists()
+    assert results is not None and {part.number for part in results.parts} == {0, 3} and not measured.exists()
     measured.mkdir()
     acceptance.accept(stub, 10, "cpu", [4])
     assert measured.is_dir()

@@ -19,7 +19,9 @@ from graph_predictor.simulation.engine import Causes
 from graph_predictor.simulation.host_slices import HostTime, exclusive_time, split
 from graph_predictor.simulation.program import Bound
 from step_views.reports.breakdown import breakdown
+from step_views.reports.breakdown_loop import HOST, WAITING, sum_steps
 from step_views.reports.call_tree import OUTSIDE, OperationSums
+from tracer.columns import empty_room
 from tracer.errors import ForetraceError
 from tracer.graph import OpKind
 from tracer.job import read_job
@@ -140,8 +142,7 @@ def running_ahead() -> Micro:
     trace, now, busy = Micro().calibrate(), 1000.0, 1000.0
     for number in (1, 2, 3):
         begin = now
-        for launch in range(100):
-            trace.op(f"aten::op{launch % 3}", now + 20, now + 58).op("aten::other", now + 5, now + 40, thread=2)
+        for _ in range(100):
             trace.launch(now + 55, 5, (7, max(now + 65, busy + 1), 150))
             busy = max(now + 65, busy + 1) + 150
             now += 60
@@ -159,9 +160,42 @@ def test_what_falls_behind_decides(tmp_path: Path) -> None:
     assert result.bound == predicted.bound == "compute"
     assert result.step_ns == 15_100_000 and predicted.step_time_us == 15_100
     assert breakdown(replay(graph, scale_kernels=0.1)).bound == "host"
-    # Steps overlap, and each is added up as if it were alone.
-    for number, step in enumerate(result.steps):
-        assert breakdown(replay(graph), step=str(number)).steps == [step]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_overlap_are_each_added_up_by_themselves(seed: int) -> None:
+    """Own time and waiting of random windows, nanosecond by nanosecond; nothing of operation 1 may be left."""
+    rng, span = np.random.default_rng(seed), 60
+    thread_op = rng.integers(-1, 3, (2, span))  # the operation of two threads at each time; -1: none
+    waits_now = rng.random((2, span)) < 0.3
+    host, waiting = [], []
+    for thread in (0, 1):
+        host += [(thread, at, at + 1, int(op)) for at, op in enumerate(thread_op[thread]) if op >= 0]
+        waiting += [(thread, at, at + 1, -1) for at in np.flatnonzero(waits_now[thread]).tolist()]
+    own, blocked = (HostTime(*np.array(each, np.int64).T.copy()) for each in (host, waiting))
+    low = np.array([0, 20, 10, 30], np.int64)
+    high, of_thread, none = low + np.array([60, 15, 40, 0]), np.array([0, 1, 1, 0], np.int64), np.zeros(0, np.int64)
+    for share in (np.zeros(0), np.array([1.0, 0.0, 1.0, 1.0])):
+        room, there, state = *empty_room(5, 4), np.zeros(2, np.int64)
+        step, slot, sums = np.empty(40, np.int64), np.empty(40, np.int64), np.empty((40, 4), np.int64)
+        assert sum_steps(low, high, of_thread, own.first, own.thread, own.start_ns, own.end_ns, own.op, blocked.first,
+                         blocked.thread, blocked.start_ns, blocked.end_ns, blocked.latest_end, np.array([0, 1]),
+                         np.zeros(5, np.int64), none, none, none, np.zeros(5, np.int64), none, np.arange(5), share,
+                         room, there, state, step, slot, sums) == 4
+        wanted = np.zeros((4, 5, 4), np.int64)
+        for number, (begin, end, mine) in enumerate(zip(low.tolist(), high.tolist(), of_thread.tolist(), strict=True)):
+            for at in range(begin, end):
+                for thread in (0, 1):
+                    op = int(thread_op[thread, at])
+                    if op < 0 and thread != mine:
+                        continue
+                    wanted[number, op if op >= 0 else 3, WAITING if waits_now[thread, at] else HOST] += 1
+        if len(share):
+            wanted[:, 1, HOST] = 0
+        found = np.zeros_like(wanted)
+        rows = slice(int(state[0]))
+        found[step[rows], slot[rows]] = sums[rows]
+        assert np.array_equal(found, wanted)
 
 
 @pytest.mark.slow  # every step is broken down above

@@ -39,11 +39,11 @@ def recorded(folder: Path, lengths: Sequence[float], kernels: Sequence[int] = ()
     return trace.read(folder)
 
 
-def agrees(graphs: list[ExecutionGraph], width: float) -> Prediction:
+def agrees(graphs: list[ExecutionGraph], width: float, rel: float) -> Prediction:
     """The prediction of what was recorded: the breakdown's mean, in an interval that holds most steps."""
     said = baseline_of(graphs).predict()
     lengths = [step.measured_ns / 1e3 for step in breakdown(replay(graphs)).steps if not step.why_not]
-    assert said.step_time_us == pytest.approx(np.mean(lengths), rel=0.005) and said.as_measured
+    assert said.step_time_us == pytest.approx(np.mean(lengths), rel=rel) and said.as_measured
     low, high = said.interval_us
     assert np.mean([low <= length <= high for length in lengths]) >= 0.8 and high / low < width
     return said
@@ -65,7 +65,7 @@ def test_the_interval_covers_the_recorded_steps(tmp_path: Path) -> None:
     """Questions whether the device is done are no work."""
     graph = recorded(tmp_path, [755, 769, 762, 767, 785, 811], polls=[1, 40, 90, 70, 75, 90])
     assert similar_steps([graph]) == range(6)
-    agrees([graph], 1.12)
+    agrees([graph], 1.12, 0.002)
 
 
 def test_another_cause_of_errors_adds_in_quadrature() -> None:
@@ -116,5 +116,5 @@ def test_time_that_moves_between_blocked_calls_is_no_drift(tmp_path: Path) -> No
     "rank3-of-8xA100-6steps/rank3.kineto.json.gz", "nanogpt-rank0-of-8xH100/hook.kineto.json.gz",
     "resnet18-ddp-MI300X/rank0.kineto.json.gz"])
 def test_real_steps_are_in_the_interval(real_trace: Callable[[str], Path], name: str) -> None:
-    said = agrees(read_job(real_trace(name)).graphs, 1.15)
+    said = agrees(read_job(real_trace(name)).graphs, 1.15, 0.005)
     assert not any("changing its speed" in text for text in said.warnings)
