@@ -589,13 +589,6 @@ def test_options_of_no_run_are_refused(run: Run, stub: Path, wrong: list[str], s
     assert refused.code == 2 and said in plain(refused.err)
 
 
-def test_parts_run_on_this_machine(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    assert acceptance.torch_device() in SCALES
-    found = acceptance.accept(tmp_path, 10, "tiny", [0, 1])
-    assert [part.verdict for part in found.parts] == [PointVerdict.PASSED, PointVerdict.ABSENT], found
-
-
 @pytest.mark.slow
 def test_the_whole_runs_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else the machine does: parts may take longer here than a person waits."""

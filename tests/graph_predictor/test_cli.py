@@ -304,7 +304,7 @@ runpy.run_module("foretrace", run_name="__main__", alter_sys=True)
 
 @pytest.mark.skipif(os.name == "nt", reason="no signals")
 def test_an_interruption_is_one_sentence_however_early_or_late() -> None:
-    moments = ["foretrace.commands", "typer", "tempfile", "step_views.cli.console", "numpy", "the end"]
+    moments = ["foretrace.commands", "step_views.cli.console", "numpy", "the end"]
     running = [subprocess.Popen([sys.executable, "-c", INTERRUPTED, when, "inspect", TRACE], stdout=subprocess.DEVNULL,
                                 stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
                for when in moments]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from said import plain
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from foretrace.commands import app
 from graph_predictor.prediction.host_steps import host_by_name, recorded_host_work
@@ -22,7 +22,7 @@ from kernel_models.device import device
 from kernel_models.fitting import Options, fit_profile
 from kernel_models.op_call import Family, Source
 from kernel_models.pricing import price
-from kernel_models.profile import DeviceProfile
+from kernel_models.profile import DeviceProfile, load_profile
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.job import read_job
 
@@ -41,6 +41,15 @@ def _captures(name: str) -> list[str]:
 def profile() -> DeviceProfile:
     samples = read_kernels([_captures(name)[0] for name in TEACHERS], spec=CPU)
     return fit_profile(samples, CPU, Options.of_one_machine(refit=True))
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a profile, which the command fits to one capture."""
+    path = tmp_path_factory.mktemp("fitted") / "cpu.profile"
+    made = CliRunner().invoke(app, ["fit", _captures("bert")[0], "--device", "cpu", "-o", str(path)])
+    assert made.exit_code == 0 and "models of cpu" in plain(made.output)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -108,29 +117,24 @@ def test_an_interval_has_both_parts() -> None:
     assert HostThread(0.0, 0.0, 0.0).spread(0.3, 0.0, 0.0) == 0.3
 
 
-def test_the_command_fits_captures_of_a_cpu(recorded: ExecutionGraph, tmp_path: Path) -> None:
-    def run(*words: object) -> Result:
-        return CliRunner().invoke(app, [str(word) for word in words])
-
-    profile, bare, refused = (tmp_path / name for name in ("cpu.profile", "bare.foretrace", "x.profile"))
-    made = run("fit", _captures("bert")[0], "--device", "cpu", "-o", profile)
-    assert made.exit_code == 0 and "models of cpu" in plain(made.output)
-    judged = run("models", "evaluate", profile, _captures(JUDGED)[0])
+def test_the_command_fits_captures_of_a_cpu(fitted: Path, recorded: ExecutionGraph, tmp_path: Path) -> None:
+    judged = CliRunner().invoke(app, ["models", "evaluate", str(fitted), _captures(JUDGED)[0]])
     assert judged.exit_code == 0, judged.output
     assert "gemm" in judged.output and "elementwise" in judged.output
     # Of a GPU these are no measurements, and without sizes they are none of anything.
+    bare, refused = tmp_path / "bare.foretrace", tmp_path / "x.profile"
     replace(recorded, ops=replace(recorded.ops, shapes=np.full_like(recorded.ops.shapes, -1))).save(bare)
-    for capture, device_name, said in ((_captures("bert")[0], "h200-sxm", ""), (bare, "cpu", "sizes")):
-        ran = run("fit", capture, "--device", device_name, "-o", refused)
+    for capture, device_name, said in ((_captures("bert")[0], "h200-sxm", ""), (str(bare), "cpu", "sizes")):
+        ran = CliRunner().invoke(app, ["fit", capture, "--device", device_name, "-o", str(refused)])
         assert ran.exit_code == 2 and said in plain(ran.output) and not refused.exists()
 
 
-def test_a_profile_is_used_for_a_saved_step_of_its_device(profile: DeviceProfile, tmp_path: Path) -> None:
+def test_a_profile_is_used_for_a_saved_step_of_its_device(fitted: Path, tmp_path: Path) -> None:
     """It was left aside unless the device that the step had been traced for was named again."""
     pytest.importorskip("torch")
     from graph_predictor.sizes.retrace import trace_again
 
-    path = tmp_path / "step.foretrace"
+    path, profile = tmp_path / "step.foretrace", load_profile(fitted)
     trace_again(read_job(_captures("vit")[0]).graphs[0], {}, "cpu").save(path)
     job = read_job(path)
     plain_us, named_us, as_traced_us = (
