@@ -229,6 +229,8 @@ def test_a_busy_place_ends_a_part_and_other_errors_are_points(monkeypatch: pytes
     assert failed(guarded("y", points(RuntimeError("no driver")))) == ["y"]
     with pytest.raises(CampaignBusyError):
         list(guarded("y", points(CampaignBusyError("Another campaign is writing to x."))))
+    pytest.importorskip("torch")
+    assert acceptance.torch_device() in SCALES
     monkeypatch.setattr(acceptance, "find_spec", lambda name: None)
     with pytest.raises(ForetraceError, match=r"needs PyTorch; install it with: pip install 'foretrace\[capture\]'"):
         acceptance.torch_device()
