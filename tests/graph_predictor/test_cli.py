@@ -120,9 +120,8 @@ def test_breakdown_and_replay_of_a_cpu_trace_are_the_hosts(run: Run) -> None:
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize(("command", "name"), [
-    ("inspect", "dlrm-8xV100-2023"), ("breakdown", "dlrm-8xV100-2023"), ("replay", "rank0-1-of-128"),
-    ("breakdown", "vllm-cuda-graph"), ("replay", "gpu-only-MI210")])
+@pytest.mark.parametrize("command", ["inspect", "breakdown", "replay"])
+@pytest.mark.parametrize("name", ["dlrm-8xV100-2023", "rank0-1-of-128", "vllm-cuda-graph", "gpu-only-MI210"])
 def test_tables_stay_in_their_width_and_whole(run: Run, command: str, name: str) -> None:
     ran = run(command, real_trace(name))
     assert ran.code == 0

@@ -22,7 +22,7 @@ from kernel_models.device import device
 from kernel_models.fitting import Options, fit_profile
 from kernel_models.op_call import Family, Source
 from kernel_models.pricing import price
-from kernel_models.profile import DeviceProfile, load_profile
+from kernel_models.profile import DeviceProfile
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.job import read_job
 
@@ -41,15 +41,6 @@ def _captures(name: str) -> list[str]:
 def profile() -> DeviceProfile:
     samples = read_kernels([_captures(name)[0] for name in TEACHERS], spec=CPU)
     return fit_profile(samples, CPU, Options.of_one_machine(refit=True))
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file of a profile, which the command fits to one capture."""
-    path = tmp_path_factory.mktemp("fitted") / "cpu.profile"
-    made = CliRunner().invoke(app, ["fit", _captures("bert")[0], "--device", "cpu", "-o", str(path)])
-    assert made.exit_code == 0 and "models of cpu" in plain(made.output)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +108,10 @@ def test_an_interval_has_both_parts() -> None:
     assert HostThread(0.0, 0.0, 0.0).spread(0.3, 0.0, 0.0) == 0.3
 
 
-def test_the_command_fits_captures_of_a_cpu(fitted: Path, recorded: ExecutionGraph, tmp_path: Path) -> None:
+def test_the_command_fits_captures_of_a_cpu(recorded: ExecutionGraph, tmp_path: Path) -> None:
+    fitted = tmp_path / "cpu.profile"
+    made = CliRunner().invoke(app, ["fit", _captures("bert")[0], "--device", "cpu", "-o", str(fitted)])
+    assert made.exit_code == 0 and "models of cpu" in plain(made.output)
     judged = CliRunner().invoke(app, ["models", "evaluate", str(fitted), _captures(JUDGED)[0]])
     assert judged.exit_code == 0, judged.output
     assert "gemm" in judged.output and "elementwise" in judged.output
@@ -129,12 +123,12 @@ def test_the_command_fits_captures_of_a_cpu(fitted: Path, recorded: ExecutionGra
         assert ran.exit_code == 2 and said in plain(ran.output) and not refused.exists()
 
 
-def test_a_profile_is_used_for_a_saved_step_of_its_device(fitted: Path, tmp_path: Path) -> None:
+def test_a_profile_is_used_for_a_saved_step_of_its_device(profile: DeviceProfile, tmp_path: Path) -> None:
     """It was left aside unless the device that the step had been traced for was named again."""
     pytest.importorskip("torch")
     from graph_predictor.sizes.retrace import trace_again
 
-    path, profile = tmp_path / "step.foretrace", load_profile(fitted)
+    path = tmp_path / "step.foretrace"
     trace_again(read_job(_captures("vit")[0]).graphs[0], {}, "cpu").save(path)
     job = read_job(path)
     plain_us, named_us, as_traced_us = (

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from planted import KINDS, record
-from slowly import mostly_slow
 
 from step_views.check import gate
 from step_views.check.baseline import disturbance
@@ -36,7 +35,7 @@ SHAKEN = float(np.log(1.3))
 """A machine that interrupted the recordings this much says nothing of step times, and the check says so."""
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, ("item", "bucket", "sleep")))
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_planted_regression_is_named_first_and_caught(kind: str, tmp_path: Path) -> None:
     for attempt in range(ATTEMPTS):
         folder = tmp_path / str(attempt)

@@ -129,7 +129,7 @@ def test_the_path_is_of_what_the_edited_step_does(name: str) -> None:
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize("name", mostly_slow(ON_GPU, ON_GPU[:1]))
+@pytest.mark.parametrize("name", mostly_slow(ON_GPU, ON_GPU[:2]))
 def test_the_path_is_of_what_the_edited_gpu_step_does(real_trace: Callable[[str], Path], name: str) -> None:
     baseline = _baseline(real_trace(name))
     _hold_for_all(baseline)
