@@ -13,18 +13,17 @@ from micro import Micro
 from report_support import CPU_SMALL, REAL, real_trace, worked_step
 from slowly import mostly_slow
 
-from graph_predictor.prediction.path_attribution import attribute_paths
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
 from graph_predictor.request.predict import predict
-from graph_predictor.simulation.engine import Causes, PathStart, walks_back
-from graph_predictor.simulation.host_slices import HostTime, exclusive_time, operation_of, split
+from graph_predictor.simulation.engine import Causes
+from graph_predictor.simulation.host_slices import HostTime, exclusive_time, split
 from graph_predictor.simulation.program import Bound
-from step_views.reports.breakdown import Breakdown, breakdown
+from step_views.reports.breakdown import breakdown
 from step_views.reports.breakdown_loop import HOST, WAITING, sum_steps
 from step_views.reports.call_tree import OUTSIDE, OperationSums
 from tracer.columns import empty_room
 from tracer.errors import ForetraceError
-from tracer.graph import NONE, OpKind
+from tracer.graph import OpKind
 from tracer.job import read_job
 
 
@@ -32,75 +31,47 @@ def replayed(path: Path) -> Replay:
     return replay(read_job(path).graphs)
 
 
-@pytest.fixture
-def worked(tmp_path: Path) -> Breakdown:
-    return breakdown(replay(worked_step().read(tmp_path)), step="ProfilerStep#1")
+def test_the_worked_step(tmp_path: Path) -> None:
+    """Host 40 to the launch and 240 after the sync; launch 5 in the call and 5 of latency; sync returns 10 late.
 
-
-def test_bounds_of_the_worked_step(worked: Breakdown) -> None:
-    """Host 40 to the launch and 240 after the sync; launch 5 in the call and 5 of latency; sync returns 10 late."""
-    (step,) = worked.steps
+    The sync takes 35, of which 3 are its cost when nothing blocks; the rest is waiting, not the operation's work.
+    """
+    (step,) = breakdown(replay(worked_step().read(tmp_path)), step="ProfilerStep#1").steps
     assert step.simulated_ns == step.measured_ns == 400_000
     assert {b: ns for b, ns in step.totals.bounds.items() if ns} == {
         Bound.HOST: 280_000, Bound.LAUNCH: 10_000, Bound.COMPUTE: 100_000, Bound.SYNC: 10_000}
-
-
-def test_span_entries_of_the_worked_step(worked: Breakdown) -> None:
-    entries = {(e.operation, e.bound): e.time_ns for e in worked.steps[0].totals.span}
-    assert entries == {
+    assert {(e.operation, e.bound): e.time_ns for e in step.totals.span} == {
         (OUTSIDE, Bound.HOST): 10_000 + 35_000 + 190_000,  # 1000-1010, 1165-1200, 1210-1400
         ("aten::outer", Bound.HOST): 20_000, ("aten::inner", Bound.HOST): 10_000,
         ("aten::inner", Bound.LAUNCH): 10_000, ("aten::inner", Bound.COMPUTE): 100_000,
         ("aten::item", Bound.SYNC): 10_000, ("aten::item", Bound.HOST): 5_000, ("aten::after", Bound.HOST): 10_000,
     }
-
-
-def test_operations_of_the_worked_step(worked: Breakdown) -> None:
-    """The sync takes 35, of which 3 are its cost when nothing blocks; the rest is waiting, not the operation's work."""
-    rows = {e.operation: (e.calls, e.host_ns, e.waiting_ns, e.gpu_ns) for e in worked.steps[0].totals.operations}
+    rows = {e.operation: (e.calls, e.host_ns, e.waiting_ns, e.gpu_ns) for e in step.totals.operations}
     assert rows == {
         "aten::outer": (1, 70_000, 0, 0), "aten::inner": (1, 30_000, 0, 100_000), "aten::item": (1, 13_000, 32_000, 0),
         "aten::after": (1, 10_000, 0, 0), OUTSIDE: (0, 245_000, 0, 0),
     }
-    assert sum(host + waiting for _, host, waiting, _ in rows.values()) == 400_000
-
-
-def test_kernels_of_the_worked_step(worked: Breakdown) -> None:
-    (kernel,) = worked.steps[0].totals.kernels
+    (kernel,) = step.totals.kernels
     assert (kernel.kernel, kernel.count, kernel.total_ns, kernel.mean_ns, kernel.share) == (
         "void [red]mul<4>(float*)", 1, 100_000, 100_000, 1.0)
 
 
-def test_what_if_moves_only_the_gpu_part(tmp_path: Path) -> None:
-    graph = worked_step().read(tmp_path)
+def test_what_if_moves_only_the_gpu_part_and_orphans_are_named(tmp_path: Path) -> None:
+    graph = worked_step().orphan(9, 1210, 7).read(tmp_path)
     (step,) = breakdown(replay(graph, scale_kernels=2.0), step="1").steps
-    assert step.simulated_ns == 500_000
-    assert step.totals.bounds[Bound.COMPUTE] == 200_000
-    assert step.totals.bounds[Bound.HOST] == 280_000
-    assert sum(e.time_ns for e in step.totals.span) == 500_000
-
-
-@pytest.mark.parametrize(("wanted", "names"), [
-    (None, ["ProfilerStep#0", "ProfilerStep#1"]), ("ProfilerStep#0", ["ProfilerStep#0"]), ("0", ["ProfilerStep#0"]),
-    ("-1", ["ProfilerStep#1"]),
-])
-def test_choosing_a_step(tmp_path: Path, wanted: str | None, names: list[str]) -> None:
-    result = breakdown(replay(worked_step().read(tmp_path)), step=wanted)
-    assert [s.name for s in result.steps] == names
+    assert step.simulated_ns == sum(e.time_ns for e in step.totals.span) == 500_000
+    assert (step.totals.bounds[Bound.COMPUTE], step.totals.bounds[Bound.HOST]) == (200_000, 280_000)
+    assert {e.operation: e.gpu_ns for e in step.totals.operations if e.gpu_ns} == {
+        "aten::inner": 200_000, "launch not recorded": 14_000}
 
 
 @pytest.mark.parametrize("wanted", ["nonsense", "2", "-3", "", "1.5"])
-def test_a_step_that_is_not_there(tmp_path: Path, wanted: str) -> None:
+def test_choosing_a_step_and_one_that_is_not_there(tmp_path: Path, wanted: str) -> None:
+    result = replay(worked_step().read(tmp_path))
+    for number, there in ((0, "ProfilerStep#0"), (0, "0"), (1, "-1")):
+        assert [s.name for s in breakdown(result, step=there).steps] == [f"ProfilerStep#{number}"]
     with pytest.raises(ForetraceError, match="ProfilerStep#0, ProfilerStep#1"):
-        breakdown(replay(worked_step().read(tmp_path)), step=wanted)
-
-
-def test_orphans_are_named_as_such(tmp_path: Path) -> None:
-    trace = worked_step()
-    trace.orphan(9, 1210, 7)
-    (step,) = breakdown(replay(trace.read(tmp_path)), step="1").steps
-    assert {e.operation: e.gpu_ns for e in step.totals.operations if e.gpu_ns} == {
-        "aten::inner": 100_000, "launch not recorded": 7_000}
+        breakdown(result, step=wanted)
 
 
 def test_totals_add_steps_up_and_json_holds_them(tmp_path: Path) -> None:
@@ -108,8 +79,7 @@ def test_totals_add_steps_up_and_json_holds_them(tmp_path: Path) -> None:
     total = result.total()
     assert sum(total.bounds.values()) == sum(s.simulated_ns for s in result.steps) == 1_000_000
     assert sum(e.time_ns for e in total.span) == 1_000_000
-    document = json.loads(json.dumps(result.to_json(top=2)))
-    step = document["steps"][1]
+    step = json.loads(json.dumps(result.to_json(top=2)))["steps"][1]
     assert step["span_bounds_us"]["compute"] == 100.0
     assert set(step["span_bounds_us"]) == {bound.label for bound in Bound}
     assert [len(step[name]) for name in ("span", "operations", "kernels")] == [2, 2, 1]
@@ -138,6 +108,7 @@ def test_split_adds_up_by_hand() -> None:
 
 DECIDED = ("resnet50-V100", "resnet50-ddp-2xA100/rank0.kineto.json.gz", "rank3-of-8xA100-6steps", "linear-2080Ti")
 """Traces of which breakdown and predict name what decides."""
+BERT = "h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz"
 
 
 @pytest.mark.real_traces
@@ -146,59 +117,24 @@ DECIDED = ("resnet50-V100", "resnet50-ddp-2xA100/rank0.kineto.json.gz", "rank3-o
 def test_every_step_adds_up_on_real_traces(name: str) -> None:
     result = replayed(CPU_SMALL if name == "cpu-small" else real_trace(name))
     found = breakdown(result)
-    assert len(found.steps) == len(result.steps)
     if name in DECIDED:
         assert found.bound == predict(result.graphs).bound
     graphs = {(g.meta.rank if g.meta.rank >= 0 else i): g for i, g in enumerate(result.graphs)}
     for step, replayed_step in zip(found.steps, result.steps, strict=True):
-        assert step.simulated_ns == replayed_step.replayed_ns
-        assert sum(step.totals.bounds.values()) == step.simulated_ns
-        assert sum(e.time_ns for e in step.totals.span) == step.simulated_ns
         by_bound = dict.fromkeys(Bound, 0)
         for e in step.totals.span:
             by_bound[e.bound] += e.time_ns
-            assert e.time_ns > 0
-            assert e.operation
+            assert e.time_ns > 0 and e.operation
         assert by_bound == step.totals.bounds
+        assert step.simulated_ns == replayed_step.replayed_ns == sum(by_bound.values())
         assert all(min(o.host_ns, o.waiting_ns, o.gpu_ns) >= 0 for o in step.totals.operations)
-        graph = graphs[step.rank]
         if step.name == WINDOW:
-            assert sum(o.calls for o in step.totals.operations) == int((graph.ops.kind == OpKind.OPERATION).sum())
-        gpu = sum(o.gpu_ns for o in step.totals.operations)
-        assert gpu == sum(k.total_ns for k in step.totals.kernels)
-
-
-@pytest.mark.real_traces
-def test_attributed_pieces_keep_every_segment_whole() -> None:
-    result = replayed(real_trace("rank3-of-8xA100-6steps"))
-    host, operation = exclusive_time(result.graphs[0]), np.append(operation_of(result.graphs[0]), NONE)
-    causes = Causes(result.program, result.simulated, [graph.kernels.kind for graph in result.graphs])
-    for step in result.steps:
-        paths = walks_back(causes, [PathStart(("item", step.end_item), *(
-            int(result.simulated.item_end[item]) for item in (step.end_item, step.begin_item)))])
-        pieces = attribute_paths(result, paths, 0, host, operation)
-        assert (pieces.ns > 0).all()
-        sums = np.zeros(len(paths.joined.bound), np.int64)
-        np.add.at(sums, pieces.segment, pieces.ns)
-        assert np.array_equal(sums, paths.joined.end_ns - paths.joined.start_ns)
-
-
-@pytest.mark.real_traces
-def test_modules_are_named_where_the_trace_has_them() -> None:
-    result = breakdown(replayed(real_trace("h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz")))
-    modules = {m.module for m in result.steps[0].totals.modules}
-    assert any("BertEncoder_0/BertLayer_0" in module for module in modules)
-    assert any(e.module for e in result.steps[0].totals.span)
-
-
-@pytest.mark.real_traces
-def test_a_gpu_bound_trace_is_compute() -> None:
-    (step,) = breakdown(replayed(real_trace("resnet50-V100")), step="ProfilerStep#104").steps
-    assert step.totals.bounds[Bound.COMPUTE] > 0.9 * step.simulated_ns
-    assert step.totals.span[0].operation == "aten::convolution_backward"
-
-
-# What decides
+            operations = graphs[step.rank].ops.kind == OpKind.OPERATION
+            assert sum(o.calls for o in step.totals.operations) == int(operations.sum())
+        assert sum(o.gpu_ns for o in step.totals.operations) == sum(k.total_ns for k in step.totals.kernels)
+        if name == BERT:
+            assert any("BertEncoder_0/BertLayer_0" in module.module for module in step.totals.modules)
+            assert any(e.module for e in step.totals.span)
 
 
 def running_ahead() -> Micro:
@@ -224,15 +160,6 @@ def test_what_falls_behind_decides(tmp_path: Path) -> None:
     assert result.bound == predicted.bound == "compute"
     assert result.step_ns == 15_100_000 and predicted.step_time_us == 15_100
     assert breakdown(replay(graph, scale_kernels=0.1)).bound == "host"
-
-
-@pytest.mark.real_traces
-@pytest.mark.parametrize("name", mostly_slow(
-    ["resnet50-ddp-2xA100", "nanogpt-rank0-of-8xH100", "resnet18-ddp-MI300X",
-     "resnet50-V100-2021/list-form-2020.json.gz"], ["nanogpt-rank0-of-8xH100", "resnet18-ddp-MI300X"]))
-def test_breakdown_and_predict_name_the_same(name: str) -> None:
-    graphs = read_job(real_trace(name)).graphs
-    assert breakdown(replay(graphs)).bound == predict(graphs).bound
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -271,37 +198,27 @@ def test_steps_that_overlap_are_each_added_up_by_themselves(seed: int) -> None:
         assert np.array_equal(found, wanted)
 
 
-# How it grows
-
-
-def many_steps(steps: int) -> Micro:
-    """Steps of 20 operations, each with a launch."""
-    trace = Micro().calibrate()
-    for number in range(steps):
-        begin = 1000 + 2000 * number
-        trace.step(begin, begin + 2000, number + 1)
-        for n in range(20):
-            at = begin + 100 * n
-            trace.op("aten::add", at + 10, at + 90)
-            trace.launch(at + 20, 5, (7, at + 30, 40))
-    return trace
-
-
-def most_held(steps: int, folder: Path) -> int:
-    """Most bytes that breaking down one of several steps held at a time, above what was held before."""
-    result = replay(many_steps(steps).read(folder))
-    rank = OperationSums(result, 0, Causes(result.program, result.simulated, [g.kernels.kind for g in result.graphs]))
-    rank.figures(result.steps[1:2], spans=True)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        rank.figures(result.steps[2:3], spans=True)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.slow  # every step is broken down above
 def test_a_step_costs_its_own_events(tmp_path: Path) -> None:
     """One step of 400 is broken down with no more memory than one of 10: nothing as long as the trace is made."""
-    assert most_held(400, tmp_path) < 2 * most_held(10, tmp_path)
+    def most_held(steps: int) -> int:
+        trace = Micro().calibrate()
+        for number in range(steps):
+            begin = 1000 + 2000 * number
+            trace.step(begin, begin + 2000, number + 1)
+            for at in range(begin, begin + 2000, 100):
+                trace.op("aten::add", at + 10, at + 90)
+                trace.launch(at + 20, 5, (7, at + 30, 40))
+        result = replay(trace.read(tmp_path))
+        kinds = [graph.kernels.kind for graph in result.graphs]
+        rank = OperationSums(result, 0, Causes(result.program, result.simulated, kinds))
+        rank.figures(result.steps[1:2], spans=True)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            rank.figures(result.steps[2:3], spans=True)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert most_held(400) < 2 * most_held(10)

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ TRACES = Path(__file__).resolve().parents[2] / "traces"
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """One round of all programs on this host, and what the command says of it."""
     pytest.importorskip("torch")
     path = tmp_path_factory.mktemp("host") / "mine.json.gz"
@@ -49,19 +50,17 @@ def test_a_busy_host_is_not_calibrated() -> None:
 
 
 @pytest.mark.slow
-def test_the_file_is_a_host(calibrated: tuple[Path, dict[str, object]]) -> None:
+def test_the_file_is_a_host(calibrated: tuple[Path, dict[str, Any]]) -> None:
     path, said = calibrated
     model = read_host(path)
-    programs = said["programs"]
-    assert isinstance(programs, list) and len(programs) == model.programs == 16
-    assert said["rounds"] == 1 and said["device"] == "cpu"
-    assert all(program["told_us"] > 0 and program["measured_us"] > 0 for program in programs)
+    assert (len(said["programs"]), model.programs, said["rounds"], said["device"]) == (16, 16, 1, "cpu")
+    assert all(program["told_us"] > 0 and program["measured_us"] > 0 for program in said["programs"])
     assert model.spread > 0.35 and is_host_file(str(path))
     assert model.counted is not None and model.counted.with_calls and model.counted.spread > 0.35
 
 
 @pytest.mark.slow
-def test_a_step_that_never_ran_takes_it(calibrated: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
+def test_a_step_that_never_ran_takes_it(calibrated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     step = tmp_path / "bert.foretrace"
     made = CliRunner().invoke(app, ["trace", "--workload", "bert", "--preset", "tiny", "--device", "cpu", "-o",
                                     str(step)])
@@ -74,7 +73,7 @@ def test_a_step_that_never_ran_takes_it(calibrated: tuple[Path, dict[str, object
 
 
 @pytest.mark.slow
-def test_a_recorded_step_takes_a_captures_host(calibrated: tuple[Path, dict[str, object]]) -> None:
+def test_a_recorded_step_takes_a_captures_host(calibrated: tuple[Path, dict[str, Any]]) -> None:
     for host, what in ((str(calibrated[0]), "a file of foretrace calibrate --host with only the usual cost of each"),
                        (CPU_HOST, "a shipped host with only"), ("a,b", "which names several captures")):
         done = CliRunner().invoke(app, ["predict", str(TRACES / "bert-cpu"), "--host-from", host])
@@ -85,32 +84,25 @@ def test_a_recorded_step_takes_a_captures_host(calibrated: tuple[Path, dict[str,
 
 @pytest.mark.parametrize(("arguments", "why"), [
     (["--families", "gemm"], "--families is for a device's kernels"),
-    (["--resume"], "--resume is for a device's kernels"),
-    (["--work", "x"], "--work is for a device's kernels"),
-    (["--on", "tpu"], "'tpu' cannot be calibrated"),
-    (["--minutes", "0"], "0 minutes are none"),
-    (["--minutes", "nan"], "nan minutes are none")])
+    (["--resume"], "--resume is for a device's kernels"), (["--work", "x"], "--work is for a device's kernels"),
+    (["--on", "tpu"], "'tpu' cannot be calibrated"), (["--minutes", "0"], "0 minutes are none"),
+    (["--minutes", "nan"], "nan minutes are none"), ([], "notes.txt")])
 def test_what_means_nothing_is_refused(arguments: list[str], why: str, tmp_path: Path) -> None:
-    out = tmp_path / "host.json.gz"
+    """And another file is not overwritten."""
+    out = tmp_path / ("host.json.gz" if arguments else "notes.txt")
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     done = CliRunner().invoke(app, ["calibrate", "--host", "-o", str(out), *arguments])
-    assert done.exit_code == 2 and why in plain(done.stderr) and not out.exists()
-
-
-def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
-    out = tmp_path / "notes.txt"
-    out.write_text("mine", encoding="utf-8")
-    done = CliRunner().invoke(app, ["calibrate", "--host", "-o", str(out)])
-    assert done.exit_code == 2 and out.read_text(encoding="utf-8") == "mine"
+    assert done.exit_code == 2 and why in plain(done.stderr) and not (tmp_path / "host.json.gz").exists()
+    assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine"
 
 
 def test_damaged_files_are_told(tmp_path: Path) -> None:
     path = tmp_path / "host.json.gz"
     write_host(shipped_host(CPU_HOST), path)
-    assert is_host_file(str(path)) and not is_host_file(str(tmp_path)) and not is_host_file("no such file")
+    assert [is_host_file(str(file)) for file in (path, tmp_path, "no such file")] == [True, False, False]
     whole = path.read_bytes()
-    path.write_bytes(whole[:len(whole) // 2])
-    with pytest.raises(ForetraceError, match="cannot be read as a host model"):
-        read_host(path)
-    path.write_bytes(gzip.compress(b'{"host": 3}'))
-    with pytest.raises(ForetraceError, match="not in the form foretrace writes"):
-        read_host(path)
+    for damaged, said in ((whole[:len(whole) // 2], "cannot be read as a host model"),
+                          (gzip.compress(b'{"host": 3}'), "not in the form foretrace writes")):
+        path.write_bytes(damaged)
+        with pytest.raises(ForetraceError, match=said):
+            read_host(path)

@@ -24,8 +24,8 @@ def drawn(rng: np.random.Generator, runs: int, factor: float = 1.0, between: flo
     return found
 
 
-def compared(base: Runs, new: Runs, **options: float) -> Slowdown:
-    return slowdown(base, new, PRIOR, least=LEAST, level=LEVEL, **options)  # type: ignore[arg-type]
+def compared(base: Runs, new: Runs, prior: Prior = PRIOR, **options: object) -> Slowdown:
+    return slowdown(base, new, prior, least=LEAST, level=LEVEL, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("runs", mostly_slow([1, 3], {1}))
@@ -54,28 +54,20 @@ def test_steps_that_scatter_see_less_and_many_steps_of_one_run_do_not_help() -> 
 def test_the_machine_and_its_disturbances_are_taken_into_account() -> None:
     rng = np.random.default_rng(5)
     base, new = drawn(rng, 1), drawn(rng, 1, 1.5)
-    plain = compared(base, new)
-    assert plain.p_value < LEVEL
-    assert compared(base, new, shared=0.4, shared_sd=0.02).p_value > LEVEL
-    shaken = slowdown(base, new, PRIOR, least=LEAST, level=LEVEL, disturbed=[0.0, 0.5])
-    assert shaken.p_value > LEVEL
-    assert shaken.difference == plain.difference
-    assert shaken.high > plain.high
+    plain, shaken = compared(base, new), compared(base, new, disturbed=[0.0, 0.5])
+    assert plain.p_value < LEVEL < min(compared(base, new, shared=0.4, shared_sd=0.02).p_value, shaken.p_value)
+    assert shaken.difference == plain.difference and shaken.high > plain.high
 
 
 def test_only_the_slower_half_of_a_run_is_no_growth() -> None:
     """A machine that had a bad moment."""
-    base = [5e6] * 20
-    result = slowdown([base], [[5e6] * 9 + [9e6] * 11], PRIOR, least=LEAST, level=LEVEL)
-    assert result.difference == pytest.approx(0.0)
-    assert result.p_value > 0.4
+    result = compared([[5e6] * 20], [[5e6] * 9 + [9e6] * 11])
+    assert result.difference == pytest.approx(0.0) and result.p_value > 0.4
 
 
 def test_a_run_of_one_sample() -> None:
     """Peak memory: the prior alone says how far two runs differ."""
-    prior = Prior(sd=0.002, weight=8, within=0.002)
-    assert slowdown([[1e9]], [[1.05e9]], prior, least=LEAST, level=LEVEL).p_value < LEVEL
-    assert slowdown([[1e9]], [[1.005e9]], prior, least=LEAST, level=LEVEL).p_value > LEVEL
-    result = slowdown([[1e9]], [[1e9]], prior, least=LEAST, level=LEVEL)
-    assert result.low < 0 < result.high
-    assert result.confidence < 0.5
+    large, small, none = (compared([[1e9]], [[1e9 * grown]], Prior(sd=0.002, weight=8, within=0.002))
+                          for grown in (1.05, 1.005, 1.0))
+    assert large.p_value < LEVEL < small.p_value
+    assert none.low < 0 < none.high and none.confidence < 0.5

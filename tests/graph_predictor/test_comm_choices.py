@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from micro import Micro
@@ -57,15 +57,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def predict(run: Run, folder: Path, *more: object) -> tuple[int, str, str]:
-    return run("predict", folder / "job", "--from-device", "a100-sxm-80g", *more)
+def predict(run: Run, folder: Path, *more: object) -> Any:
+    ran = run("predict", folder / "job", "--from-device", "a100-sxm-80g", *more, "--json")
+    assert ran.code == 0, ran.err
+    return ran.json
+
+
+def on_gpus(run: Run, *words: object) -> Any:
+    ran = run(*words, "--preset", "tiny", "--gpus", 2, "--device", "a100-sxm-80g", "--json")
+    assert ran.code == 0, ran.err
+    return ran.json
 
 
 def test_each_collective_takes_the_ratio_of_its_backend_to_the_recorded_one(run: Run, folder: Path) -> None:
-    code, out, _ = predict(run, folder, "--comm-choices", folder / "two.json", "--json")
-    found = json.loads(out)
+    found = predict(run, folder, "--comm-choices", folder / "two.json")
     mixed = found["comm_choices"]
-    assert code == 0 and mixed["base"] == mixed["best_single"] == "nccl"
+    assert mixed["base"] == mixed["best_single"] == "nccl"
     # The small one is done by the fast backend and pays for the switch; the large one stays what it was recorded as.
     small = 10.0 + SWITCH_US
     assert found["step_time_us"] == pytest.approx(1000 - SMALL[1] + small, abs=0.1)
@@ -75,19 +82,19 @@ def test_each_collective_takes_the_ratio_of_its_backend_to_the_recorded_one(run:
     low, high = mixed["gain_interval_us"]
     assert low < mixed["gain_us"] < high
     assert [(row["backend"], row["calls"]) for row in mixed["choices"]] == [("fast", 1), ("nccl", 1)]
-    assert mixed["choices"][1]["gain_interval_us"] == [0, 0]
-    assert mixed["memory_bytes"] == 2 * 1024
+    assert mixed["choices"][1]["gain_interval_us"] == [0, 0] and mixed["memory_bytes"] == 2 * 1024
 
 
 def test_the_report_says_who_does_what_and_what_it_gains(run: Run, folder: Path) -> None:
-    said = plain(predict(run, folder, "--comm-choices", folder / "two.json")[1])
-    assert "each by the best backend" in said and "nccl alone" in said
-    assert "80% between" in said and "each is taken to cost 4.2 µs more" in said
-    auto = predict(run, folder, "--comm-choices", "auto", "--comm-profile", folder / "two.json", "--json")[1]
-    assert json.loads(auto)["comm_choices"]["switched_calls"] == 1
-    formulas = json.loads(predict(run, folder, "--comm-choices", "auto", "--json")[1])
+    said = plain(run("predict", folder / "job", "--from-device", "a100-sxm-80g", "--comm-choices",
+                     folder / "two.json").out)
+    for words in ("each by the best backend", "nccl alone", "80% between", "each is taken to cost 4.2 µs more"):
+        assert words in said
+    auto = predict(run, folder, "--comm-choices", "auto", "--comm-profile", folder / "two.json")
+    assert auto["comm_choices"]["switched_calls"] == 1
+    formulas = predict(run, folder, "--comm-choices", "auto")
     assert formulas["step_time_us"] == pytest.approx(1000) and formulas["comm_choices"]["pinned_us"] > 0
-    assert "comm_choices" not in json.loads(predict(run, folder, "--json")[1])
+    assert "comm_choices" not in predict(run, folder)
 
 
 @pytest.mark.parametrize(("more", "sentence"), [
@@ -100,56 +107,45 @@ def test_the_report_says_who_does_what_and_what_it_gains(run: Run, folder: Path)
 def test_what_cannot_be_chosen_from_is_told_in_a_sentence(
         run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], sentence: str) -> None:
     monkeypatch.chdir(folder)
-    code, _, err = predict(run, folder, *more)
-    assert code == 2 and sentence in plain(err)
+    ran = run("predict", "job", "--from-device", "a100-sxm-80g", *more)
+    assert ran.code == 2 and sentence in plain(ran.err)
 
 
 def test_backends_are_joined_from_profiles_and_logs(run: Run, folder: Path, tmp_path: Path) -> None:
-    log = tmp_path / "osu.txt"
+    one, log, joined = folder / "one.json", tmp_path / "osu.txt", tmp_path / "joined.json"
     log.write_text("# OSU MPI Allreduce Latency Test v7.3\n# Datatype: MPI_FLOAT.\n# Size  Avg Latency(us)\n"
                    + "".join(f"{size} {us}\n" for size, us in zip(SIZES, FAST_US, strict=True)))
-    joined = tmp_path / "joined.json"
-    code, out, _ = run("comm", "backends", folder / "one.json", f"mpi={log}", "--ranks", 2, "-o", joined, "--json")
-    assert code == 0 and [each["backend"] for each in json.loads(out)["backends"]] == ["nccl", "mpi"]
-    rows = json.loads(predict(run, folder, "--comm-choices", joined, "--json")[1])["comm_choices"]["choices"]
+    ran = run("comm", "backends", one, f"mpi={log}", "--ranks", 2, "-o", joined, "--json")
+    assert ran.code == 0 and [each["backend"] for each in ran.json["backends"]] == ["nccl", "mpi"]
+    rows = predict(run, folder, "--comm-choices", joined)["comm_choices"]["choices"]
     assert [row["backend"] for row in rows] == ["mpi", "nccl"]
-    assert "mpi" in run("comm", "backends", folder / "one.json", f"mpi={log}", "--ranks", 2, "-o", joined)[1]
-    for arguments, sentence in (
-            ((folder / "one.json", folder / "two.json"), "Two files measure the backend 'nccl'"),
-            ((f"a={folder / 'two.json'}",), "'a' names one"), ((log,), "give --topology"),
-            ((folder / "one.json", f"mpi={log}"), "give --ranks")):
-        code, _, err = run("comm", "backends", *arguments, "-o", tmp_path / "no.json")
-        assert code == 2 and sentence in plain(err) and not (tmp_path / "no.json").exists()
+    assert "mpi" in run("comm", "backends", one, f"mpi={log}", "--ranks", 2, "-o", joined).out
     CommProfile.fit(measured("nccl", NCCL_US), find_topology("dgx-h100")).save(tmp_path / "h100.json")
-    code, _, err = run("comm", "backends", folder / "one.json", f"b={tmp_path / 'h100.json'}", "-o",
-                       tmp_path / "no.json")
-    assert code == 2 and "join backends of one cluster" in plain(err)
+    for arguments, sentence in (
+            ((one, folder / "two.json"), "Two files measure the backend 'nccl'"),
+            ((f"a={folder / 'two.json'}",), "'a' names one"), ((log,), "give --topology"),
+            ((one, f"mpi={log}"), "give --ranks"),
+            ((one, f"b={tmp_path / 'h100.json'}"), "join backends of one cluster")):
+        ran = run("comm", "backends", *arguments, "-o", tmp_path / "no.json")
+        assert ran.code == 2 and sentence in plain(ran.err) and not (tmp_path / "no.json").exists()
 
 
 def test_plans_and_shardings_say_who_does_what(run: Run, folder: Path) -> None:
     pytest.importorskip("torch")
-    code, out, _ = run("plan", "gpt2", "--preset", "tiny", "--gpus", 2, "--device", "a100-sxm-80g", "--parallel",
-                       "ddp=2", "--comm-choices", folder / "two.json", "--json")
-    notes = " ".join(json.loads(out)["notes"])
-    assert code == 0 and "A step's collectives by backend" in notes and "A rank's collectives take" in notes
-    code, out, _ = run("shard", "dlrm", "--preset", "tiny", "--gpus", 2, "--device", "a100-sxm-80g", "--comm-choices",
-                       "auto", "--json")
-    assert code == 0 and "by backend: nccl" in " ".join(json.loads(out)["notes"])
-    code, out, _ = run("comm", "study", "gpt2", "--preset", "tiny", "--gpus", 2, "--device", "a100-sxm-80g",
-                       "--parallel", "ddp=2", "--comm-choices", folder / "two.json", "--json")
-    found = json.loads(out)
+    chosen = ("--parallel", "ddp=2", "--comm-choices", folder / "two.json")
+    notes = " ".join(on_gpus(run, "plan", "gpt2", *chosen)["notes"])
+    assert "A step's collectives by backend" in notes and "A rank's collectives take" in notes
+    assert "by backend: nccl" in " ".join(on_gpus(run, "shard", "dlrm", "--comm-choices", "auto")["notes"])
+    found = on_gpus(run, "comm", "study", "gpt2", *chosen)
     mixed, (step,) = found["comm_choices"], found["plans"]
-    assert code == 0 and {row["backend"] for row in mixed["choices"]} <= {"nccl", "fast"}
+    assert {row["backend"] for row in mixed["choices"]} <= {"nccl", "fast"}
     assert step["gain_ms"] == pytest.approx(step["single_step_ms"] - step["step_ms"])
     assert step["gain_low_ms"] <= step["gain_ms"] <= step["gain_high_ms"]
     assert step["best_single"] == mixed["best_single"]
-    assert "each by the best backend" in run(
-        "comm", "study", "gpt2", "--preset", "tiny", "--gpus", 2, "--device", "a100-sxm-80g", "--parallel", "ddp=2",
-        "--comm-choices", folder / "two.json")[1]
 
 
 def test_a_sweep_takes_it_too(run: Run, folder: Path, tmp_path: Path) -> None:
-    code, out, err = run("sweep", folder / "job", "--from-device", "a100-sxm-80g", "--comm-choices",
-                         folder / "two.json", "--host", "1,2", "--jobs", 1, "-o", tmp_path / "s.csv", "--json")
-    assert code == 0, err
-    assert json.loads(out)["rows"][0]["step_time_us"] == pytest.approx(1000 - 40 + 10 + SWITCH_US, abs=0.1)
+    ran = run("sweep", folder / "job", "--from-device", "a100-sxm-80g", "--comm-choices", folder / "two.json", "--host",
+              "1,2", "--jobs", 1, "-o", tmp_path / "s.csv", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["rows"][0]["step_time_us"] == pytest.approx(1000 - 40 + 10 + SWITCH_US, abs=0.1)

@@ -48,24 +48,19 @@ def test_kernels_that_take_no_time_are_not_slowed_down() -> None:
     assert "1 of them take +22.1%" in some.notes[0]
 
 
-def test_planted_slow_downs_are_found() -> None:
+def test_planted_slow_downs_are_found_and_nothing_is_faster_beside_another() -> None:
     found = fitted(*planted(1.5, 1.1))
     assert found.transfer.factor == pytest.approx(1.5, rel=0.01) and found.transfer.kernels == 8
     assert found.waiting.factor == pytest.approx(1.1, rel=0.01) and found.waiting.instances == 24
     assert not found.computing.known
-
-
-def test_nothing_is_faster_beside_another() -> None:
-    found = fitted(*planted(0.8, 1.0))
-    assert found.transfer.factor == 1.0 and (found.of_transfer >= 0).all()
+    faster = fitted(*planted(0.8, 1.0))
+    assert faster.transfer.factor == 1.0 and (faster.of_transfer >= 0).all()
 
 
 def test_few_kernels_say_nothing_of_others() -> None:
     names, own, logs, shares, used = planted(1.5, 1.0, kernels=3)
-    names = np.append(names, 3)
-    more = [np.append(values, last) for values, last in ((own, True), (logs, 10.0), (used, True))]
     wider = Overlapping(*(np.append(values, 0.0) for values in (shares.transfer, shares.waiting, shares.computing)))
-    found = fitted(names, more[0].astype(bool), more[1], wider, more[2].astype(bool))
+    found = fitted(np.append(names, 3), np.append(own, True), np.append(logs, 10.0), wider, np.append(used, True))
     assert not found.transfer.known
     assert found.of_transfer[-1] == 0.0 and found.of_transfer[0] == pytest.approx(np.log(1.5), abs=0.01)
 
@@ -78,11 +73,8 @@ def test_shares_beside_waiting_and_transfer() -> None:
     assert found.waiting[0] == pytest.approx(0.4) and found.transfer[0] == pytest.approx(0.2)
     # Half of the transfer lies beside the kernel, and that is so of the collective on every rank.
     assert found.computing.tolist() == [0.0, 0.5, 0.5]
-
-
-def test_a_job_without_collectives_has_none() -> None:
-    job = OverlappingKernels.of(np.array([0, 2]), np.array([COMPUTE, COMPUTE], np.int8), np.array([-1, -1]))
-    found = job.shares(np.array([0, 5]), np.array([9, 9]), np.zeros(2, np.int64))
+    none = OverlappingKernels.of(np.array([0, 2]), kinds[[0, 0]], np.array([-1, -1]))
+    found = none.shares(np.array([0, 5]), np.array([9, 9]), np.zeros(2, np.int64))
     assert not found.transfer.any() and not found.computing.any()
 
 

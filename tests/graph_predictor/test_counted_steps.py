@@ -39,46 +39,33 @@ def recorded(folder: Path, lengths: Sequence[float], kernels: Sequence[int] = ()
     return trace.read(folder)
 
 
-def mean_of_breakdown(graphs: list[ExecutionGraph]) -> float:
-    steps = [step.measured_ns for step in breakdown(replay(graphs)).steps if not step.why_not]
-    return sum(steps) / len(steps) / 1e3
+def agrees(graphs: list[ExecutionGraph], width: float, rel: float) -> Prediction:
+    """The prediction of what was recorded: the breakdown's mean, in an interval that holds most steps."""
+    said = baseline_of(graphs).predict()
+    lengths = [step.measured_ns / 1e3 for step in breakdown(replay(graphs)).steps if not step.why_not]
+    assert said.step_time_us == pytest.approx(np.mean(lengths), rel=rel) and said.as_measured
+    low, high = said.interval_us
+    assert np.mean([low <= length <= high for length in lengths]) >= 0.8 and high / low < width
+    return said
 
 
-def inside(said: Prediction, lengths: Sequence[float]) -> float:
-    """Share of the steps in the interval."""
-    return float(np.mean([said.interval_us[0] <= length <= said.interval_us[1] for length in lengths]))
-
-
-def test_questions_whether_the_device_is_done_are_no_work(tmp_path: Path) -> None:
-    graph = recorded(tmp_path, [500, 510, 505, 520], polls=[3, 40, 9, 25])
-    assert similar_steps([graph]) == range(4)
-    assert baseline_of(graph).predict().step_time_us == pytest.approx(mean_of_breakdown([graph]), rel=0.005)
-
-
-@pytest.mark.parametrize(("kernels", "expected"), [
-    ([1, 3, 1, 3], range(4)), ([1, 3, 1, 3, 1], range(1, 5)), ([1, 1, 4, 1, 1, 4], range(6)),
-    ([1, 1, 4, 1], range(2)), ([5, 4, 3, 2], range(3, 4)), ([9, 1, 1, 1], range(1, 4))])
-def test_of_steps_that_take_turns_whole_rounds_are_repeated(tmp_path: Path, kernels: list[int],
+@pytest.mark.parametrize(("kernels", "lengths", "expected"), [
+    ([1, 3, 1, 3], [500] * 4, range(4)), ([1, 3, 1, 3, 1], [500] * 5, range(1, 5)),
+    ([1, 1, 4, 1, 1, 4], [500] * 6, range(6)), ([1, 1, 4, 1], [500] * 4, range(2)),
+    ([5, 4, 3, 2], [500] * 4, range(3, 4)), ([9, 1, 1, 1], [500] * 4, range(1, 4)),
+    # The run nearest to the mean: not the last one, when the steps get longer.
+    ([1] * 12, [500, 501, 502, 503, 504, 505, 506, 507, 508, 509, 530, 540], range(5, 11))])
+def test_of_steps_that_take_turns_whole_rounds_are_repeated(tmp_path: Path, kernels: list[int], lengths: list[float],
                                                             expected: range) -> None:
     """One round alone, or steps that all differ, are no turns."""
-    graph = recorded(tmp_path, [500] * len(kernels), kernels)
-    assert similar_steps([graph]) == expected
-
-
-def test_the_run_nearest_to_the_mean_is_repeated(tmp_path: Path) -> None:
-    """Not the last one, when the steps get longer."""
-    graph = recorded(tmp_path, [500, 501, 502, 503, 504, 505, 506, 507, 508, 509, 530, 540])
-    assert similar_steps([graph]) == range(5, 11)
+    assert similar_steps([recorded(tmp_path, lengths, kernels)]) == expected
 
 
 def test_the_interval_covers_the_recorded_steps(tmp_path: Path) -> None:
-    lengths = [755, 769, 762, 767, 785, 811]
-    graph = recorded(tmp_path, lengths, polls=[1, 40, 90, 70, 75, 90])
-    said = baseline_of(graph).predict()
-    assert said.step_time_us == pytest.approx(mean_of_breakdown([graph]), rel=0.002)
-    assert said.as_measured
-    assert inside(said, lengths) >= 0.8
-    assert said.interval_us[1] / said.interval_us[0] < 1.12
+    """Questions whether the device is done are no work."""
+    graph = recorded(tmp_path, [755, 769, 762, 767, 785, 811], polls=[1, 40, 90, 70, 75, 90])
+    assert similar_steps([graph]) == range(6)
+    agrees([graph], 1.12, 0.002)
 
 
 def test_another_cause_of_errors_adds_in_quadrature() -> None:
@@ -102,9 +89,7 @@ def test_steps_of_a_device_that_falls_behind_are_counted_on_it(tmp_path: Path) -
     for one in (said, edited):
         assert 45 < one.interval_us[0] < 51 < one.interval_us[1] < 57
     assert said.as_measured and said.recorded and "The host runs ahead of its device" in said.recorded.notes()[-1]
-    path = tmp_path / "micro.json"
-    shown = CliRunner().invoke(app, ["predict", str(path)]).stdout
-    assert "(as recorded)" in shown
+    assert "(as recorded)" in CliRunner().invoke(app, ["predict", str(tmp_path / "micro.json")]).stdout
 
 
 def freeing(folder: Path, free: Sequence[float], host: Sequence[float]) -> list[str]:
@@ -131,10 +116,5 @@ def test_time_that_moves_between_blocked_calls_is_no_drift(tmp_path: Path) -> No
     "rank3-of-8xA100-6steps/rank3.kineto.json.gz", "nanogpt-rank0-of-8xH100/hook.kineto.json.gz",
     "resnet18-ddp-MI300X/rank0.kineto.json.gz"])
 def test_real_steps_are_in_the_interval(real_trace: Callable[[str], Path], name: str) -> None:
-    graphs = read_job(real_trace(name)).graphs
-    said = baseline_of(graphs).predict()
-    assert said.step_time_us == pytest.approx(mean_of_breakdown(graphs), rel=0.005)
-    assert said.as_measured
-    assert inside(said, [s.measured_ns / 1e3 for s in breakdown(replay(graphs)).steps if not s.why_not]) >= 0.8
-    assert said.interval_us[1] / said.interval_us[0] < 1.15
+    said = agrees(read_job(real_trace(name)).graphs, 1.15, 0.005)
     assert not any("changing its speed" in text for text in said.warnings)

@@ -108,28 +108,19 @@ def test_an_interval_has_both_parts() -> None:
     assert HostThread(0.0, 0.0, 0.0).spread(0.3, 0.0, 0.0) == 0.3
 
 
-def test_the_command_fits_captures_of_a_cpu(tmp_path: Path) -> None:
-    run = CliRunner()
-    made = run.invoke(app, ["fit", _captures("bert")[0], "--device", "cpu", "-o",
-                            str(tmp_path / "cpu.profile")])
-    assert made.exit_code == 0, made.output
-    assert "models of cpu" in plain(made.output)
-    judged = run.invoke(app, ["models", "evaluate", str(tmp_path / "cpu.profile"), _captures(JUDGED)[0]])
+def test_the_command_fits_captures_of_a_cpu(recorded: ExecutionGraph, tmp_path: Path) -> None:
+    fitted = tmp_path / "cpu.profile"
+    made = CliRunner().invoke(app, ["fit", _captures("bert")[0], "--device", "cpu", "-o", str(fitted)])
+    assert made.exit_code == 0 and "models of cpu" in plain(made.output)
+    judged = CliRunner().invoke(app, ["models", "evaluate", str(fitted), _captures(JUDGED)[0]])
     assert judged.exit_code == 0, judged.output
     assert "gemm" in judged.output and "elementwise" in judged.output
-    # Of a GPU these are no measurements.
-    gpu = tmp_path / "gpu.profile"
-    refused = run.invoke(app, ["fit", _captures("bert")[0], "--device", "h200-sxm", "-o", str(gpu)])
-    assert refused.exit_code == 2 and not gpu.exists()
-
-
-def test_a_capture_without_sizes_says_why(recorded: ExecutionGraph, tmp_path: Path) -> None:
-    bare = replace(recorded, ops=replace(recorded.ops, shapes=np.full_like(recorded.ops.shapes, -1)))
-    bare.save(tmp_path / "bare.foretrace")
-    ran = CliRunner().invoke(app, ["fit", str(tmp_path / "bare.foretrace"), "--device", "cpu", "-o",
-                                   str(tmp_path / "x.profile")])
-    assert ran.exit_code == 2
-    assert "sizes" in plain(ran.output)
+    # Of a GPU these are no measurements, and without sizes they are none of anything.
+    bare, refused = tmp_path / "bare.foretrace", tmp_path / "x.profile"
+    replace(recorded, ops=replace(recorded.ops, shapes=np.full_like(recorded.ops.shapes, -1))).save(bare)
+    for capture, device_name, said in ((_captures("bert")[0], "h200-sxm", ""), (str(bare), "cpu", "sizes")):
+        ran = CliRunner().invoke(app, ["fit", capture, "--device", device_name, "-o", str(refused)])
+        assert ran.exit_code == 2 and said in plain(ran.output) and not refused.exists()
 
 
 def test_a_profile_is_used_for_a_saved_step_of_its_device(profile: DeviceProfile, tmp_path: Path) -> None:

@@ -44,13 +44,12 @@ def baseline(tmp_path: Path, batch: int = 8, **fetch: object) -> Baseline:
     return baseline_of(capture(batch, **fetch).read(tmp_path))  # type: ignore[arg-type]
 
 
-def resized(old: int, new: int) -> Sizes:
-    return Sizes((("batch", old, new),))
+LARGER = Sizes((("batch", 8, 32),))
 
 
 def test_samples_made_in_the_process_take_as_long_each(tmp_path: Path) -> None:
     short = baseline(tmp_path, sample=200)
-    predicted = short.predict([resized(8, 32)])
+    predicted = short.predict([LARGER])
     assert predicted.step_time_us == pytest.approx(4 * short.predict().step_time_us, rel=0.15)
     # The samples call an operation each, so that there is no doubt that the fetch grows.
     assert predicted.interval_us[0] > 3 * 1600
@@ -59,18 +58,15 @@ def test_samples_made_in_the_process_take_as_long_each(tmp_path: Path) -> None:
 
 def test_a_batch_that_may_lie_ready_is_in_the_interval(tmp_path: Path) -> None:
     short = baseline(tmp_path, ready=1600)
-    step, predicted = short.predict().step_time_us, short.predict([resized(8, 32)])
+    step, predicted = short.predict().step_time_us, short.predict([LARGER])
     low, high = predicted.interval_us
     assert low < step + 4 * COMPUTE
     assert high > 4 * 1600
+    # Samples that are collated were made one by one.
+    assert baseline(tmp_path, ready=1600, collated=True).predict([LARGER]).interval_us[0] > 3 * 1600
     # A fetch as short as the loader's own time does not become long.
     slice_ = baseline(tmp_path, ready=FIXED_NS / 1e3 - 20)
-    assert slice_.predict([resized(8, 32)]).step_time_us < slice_.predict().step_time_us + 3.5 * COMPUTE
-
-
-def test_samples_that_are_collated_were_made_one_by_one(tmp_path: Path) -> None:
-    short = baseline(tmp_path, ready=1600, collated=True)
-    assert short.predict([resized(8, 32)]).interval_us[0] > 3 * 1600
+    assert slice_.predict([LARGER]).step_time_us < slice_.predict().step_time_us + 3.5 * COMPUTE
 
 
 def test_time_beside_the_fetch_and_of_workers_stays(tmp_path: Path) -> None:
@@ -80,17 +76,15 @@ def test_time_beside_the_fetch_and_of_workers_stays(tmp_path: Path) -> None:
     assert recorded.ns[mine & recorded.fetched].sum() / scenario.cycle.steps == pytest.approx(1_620_000, rel=0.01)
     assert recorded.ns[mine & ~recorded.data].sum() / scenario.cycle.steps == pytest.approx(420_000, rel=0.01)
     workers = baseline(tmp_path, sample=20, iterator=WORKERS).scenario.slices
-    assert workers.data.any()
-    assert not workers.fetched.any()
+    assert workers.data.any() and not workers.fetched.any()
 
 
 def test_it_goes_with_other_edits(tmp_path: Path) -> None:
     short = baseline(tmp_path, sample=200)
-    both = [short.predict(edits).step_time_us for edits in ([resized(8, 32), ScaleHost(0.5)],
-                                                            [ScaleHost(0.5), resized(8, 32)])]
-    assert both[0] == pytest.approx(both[1])
-    assert both[0] == pytest.approx(short.predict([resized(8, 32)]).step_time_us / 2, rel=0.01)
-    assert short.predict([resized(8, 32), NoDataLoading()]).step_time_us < 5 * COMPUTE
+    one, other = (short.predict(edits).step_time_us for edits in ([LARGER, ScaleHost(0.5)], [ScaleHost(0.5), LARGER]))
+    assert one == pytest.approx(other)
+    assert one == pytest.approx(short.predict([LARGER]).step_time_us / 2, rel=0.01)
+    assert short.predict([LARGER, NoDataLoading()]).step_time_us < 5 * COMPUTE
 
 
 def test_a_step_traced_again_loads_its_batches_too(tmp_path: Path) -> None:

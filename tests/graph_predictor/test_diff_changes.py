@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from check_support import samples, step_trace, write_capture
@@ -10,6 +11,7 @@ from micro import Micro
 
 from step_views.check import gate
 from step_views.check.measure import Environment, find_captures
+from step_views.check.verdict import GateOutcome
 from step_views.cli.check import explain
 from step_views.diff.jobs import diff_jobs
 from tracer.job import Job
@@ -77,23 +79,22 @@ def step(*, optimizer: str = "aten::_foreach_add_", zeros: bool = False, batch: 
     ({"pause": 50.0}, "outside operations (Python, sleep, input or output): mostly before"),
     ({"layers": 2}, "layers: more of those that there were, only in B: aten::"),
 ])
-def test_a_change_is_named_as_one(after: dict[str, object], named: str, tmp_path: Path) -> None:
-    jobs = [_job(step(), tmp_path / "a"), _job(step(**after), tmp_path / "b")]  # type: ignore[arg-type]
-    found = diff_jobs(jobs[0], jobs[1])
+def test_a_change_is_named_as_one(after: dict[str, Any], named: str, tmp_path: Path) -> None:
+    found = diff_jobs(*(Job([trace.read(tmp_path)], 1) for trace in (step(), step(**after))))
     assert found.changes()[0].what.startswith(named)
     assert sum(change.time_ns for change in found.changes()) == found.total_ns
 
 
-def _job(trace: Micro, folder: Path) -> Job:
-    folder.mkdir()
-    return Job([trace.read(folder)], 1)
+def checked(folder: Path, kept: dict[str, Any], new: dict[str, Any]) -> GateOutcome:
+    """Check a new capture of a program, with causes."""
+    for name, capture in (("kept", kept), ("new", new)):
+        write_capture(folder / name / "step", **capture)
+    gate.update_baseline(str(folder / "kept"), "first")
+    return gate.check_against(str(folder / "kept"), str(folder / "new"), explain=explain)
 
 
 def test_fewer_threads_of_the_same_processor_are_the_first_cause(tmp_path: Path) -> None:
-    write_capture(tmp_path / "kept" / "step", torch_threads=8)
-    gate.update_baseline(str(tmp_path / "kept"), "first")
-    write_capture(tmp_path / "new" / "step", torch_threads=4)
-    found = gate.check_against(str(tmp_path / "kept"), str(tmp_path / "new"), explain=explain)
+    found = checked(tmp_path, {"torch_threads": 8}, {"torch_threads": 4})
     assert [verdict.quantity for verdict in found.failures] == ["threads"]
     assert found.causes["step"][0].startswith("threads: 8 → 4")
     assert not Environment(cpu="one", threads=8).fewer_threads(Environment(cpu="other", threads=4))
@@ -101,10 +102,8 @@ def test_fewer_threads_of_the_same_processor_are_the_first_cause(tmp_path: Path)
 
 def test_a_program_at_other_sizes_is_compared_and_the_sizes_are_named(tmp_path: Path) -> None:
     shapes = {"Input Dims": [[8192, 1024], [1024, 1024], [1024]], "Input type": ["float"] * 3}
-    write_capture(tmp_path / "kept" / "step", step_trace(launches=4))
-    gate.update_baseline(str(tmp_path / "kept"), "first")
-    write_capture(tmp_path / "new" / "step", step_trace(launches=4, kernel_us=120, args=shapes), samples(1100))
-    found = gate.check_against(str(tmp_path / "kept"), str(tmp_path / "new"), explain=explain)
+    found = checked(tmp_path, {"trace": step_trace(launches=4)}, {
+        "trace": step_trace(launches=4, kernel_us=120, args=shapes), "step_ns": samples(1100)})
     assert "most operations have other sizes than in the baseline" in " ".join(found.notes)
     assert found.causes["step"][0].startswith("sizes of inputs: 4096 → 8192")
 

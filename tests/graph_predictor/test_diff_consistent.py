@@ -15,7 +15,7 @@ from page_support import PageFile
 from report_support import ROOT
 from said import Run
 from said_facts import rows_of_table
-from test_diff import BLOCK, job
+from test_diff import BLOCK, MORE, job
 
 from step_views.diff.jobs import diff_jobs
 from step_views.diff.result import UNEXPLAINED, Difference, DifferenceKind, Part
@@ -56,9 +56,8 @@ def _pairs() -> Iterator[tuple[Path, Path, tuple[str | int, ...]]]:
             yield path, path, ("--step", 0, "--step-b", 1)
 
 
-def recordings() -> list[Path]:
-    """Each recording of the pairs once."""
-    return list(dict.fromkeys(path for a, b, _ in _pairs() for path in (a, b)))
+RECORDINGS = list(dict.fromkeys(path for a, b, _ in _pairs() for path in (a, b)))
+"""Each recording of the pairs once."""
 
 
 def name(value: object) -> str:
@@ -198,7 +197,7 @@ def test_text_json_and_page_show_b_less_a(
 
 
 def page_rows(page: PageFile, key: str) -> list[list[str]]:
-    return [list(row) for row in page.rows(key)] if f"data-{key}" in page.data or key in page.tables else []
+    return page.rows(key) if f"data-{key}" in page.data or key in page.tables else []
 
 
 def check(before: str, after: str, ms: str) -> None:
@@ -210,7 +209,7 @@ def check(before: str, after: str, ms: str) -> None:
 
 @pytest.mark.usefixtures("compared_once")
 @pytest.mark.parametrize("path", [pytest.param(path, marks=pytest.mark.slow if path.name in ALIKE else ())
-                                  for path in recordings()], ids=name)
+                                  for path in RECORDINGS], ids=name)
 def test_a_recording_does_not_differ_from_itself(path: Path, run: Run) -> None:
     code, text, error = run("diff", path, path)
     if code == 2:
@@ -226,32 +225,25 @@ def test_a_recording_does_not_differ_from_itself(path: Path, run: Run) -> None:
 
 def test_both_recorded_steps_come_first(run: Run) -> None:
     path = ROOT / "traces" / "bert-cpu"
-    said = [line for line in run("inspect", path).out.splitlines() if line.startswith("recorded step")]
+    step = re.search(r"(?m)^recorded step\s+([\d.,]+ ms) under the profiler", run("inspect", path).out)[1]
     lines = " ".join(run("diff", path, path).out.split())
-    step = re.search(r"([\d.,]+ ms) under the profiler", said[0])[1]
     assert lines.startswith(f"A: Recorded step: {step} under the profiler")
     assert f"B: Recorded step: {step} under the profiler" in lines
     assert run("diff", path, path, "--step", 1, "--json").json["recorded_a"] is None
 
 
-def paused(names: list[tuple[str, float]], pause: float) -> Micro:
-    """A step of operations 5 us apart, but for a pause before the third one."""
-    trace = Micro()
-    now = 0.0
-    for at, (each, length) in enumerate(names):
-        now += pause if at == 2 else 5
-        trace.op(each, now, now + length)
-        now += length
-    return trace.step(0, now + 5)
-
-
 def test_a_shorter_pause_at_an_added_operation_is_a_gap(tmp_path: Path) -> None:
     """A pauses for 100 us where B, with two pauses of 5 us, computes for 30: no operation takes less than nothing."""
-    more = [*BLOCK[:2], ("aten::layer_norm", 30.0), *BLOCK[2:]]
-    a, b = job(paused(BLOCK, 100), tmp_path, "a"), job(paused(more, 5), tmp_path, "b")
-    (part,) = diff_jobs(a, b).parts
-    assert (part.kind, part.what) == (DifferenceKind.GAP, "where B has aten::layer_norm")
-    assert (part.before_ns, part.after_ns, part.time_ns) == (60_000, 0, -60_000)
-    (part,) = diff_jobs(b, a).parts
-    assert (part.kind, part.what) == (DifferenceKind.GAP, "where B has aten::layer_norm".replace("B", "A"))
-    assert (part.before_ns, part.after_ns, part.time_ns) == (0, 60_000, 60_000)
+    def paused(names: list[tuple[str, float]], pause: float) -> Micro:
+        trace, now = Micro(), 0.0
+        for at, (each, length) in enumerate(names):
+            now += pause if at == 2 else 5
+            trace.op(each, now, now + length)
+            now += length
+        return trace.step(0, now + 5)
+
+    a, b = job(paused(BLOCK, 100), tmp_path, "a"), job(paused(MORE, 5), tmp_path, "b")
+    for jobs, side, times in (((a, b), "B", (60_000, 0, -60_000)), ((b, a), "A", (0, 60_000, 60_000))):
+        (part,) = diff_jobs(*jobs).parts
+        assert (part.kind, part.what) == (DifferenceKind.GAP, f"where {side} has aten::layer_norm")
+        assert (part.before_ns, part.after_ns, part.time_ns) == times

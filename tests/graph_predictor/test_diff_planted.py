@@ -59,12 +59,10 @@ def test_a_planted_regression_is_named_first_and_caught(kind: str, tmp_path: Pat
 
 def _is_caught(kind: str, folder: Path) -> None:
     """Four by what is counted, the sleep by the time of the steps."""
-    gate.update_baseline(str(folder / "kept"), "first")
-    verdicts = gate.check_against(str(folder / "kept"), str(folder / "new")).verdicts
-    if kind == "sleep" and max(map(_disturbance, (folder / "kept", folder / "new"))) > SHAKEN:
+    kept, new = str(folder / "kept"), str(folder / "new")
+    gate.update_baseline(kept, "first")
+    verdicts = gate.check_against(kept, new).verdicts
+    if kind == "sleep" and max(disturbance(find_captures(path)[0].job.graphs, device_decides=False)
+                               for path in (kept, new)) > SHAKEN:
         pytest.skip("the machine is too busy to say anything of step times")
     assert CAUGHT[kind] in {verdict.quantity for verdict in verdicts if verdict.failed}
-
-
-def _disturbance(path: Path) -> float:
-    return disturbance(find_captures(str(path))[0].job.graphs, device_decides=False)

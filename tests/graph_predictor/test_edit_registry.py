@@ -7,7 +7,6 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,38 +57,27 @@ registry.OPTIONS += (
 """
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Print what three commands say, of a process in which the toy is a file and two rows."""
-    folder = tmp_path_factory.mktemp("toy")
-    (folder / "toy_edit.py").write_text(TOY)
+def test_one_file_is_an_option_an_axis_and_a_candidate(tmp_path: Path) -> None:
+    """What three commands say, of a process in which the toy is a file and two rows."""
+    (tmp_path / "toy_edit.py").write_text(TOY)
     commands = {
         "predict": [CAPTURE, "--toy", "0.5", "--toy-switch"],
-        "sweep": [CAPTURE, "--toy", "1,0.5", "--edits", "none,toy-switch", "-o", str(folder / "p.csv"), "--jobs", "1"],
+        "sweep": [CAPTURE, "--toy", "1,0.5", "--edits", "none,toy-switch", "-o", "p.csv", "--jobs", "1"],
         "opportunities": [CAPTURE, "--top", "100"]}
-    code = (f"import json, sys\nimport graph_predictor.edits\ngraph_predictor.edits.__path__.append({str(folder)!r})\n"
-            f"{ROWS}from typer.testing import CliRunner\nfrom foretrace.commands import app\n"
+    code = ("import json, sys\nimport graph_predictor.edits\n"
+            f"graph_predictor.edits.__path__.append({str(tmp_path)!r})\n{ROWS}"
+            "from typer.testing import CliRunner\nfrom foretrace.commands import app\n"
             "print(json.dumps({name: json.loads(CliRunner().invoke(app, [name, *words, '--json']).stdout)\n"
             f"                  for name, words in {commands!r}.items()}}))")
-    path = [str(folder), *(entry for entry in sys.path if entry)]
+    path = [str(tmp_path), *(entry for entry in sys.path if entry)]
     found = subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{code}"], text=True,
-                           capture_output=True, cwd=folder)
+                           capture_output=True, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
-    result: dict[str, Any] = json.loads(found.stdout)
-    return result
-
-
-def test_one_file_is_an_option_of_predict(said: dict[str, Any]) -> None:
+    said = json.loads(found.stdout)
     assert said["predict"]["edits"] == ["toy × 0.5", "toy switched"]
-
-
-def test_one_file_is_an_axis_of_sweep(said: dict[str, Any]) -> None:
     assert said["sweep"]["axes"] == ["toy", "edits"]
     times = {(row["toy"], row["edits"]): row["step_time_us"] for row in said["sweep"]["rows"]}
     assert len(times) == 4 and times[0.5, "none"] < times[1.0, "none"]
-
-
-def test_one_file_is_tried_by_opportunities(said: dict[str, Any]) -> None:
     tried = {one["name"]: (one["option"], one["is_bound"]) for one in said["opportunities"]["opportunities"]}
     assert tried["a toy"] == ("--toy 0.5", False) and tried["no host"] == ("--toy 0.001", True)
 
