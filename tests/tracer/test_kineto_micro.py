@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from kineto_support import call, event, kernel, names, op, small_step, write
 
 from tracer.errors import TraceError
-from tracer.graph import NONE, ExecutionGraph, GapKind, KernelKind, LaunchKind, OpKind, Phase, StepSource, SyncKind
+from tracer.graph import NONE, ExecutionGraph, GapKind, LaunchKind, OpKind, Phase, StepSource, SyncKind
 from tracer.kineto import read_kineto, read_processes
 from tracer.kineto.events import COLLECTIVE_KERNEL, call_kind, is_blocking_copy
 from tracer.kineto.linking import collective_kind
@@ -182,21 +181,6 @@ def test_modules_and_the_functions_that_called_them(tmp_path: Path) -> None:
     assert not [text for text in graph.strings if "train.py" in text or "built-in" in text]
 
 
-def test_2020_categories_and_streams(tmp_path: Path) -> None:
-    events = [
-        event("Operator", "ProfilerStep#1", 0, 100, tid="77", **{"External id": 1}),
-        event("Operator", "aten::mm", 5, 20, tid="77", **{"Input dims": [[1, 2]]}),
-        event("Runtime", "cudaLaunchKernel", 8, 5, tid="77", correlation=3, **{"external id": 2}),
-        event("Kernel", "gemm", 20, 5, pid=0, tid="stream 7", correlation=3),
-        event("Memset", "Memset (Device)", 30, 1, pid=0, tid="stream 9", correlation=4, bytes=16)]
-    graph = read_kineto(write(tmp_path, json.dumps(events).encode()))
-    assert graph.meta.era == "list-2020" and graph.meta.step_source == StepSource.PROFILER_STEP
-    assert graph.kernels.stream.tolist() == [7, 9] and graph.kernels.device.tolist() == [0, 0]
-    assert graph.kernels.kind.tolist() == [KernelKind.COMPUTE, KernelKind.MEMSET] and graph.kernels.bytes[1] == 16
-    assert graph.ops.kind.tolist() == [OpKind.ANNOTATION, OpKind.OPERATION] and graph.ops.shapes[1] >= 0
-    assert graph.kernels.op.tolist() == [1, NONE]
-
-
 def test_synchronisations(tmp_path: Path) -> None:
     graph = graph_of(tmp_path, [
         op("a", 0, 50), call("cudaStreamWaitEvent", 5, 2, 8),
@@ -251,16 +235,6 @@ def test_names_of_collectives(name: str, kind: str) -> None:
     ("void cutlass::device_kernel<at::cuda::detail::dispatch_x>", False), ("triton_poi_fused_dispatch_0", False)])
 def test_names_of_collective_kernels(name: str, collective: bool) -> None:
     assert bool(COLLECTIVE_KERNEL.search(name)) == collective
-
-
-def test_experts_exchange_is_communication(tmp_path: Path) -> None:
-    """DeepEP's kernels have no process group's operation around them: their names are all there is."""
-    found = graph_of(tmp_path, [
-        op("deep_ep::dispatch", 0, 20), call("cudaLaunchKernel", 2, 3, 1),
-        kernel("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)", 10, 30, 1),
-        op("aten::mm", 30, 20), call("cudaLaunchKernel", 32, 3, 2), kernel("gemm", 45, 30, 2)])
-    assert found.kernels.kind.tolist() == [KernelKind.COLLECTIVE, KernelKind.COMPUTE]
-    assert names(found, found.collectives.kind) == ["all_to_all"]
 
 
 @pytest.mark.parametrize(("name", "kind"), [

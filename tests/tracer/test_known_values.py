@@ -1,16 +1,21 @@
-"""Numbers that a program reads on its way to a model, where only constants decide them."""
+"""Numbers that a program reads: those that constants decide are known, those of data are stand-ins or assumed."""
 
 from __future__ import annotations
 
+import json
+import math
+import operator
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 from tracer.shape_only.errors import ShapeOnlyError
-from tracer.shape_only.trace import trace_script
+from tracer.shape_only.stand_ins import CountOfData, NumberOfData, OfData, stand_in
+from tracer.shape_only.trace import trace_script, trace_step
 
 SCRIPT = """
 import torch
@@ -64,9 +69,6 @@ def finite():
         return out.sum() if torch.rand(1) > 0.1 else layer(out).sum()
     return step
 
-def listed_data():
-    return made(torch.tensor([torch.rand(3).sum(), 1.0])[1])
-
 def replaced():
     table = torch.zeros(2, 4)
     row = table[0]
@@ -111,46 +113,8 @@ def halved():
             assert one.tolist() == [[0] * 4] * 3
     return made(8)
 
-def halved_by_swaps():
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        return halved()
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-
 def drawn():
     return made(int(torch.empty(1).uniform_(6.0, 10.0).item()))
-
-def random():
-    return made(torch.rand(3).argmax() + 1)
-
-def overwritten():
-    sizes = torch.ones(4)
-    sizes.copy_(torch.rand(4))
-    return made(sizes.sum())
-
-def replaced_by_data():
-    sizes = torch.zeros(4)
-    sizes.data = torch.rand(4)
-    return made(sizes.sum())
-
-def swapped_with_data():
-    sizes, data = torch.ones(4), torch.rand(4)
-    torch.utils.swap_tensors(sizes, data)
-    return made(sizes.sum())
-
-def enlarged():
-    return made(torch.ones(2).resize_(4).sum())
-
-def set_to_data():
-    sizes = torch.ones(4)
-    sizes.set_(torch.rand(4))
-    return made(sizes.sum())
-
-def of_data():
-    table = torch.ones(4)
-    table[torch.randperm(4)] = 2
-    return made(table[0])
 """
 
 
@@ -244,9 +208,8 @@ def split():
     ("experts", 0.2, ["fill the middle 0.2 of", "taken to select 0.2 of"]),
     ("split", 0.2, ["all are taken to be there as often"])])
 def test_what_data_decide_is_assumed_only_where_a_share_is_given(
-        tmp_path: Path, name: str, share: float, assumed: list[str]) -> None:
-    (tmp_path / "user.py").write_text(ASSUMED)
-    script = f"{tmp_path / 'user.py'}:{name}"
+        written: Callable[[str], str], name: str, share: float, assumed: list[str]) -> None:
+    script = f"{written(ASSUMED)}:{name}"
     with pytest.raises(ShapeOnlyError, match="--selected") as refused:
         trace_script(script)
     assert name != "chosen" or "shape depends on values (aten.nonzero.default)" in str(refused.value)
@@ -271,23 +234,16 @@ def build():
 """
 
 
-def test_a_share_of_1_fills_the_whole_range_and_2_is_none(tmp_path: Path) -> None:
-    (tmp_path / "user.py").write_text(RANGES)
-    trace_script(f"{tmp_path / 'user.py'}:build", selected=1.0)
+def test_a_share_of_1_fills_the_whole_range_and_2_is_none(written: Callable[[str], str]) -> None:
+    script = f"{written(RANGES)}:build"
+    trace_script(script, selected=1.0)
     with pytest.raises(ShapeOnlyError, match="selected=2 is no share"):
-        trace_script(f"{tmp_path / 'user.py'}:build", selected=2)
+        trace_script(script, selected=2)
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Callable[[str], str]:
-    (tmp_path / "user.py").write_text(SCRIPT)
-    return lambda name: f"{tmp_path / 'user.py'}:{name}"
-
-
-@pytest.mark.parametrize("name", ["computed", "truncated", "masked", "finite", "drawn", "replaced", "halved",
-                                  "halved_by_swaps"])
-def test_what_constants_decide_is_read(program: Callable[[str], str], name: str) -> None:
-    graph = trace_script(program(name))
+@pytest.mark.parametrize("name", ["computed", "truncated", "masked", "finite", "drawn", "replaced", "halved"])
+def test_what_constants_decide_is_read(written: Callable[[str], str], name: str) -> None:
+    graph = trace_script(f"{written(SCRIPT)}:{name}")
     text = [graph.string(code) for code in graph.ops.shapes.tolist() if code >= 0]
     assert any("[3,8]" in one.replace(" ", "") or "[8,3]" in one.replace(" ", "") for one in text), text
     for assumed in ("whether values are finite", "the middle of its range"):
@@ -295,18 +251,20 @@ def test_what_constants_decide_is_read(program: Callable[[str], str], name: str)
         assert count == (name == "finite") or (name == "drawn" and "middle" in assumed)
 
 
-@pytest.mark.parametrize("name", ["random", "overwritten", "of_data", "listed_data", "replaced_by_data",
-                                  "swapped_with_data", "set_to_data", "enlarged"])
-def test_what_chance_or_data_decide_is_not(program: Callable[[str], str], name: str) -> None:
+@pytest.mark.parametrize("statements", [
+    "sizes = torch.rand(3).argmax() + 1", "sizes.copy_(torch.rand(4))", "sizes[torch.randperm(4)] = 2",
+    "sizes = torch.tensor([torch.rand(3).sum(), 1.0])", "sizes.data = torch.rand(4)",
+    "torch.utils.swap_tensors(sizes, torch.rand(4))", "sizes.set_(torch.rand(4))",
+    "sizes = torch.ones(2).resize_(4)"])
+def test_what_chance_or_data_decide_is_not(written: Callable[[str], str], statements: str) -> None:
+    text = f"{SCRIPT}\ndef build():\n    sizes = torch.ones(4)\n    {statements}\n    return made(sizes.sum())\n"
     with pytest.raises(ShapeOnlyError, match="reads a tensor's values"):
-        trace_script(program(name))
+        trace_script(f"{written(text)}:build")
 
 
 def test_what_torch_computes_for_real_is_left_alone() -> None:
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    from tracer.shape_only.trace import trace_step
 
     found = []
 
@@ -321,3 +279,110 @@ def test_what_torch_computes_for_real_is_left_alone() -> None:
 
     trace_step(build)
     assert found == [[[1]], [1, 2, 3, 4]]
+
+
+# --- numbers of data -------------------------------------------------------------------------------------------------
+
+
+PROGRAM = """
+import math
+import torch
+
+def build(batch=4):
+    net = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    x, y = torch.randn(batch, 8), torch.randint(3, (batch,))
+    total, hits = 0.0, 0
+
+    def step():
+        nonlocal total, hits
+        optimizer.zero_grad()
+        out = net(x)
+        loss = torch.nn.functional.cross_entropy(out, y)
+        loss.backward()
+READ
+    return step
+"""
+LOG = """\
+        optimizer.step()
+        total += loss.item() * batch
+        hits += (out.argmax(1) == y).sum().item()
+        print(f"{loss.item():.3f} {loss:.2f} {hits:d} {hits / 10:.1%} {round(total, 3)}")
+        if not math.isfinite(loss.item()):
+            raise SystemExit(1)
+"""
+SCALED = """\
+        scaler.scale(net(x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() > 0
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[str], str]:
+    """A function that writes a program, and returns its path."""
+    def write(text: str) -> str:
+        (tmp_path / "user.py").write_text(text)
+        return str(tmp_path / "user.py")
+
+    return write
+
+
+@pytest.fixture
+def traced(written: Callable[[str], str]) -> Callable[[str], Any]:
+    """A function that traces the program with statements of its step."""
+    return lambda read: trace_script(f"{written(PROGRAM.replace('READ', read))}:build", "cpu")
+
+
+def test_numbers_that_are_logged_are_read(traced: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    graph = traced(LOG)
+    names = [graph.string(code) for code in graph.ops.name]
+    assert names.count("aten::_local_scalar_dense") == 5  # each read is work of the step
+    assert capsys.readouterr().out.splitlines()[0] == "1.000 1.00 1 100.0% 1.0"
+    (note,) = (text for text in graph.meta.loss.notes if "reads numbers of its data" in text)
+    assert "user.py:19 (`total += loss.item() * batch`)" in note
+
+
+@pytest.mark.parametrize(("read", "says"), [
+    ("if loss.item() < 9.0: optimizer.step()", "decides by a number that it read"),
+    ("net(x[:(out.argmax(1) == y).sum().item()])", "decides by a number that it read"),
+    ("torch.zeros(int(loss.item()))", "decides by a number that it read"),
+    ("torch.zeros(int(torch.tensor([0.5, loss.item()])[1]))", "reads a tensor's values")])
+def test_numbers_that_decide_are_refused(traced: Callable[[str], Any], read: str, says: str) -> None:
+    with pytest.raises(ShapeOnlyError, match=says) as told:
+        traced(f"        {read}\n")
+    assert f"(`{read}" in str(told.value)
+
+
+def test_a_gradient_scaler_of_the_cpu_takes_its_step(traced: Callable[[str], Any]) -> None:
+    graph = traced(SCALED)
+    names = {graph.string(code) for code in graph.ops.name}
+    assert {"aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_amp_update_scale_", "aten::add_",
+            "aten::_local_scalar_dense"} <= names
+    assert any("goes on as it does where all of them are" in text for text in graph.meta.loss.notes)
+
+
+def test_arithmetic_keeps_the_kind() -> None:
+    loss, hits = stand_in(0.5), stand_in(3)
+    assert isinstance(loss, NumberOfData) and isinstance(hits, CountOfData) and not isinstance(hits, int)
+    for made in (loss + 1, 2 - loss, loss * hits, hits / 2, 1 / hits, -loss, abs(loss), loss ** 2, round(loss, 2),
+                 sum([loss, loss]), 1.5 + hits):
+        assert isinstance(made, NumberOfData)
+    for made in (hits + 1, 2 * hits, hits // 2, sum([hits, hits])):
+        assert isinstance(made, CountOfData)
+    assert math.isfinite(loss) and math.isfinite(hits) and json.dumps({"loss": loss}) == '{"loss": 1.0}'
+    assert f"{hits:5d}{loss:6.2f}{hits}" == "    1  1.001"
+
+
+@pytest.mark.parametrize("number", [stand_in(0.5), stand_in(3)])
+def test_what_decides_is_refused_and_a_count_is_no_size(number: OfData) -> None:
+    asked: list[Callable[[Any], object]] = [
+        bool, int, round, math.floor, lambda one: one < 2, lambda one: one == 2, lambda one: max(one, 2),
+        lambda one: one >= 2]
+    if isinstance(number, CountOfData):
+        asked += [range, operator.index, lambda one: [1, 2][one], lambda one: [1, 2][:one]]
+    for each in asked:
+        with pytest.raises(ShapeOnlyError, match="decides by a number"):
+            each(number)
