@@ -64,3 +64,15 @@ def test_every_event_lies_within_its_parent_and_innermost_covers_the_query(
         # only an end that touches the query can be passed over, when a later event began since
         elif (duration > 0).all():
             assert all(result.end[each] == at[query] or start[each] == at[query] for each in covering)
+
+
+def test_innermost_goes_up_very_many_levels() -> None:
+    depth = 3000
+    start = np.arange(depth)
+    thread, end = np.zeros(depth, np.int32), 10_000 - start
+    result = nest(thread, start, end - start)
+    until = np.arange(6_000, 11_000, 7)
+    at = np.full(len(until), depth)
+    found = innermost(np.zeros(len(until), np.int32), at, until, thread, start, result)
+    assert result.depth.max() == depth - 1
+    assert found.tolist() == [min(10_000 - each, depth - 1) if each <= 10_000 else NONE for each in until.tolist()]

@@ -183,12 +183,34 @@ def _race(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_files, "check_own", checked)
 
 
+def _linked_file(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name = _own_place(base, monkeypatch), _Loop().file
+    elsewhere = base / "home" / "elsewhere"
+    elsewhere.write_bytes(_signed(_code(PLANTED), (place / KEY).read_bytes(), name))
+    elsewhere.chmod(0o600)
+    (place / name).symlink_to(elsewhere)
+
+
+def _hard_link(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name = _own_place(base, monkeypatch), _Loop().file
+    _linked_file(base, monkeypatch)
+    (place / name).unlink()
+    os.link(base / "home" / "elsewhere", place / name)
+
+
+def _known_key(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name = _own_place(base, monkeypatch), _Loop().file
+    (place / KEY).chmod(0o644)
+    (place / name).write_bytes(_signed(_code(PLANTED), (place / KEY).read_bytes(), name))
+    (place / name).chmod(0o600)
+
+
 SETTINGS: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
     "umask": _umask, "XDG": _xdg, "numba": partial(_planted, "NUMBA_CACHE_DIR", "open/theirs", "", 0o777),
     "sticky": partial(_planted, "XDG_CACHE_HOME", "open/theirs", "foretrace", 0o1777),
     "home": partial(_planted, "HOME", "open", ".cache/foretrace", 0), "TMPDIR": _tmpdir, "group": _group,
-    "linked folder": _linked_folder, "race": _race}
-"""Files of one's own place that others can change: ``test_what_another_user_could_have_changed_is_not_used``."""
+    "linked folder": _linked_folder, "linked file": _linked_file, "hard link": _hard_link, "race": _race,
+    "known key": _known_key}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
