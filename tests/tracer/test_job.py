@@ -129,3 +129,13 @@ def test_the_first_of_several_execution_traces_is_joined() -> None:
     job = read_job(real("resnet50-ddp-2xA100"))
     assert job.graphs[0].meta.et_schema.startswith("1.0.3") and job.missing_ranks == [1]
     assert any("schema-1.1.1" in note for note in job.notes)
+
+
+@pytest.mark.real_traces
+def test_dlrm_ranks_and_their_execution_traces() -> None:
+    job = read_job(real("dlrm-8xV100-2023"))
+    assert ranks(job) == list(range(8)) and job.world_size == 8 and not job.missing_ranks
+    starts = [graph.meta.base_time_ns for graph in job.graphs]
+    assert 0 < max(starts) - min(starts) <= 7_600_000
+    for graph in job.graphs:
+        assert graph.meta.et_candidates > 1600 and graph.meta.et_joined >= 0.999 * graph.meta.et_candidates

@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="tracing by shapes needs torch")
 
 import torch
 import torch.distributed as dist
-from said import Run, plain
+from said import plain
 from shape_only_support import (
     calls,
     differences,
@@ -31,8 +31,10 @@ from shape_only_support import (
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from typer.testing import CliRunner
 
 import tracer
+from foretrace.commands import app
 from graph_predictor import replay
 from step_views import breakdown
 from step_views.reports.inspection import inspect_job
@@ -570,22 +572,26 @@ def test_wrong_requests_are_one_sentence(request_of: Callable[[], Any], says: st
         request_of()
 
 
-def test_the_command_sets_sizes_of_a_function_as_predict_sets_them(tmp_path: Path, run: Run) -> None:
+def test_the_command_sets_sizes_of_a_function_as_predict_sets_them(tmp_path: Path) -> None:
     path, out = tmp_path / "user.py", tmp_path / "step.foretrace"
     path.write_text(SCRIPT)
+
+    def command(name: str, *arguments: str) -> Any:
+        return CliRunner().invoke(app, ["trace", f"{path}:{name}", "-o", str(out), *arguments])
+
     shapes = []
     for sizes in ((), ("--set", "batch=6"), ("--set", "batch=2:6")):
-        done = run("trace", f"{path}:build", "-o", out, "--json", *sizes)
-        assert done.code == 0, done.err
-        assert done.json["device"] == "h200-sxm" and done.json["memory_bytes"]["parameters"] == 4 * (8 * 8 + 8)
+        done = command("build", *sizes)
+        assert done.exit_code == 0, done.output
         graph = tracer.load_graph(out)
-        assert len(graph.ops) == done.json["ops"]
         shapes.append([graph.string(int(code)) for code in graph.ops.shapes])
     assert shapes[0] != shapes[1] == shapes[2]
-    for name, text, says in (("build", "depth=3", "takes no argument 'depth' (it takes batch)"),
-                             ("build", "batch=many", "names no size"), ("decides", "", "torch.where")):
-        done = run("trace", f"{path}:{name}", "-o", out, *(("--set", text) if text else ()))
-        assert done.code == 2 and says in plain(done.err)
+    told = json.loads(command("build", "--json").stdout)
+    assert told["device"] == "h200-sxm" and told["memory_bytes"]["parameters"] == 4 * (8 * 8 + 8)
+    for name, arguments, says in (("build", ("--set", "depth=3"), "takes no argument 'depth' (it takes batch)"),
+                                  ("build", ("--set", "batch=many"), "names no size"), ("decides", (), "torch.where")):
+        done = command(name, *arguments)
+        assert done.exit_code == 2 and says in plain(done.output)
 
 
 def test_a_closure_that_the_optimizer_calls_is_not_its_own_work() -> None:
