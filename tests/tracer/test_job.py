@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -48,17 +49,14 @@ def test_a_memory_file_system(tmp_path: Path) -> None:
         read_job("memory://runs/rank7.json")
 
 
-def test_one_file_without_a_rank_is_a_job(tmp_path: Path) -> None:
-    job = read_job(write(tmp_path, small_step()))
-    assert len(job) == 1 and job.world_size == 1 and not job.missing_ranks
-
-
-def test_ranks_from_names(tmp_path: Path) -> None:
+def test_ranks_come_from_names_and_one_file_needs_none(tmp_path: Path) -> None:
     for number in (0, 1):
-        write(tmp_path, small_step(), f"worker{number}_step_7.json")
+        path = write(tmp_path, small_step(), f"worker{number}_step_7.json")
     job = read_job(tmp_path)
     assert ranks(job) == [0, 1] and sum("taken from its name" in note for note in job.notes) == 2
     assert rank_in_name("/a/rank3/host.json") == -1 and rank_in_name("sampled_rank-12.json.gz") == 12
+    job = read_job(path.rename(tmp_path / "trace.json"))
+    assert len(job) == 1 and job.world_size == 1 and not job.missing_ranks
 
 
 def test_an_empty_member_is_left_out_and_named(tmp_path: Path) -> None:
@@ -80,25 +78,14 @@ def test_a_member_that_is_no_trace_is_skipped_in_a_directory_but_not_by_name(tmp
         read_job([tmp_path / "rank0.json", tmp_path / "config.json"])
 
 
-@pytest.mark.parametrize("paths", [[], "nowhere.json", "nowhere/*.json"])
-def test_nothing_to_read(paths: object) -> None:
-    with pytest.raises(TraceError):
-        read_job(paths)  # type: ignore[arg-type]
-
-
-def test_a_directory_without_traces(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no trace file"):
-        read_job(tmp_path)
-    (tmp_path / "run").mkdir()
-    with pytest.raises(TraceError, match="1 subdirectories"):
-        read_job(tmp_path)
-
-
-def test_the_same_rank_twice(tmp_path: Path) -> None:
-    rank(tmp_path, 0)
-    rank(tmp_path, 0, name="other.json")
-    with pytest.raises(JobError, match="Rank 0 is there twice"):
-        read_job(tmp_path)
+@pytest.mark.parametrize(("paths", "says"), [
+    ([], "No trace was named"), ("nowhere.json", "does not exist"), ("nowhere/*.json", "No file matches"),
+    ("above/run", "no trace file"), ("above", "1 subdirectories")])
+def test_nothing_to_read(paths: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "above" / "run").mkdir(parents=True)
+    with pytest.raises(TraceError, match=says):
+        read_job(paths)
 
 
 def test_two_captures_are_not_one_job() -> None:
@@ -107,34 +94,26 @@ def test_two_captures_are_not_one_job() -> None:
         read_job(captures)
 
 
-def test_different_world_sizes(tmp_path: Path) -> None:
-    rank(tmp_path, 0, size=4)
-    rank(tmp_path, 1, size=8)
-    with pytest.raises(JobError, match="of a job with 4 ranks"):
+@pytest.mark.parametrize(("first", "second", "says"), [
+    ({"number": 0}, {"number": 0, "name": "other.json"}, "Rank 0 is there twice"),
+    ({"number": 0}, {"number": 1, "size": 8}, "of a job with 4 ranks"),
+    ({"number": 0}, {"number": 1, "base": BASE + 3600 * 10**9}, "3,600 s after"),
+    ({"number": 0}, {"name": "rank5.json"}, "only 4 ranks"),
+    ({"name": "a.json"}, {"name": "b.json"}, "record no rank")])
+def test_files_that_are_not_one_job(tmp_path: Path, first: Any, second: Any, says: str) -> None:
+    for given in (first, second):
+        if "number" in given:
+            rank(tmp_path, **given)
+        else:
+            write(tmp_path, small_step(), **given)
+    with pytest.raises(JobError, match=says):
         read_job(tmp_path)
 
 
-def test_a_rank_beyond_the_world(tmp_path: Path) -> None:
-    rank(tmp_path, 0, size=2)
-    write(tmp_path, small_step(), "rank5.json")
-    with pytest.raises(JobError, match="only 2 ranks"):
-        read_job(tmp_path)
-
-
-def test_windows_far_apart(tmp_path: Path) -> None:
+def test_windows_as_far_apart_as_in_the_recording_of_eight_ranks_are_one_job(tmp_path: Path) -> None:
     rank(tmp_path, 0)
-    rank(tmp_path, 1, base=BASE + 3600 * 10**9)
-    with pytest.raises(JobError, match="3,600 s after"):
-        read_job(tmp_path)
-    rank(tmp_path, 1, base=BASE + 7_500_000)  # as far apart as in the eight-rank DLRM recording
+    rank(tmp_path, 1, base=BASE + 7_500_000)
     assert ranks(read_job(tmp_path)) == [0, 1]
-
-
-def test_files_that_cannot_be_told_apart(tmp_path: Path) -> None:
-    write(tmp_path, small_step(), "a.json")
-    write(tmp_path, small_step(), "b.json")
-    with pytest.raises(JobError, match="record no rank"):
-        read_job(tmp_path)
 
 
 def test_progress_counts_all_files(tmp_path: Path) -> None:
@@ -146,6 +125,13 @@ def test_progress_counts_all_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_traces
+def test_the_first_of_several_execution_traces_is_joined() -> None:
+    job = read_job(real("resnet50-ddp-2xA100"))
+    assert job.graphs[0].meta.et_schema.startswith("1.0.3") and job.missing_ranks == [1]
+    assert any("schema-1.1.1" in note for note in job.notes)
+
+
+@pytest.mark.real_traces
 def test_dlrm_ranks_and_their_execution_traces() -> None:
     job = read_job(real("dlrm-8xV100-2023"))
     assert ranks(job) == list(range(8)) and job.world_size == 8 and not job.missing_ranks
@@ -153,10 +139,3 @@ def test_dlrm_ranks_and_their_execution_traces() -> None:
     assert 0 < max(starts) - min(starts) <= 7_600_000
     for graph in job.graphs:
         assert graph.meta.et_candidates > 1600 and graph.meta.et_joined >= 0.999 * graph.meta.et_candidates
-
-
-@pytest.mark.real_traces
-def test_the_first_of_several_execution_traces_is_joined() -> None:
-    job = read_job(real("resnet50-ddp-2xA100"))
-    assert job.graphs[0].meta.et_schema.startswith("1.0.3") and job.missing_ranks == [1]
-    assert any("schema-1.1.1" in note for note in job.notes)

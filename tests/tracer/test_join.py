@@ -67,43 +67,41 @@ def test_one_iteration_of_forty() -> None:
 
 
 ITERATION = ["aten::linear", "aten::t", "aten::transpose", "aten::as_strided", "aten::addmm", "aten::relu", "aten::sum"]
+PROGRAM = [f"aten::op{i}" for i in range(100)]
+CYCLE = [f"aten::op{i % 13}" for i in range(200)]
 
 
 def _nodes(names: list[str], **other: object) -> list[dict]:
     return [node(number, name, rf_id=number, **other) for number, name in enumerate(names, start=3)]
 
 
-def test_partial_overlap_counts_only_what_both_cover(tmp_path) -> None:
-    program = [f"aten::op{i}" for i in range(100)]
-    graph = graph_of([(0, name) for name in program[:70]])
-    report = join_execution_trace(graph, write_trace(tmp_path / "et.json", _nodes(program[40:])))
-    assert (report.joined, report.candidates) == (30, 30)
-    assert graph.ops.et_node.tolist() == [NONE] * 40 + list(range(3, 33))
+@pytest.mark.parametrize(("recorded", "traced", "joined", "candidates", "missing"), [
+    (PROGRAM[:70], PROGRAM[40:], 30, 30, range(40)),  # what both cover
+    (["ProfilerStep#3", "## forward ##", *ITERATION], ITERATION, 7, 7, [0, 1]),
+    (CYCLE, [*CYCLE[:50], "aten::extra", *CYCLE[50:100], *CYCLE[102:150], "aten::renamed", *CYCLE[151:]], 197, 200,
+     [100, 101, 150]),
+    ([*PROGRAM[:20], PROGRAM[21], PROGRAM[20], *PROGRAM[22:40]], PROGRAM[:40], 40, 40, []),
+    ([], ITERATION, 0, 0, []),
+    (ITERATION, ["aten::conv2d", "aten::bmm"], 0, 0, range(7))],
+    ids=["overlap", "annotations", "missing, renamed and extra", "swapped", "empty", "two programs"])
+def test_what_is_joined_of_two_programs(tmp_path, recorded, traced, joined, candidates, missing) -> None:
+    graph = graph_of([(0, name) for name in recorded], record_id=0)  # ids of zero are none
+    report = join_execution_trace(graph, write_trace(tmp_path / "et.json", _nodes(traced)))
+    assert (report.joined, report.candidates) == (joined, candidates)
+    assert np.flatnonzero(graph.ops.et_node == NONE).tolist() == list(missing)
+    named = dict(enumerate(traced, start=3))
+    assert [named[at] for at in graph.ops.et_node.tolist() if at != NONE] == [
+        name for row, name in enumerate(recorded) if row not in missing]
+    assert report.method == ("sequence" if joined else "none")
 
 
-def test_steps_and_unrecorded_annotations_do_not_count(tmp_path) -> None:
-    names = ["ProfilerStep#3", "## forward ##", *ITERATION]
-    graph = graph_of([(0, name) for name in names])
-    report = join_execution_trace(graph, write_trace(tmp_path / "et.json", _nodes(ITERATION)))
-    assert (report.joined, report.candidates) == (7, 7)
-
-
-def test_missing_renamed_and_extra_operations(tmp_path) -> None:
-    program = [f"aten::op{i % 13}" for i in range(200)]
-    recorded = [*program[:50], "aten::extra", *program[50:100], *program[102:150], "aten::renamed", *program[151:]]
-    graph = graph_of([(0, name) for name in program])
-    report = join_execution_trace(graph, write_trace(tmp_path / "et.json", _nodes(recorded)))
-    assert (report.joined, report.candidates) == (197, 200)
-    assert np.flatnonzero(graph.ops.et_node == NONE).tolist() == [100, 101, 150]
-
-
-def test_swapped_neighbours_are_both_joined(tmp_path) -> None:
-    program = [f"aten::op{i}" for i in range(40)]
-    swapped = [*program[:20], program[21], program[20], *program[22:]]
-    graph = graph_of([(0, name) for name in swapped])
-    report = join_execution_trace(graph, write_trace(tmp_path / "et.json", _nodes(program)))
-    assert report.joined == report.candidates == 40
-    assert graph.ops.et_node[20:22].tolist() == [24, 23]
+def test_other_programs_and_wrong_parents_do_not_join(tmp_path) -> None:
+    graph = graph_of([(0, name) for name in ITERATION])
+    report = join_execution_trace(graph, write_trace(tmp_path / "et.json", _nodes(["aten::conv2d", "aten::bmm"])))
+    assert "two programs" in report.notes[-1]
+    # The same names, but in the trace each operation lies inside the one before it.
+    nodes = [node(i + 3, name, parent=i + 2) for i, name in enumerate(ITERATION)]
+    assert join_execution_trace(graph, write_trace(tmp_path / "et.json", nodes)).joined == 0
 
 
 def test_periodic_program_is_placed_by_sequence_number_only_within_one_process(tmp_path) -> None:
@@ -127,30 +125,6 @@ def test_threads_are_told_apart_by_their_operations(tmp_path) -> None:
     report = join_execution_trace(graph, write_trace(tmp_path / "et.json", nodes))
     assert (report.joined, report.candidates) == (60, 60)
     assert graph.ops.et_node[0] == 100
-
-
-def test_record_ids_of_zero_are_no_ids(tmp_path) -> None:
-    graph = graph_of([(0, name) for name in ITERATION], record_id=0)
-    assert join_execution_trace(graph, write_trace(tmp_path / "et.json", _nodes(ITERATION))).method == "sequence"
-
-
-def test_other_programs_do_not_join(tmp_path) -> None:
-    graph = graph_of([(0, name) for name in ITERATION])
-    report = join_execution_trace(graph, write_trace(tmp_path / "et.json", _nodes(["aten::conv2d", "aten::bmm"])))
-    assert (report.method, report.joined, report.share) == ("none", 0, 0.0)
-    assert "two programs" in report.notes[-1]
-
-
-def test_wrong_parents_undo_a_thread(tmp_path) -> None:
-    # The same names, but in the trace each operation lies inside the one before it.
-    nodes = [node(i + 3, name, parent=i + 2) for i, name in enumerate(ITERATION)]
-    graph = graph_of([(0, name) for name in ITERATION])
-    assert join_execution_trace(graph, write_trace(tmp_path / "et.json", nodes)).joined == 0
-
-
-def test_empty_graph(tmp_path) -> None:
-    report = join_execution_trace(graph_of([]), write_trace(tmp_path / "et.json", _nodes(ITERATION)))
-    assert (report.joined, report.candidates) == (0, 0)
 
 
 def test_nothing_recorded_is_overwritten(tmp_path) -> None:

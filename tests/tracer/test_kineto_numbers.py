@@ -15,12 +15,7 @@ from tracer.graph import LossReport
 from tracer.kineto import processes
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.events import EVENTS, MAX_US, Args, decimal_nanoseconds, integer, plain_text
-from tracer.kineto.scanner import EventBatch, Scanner
-
-
-def scanned(text: str) -> EventBatch | None:
-    """What the scanner makes of events, without the list's brackets."""
-    return Scanner().scan(text.encode())
+from tracer.kineto.scanner import Scanner
 
 
 def convert(*texts: str) -> list[int | None]:
@@ -34,18 +29,13 @@ def convert(*texts: str) -> list[int | None]:
     return found
 
 
-def test_epoch_microseconds_keep_every_nanosecond() -> None:
+@pytest.mark.parametrize(("text", "nanoseconds"), [
     # float("1712195495519761.132") is ...761.25: a float64 there has 0.25 us resolution
-    assert convert("1712195495519761.132") == [1712195495519761132]
-    assert convert("1661203462598738", "4458676522690.655", "0.001") == [1661203462598738000, 4458676522690655, 1]
-
-
-def test_odd_but_valid_numbers() -> None:
-    assert convert("1.5e3", '"42.5"', '"12."', '".5"', "-3.25", "1E-3") == [1_500_000, 42500, 12000, 500, -3250, 1]
-
-
-def test_fourth_digit_rounds_half_up() -> None:
-    assert convert("1.0004", "1.0005", "1.9999999") == [1000, 1001, 2000]
+    ("1712195495519761.132", 1712195495519761132), ("1661203462598738", 1661203462598738000), ("0.001", 1),
+    ("1.5e3", 1_500_000), ('"42.5"', 42500), ('"12."', 12000), ('".5"', 500), ("-3.25", -3250), ("1E-3", 1),
+    ("1.0004", 1000), ("1.0005", 1001), ("1.9999999", 2000)])
+def test_times_keep_every_nanosecond_and_round_half_up(text: str, nanoseconds: int) -> None:
+    assert convert(text) == [nanoseconds]
 
 
 @pytest.mark.parametrize("text", ["null", "NaN", "Infinity", "-Infinity", "true", '"x"', "[1]", "{}", '"1.2.3"',
@@ -63,13 +53,12 @@ def test_agrees_with_decimal(numbers: list[Decimal]) -> None:
 @given(st.lists(st.integers(-10**20, 10**20), min_size=1))
 def test_integers_beyond_64_bits_are_minus_one(numbers: list[int]) -> None:
     short = [number for number in numbers if len(str(number)) < 20]
-    batch = scanned(",".join(f'{{"ph":"X","args":{{"correlation":"{n}","Ev Idx":{n}}}}}' for n in short))
-    assert batch is not None
-    rows, expected = np.arange(batch.events), [integer(number) for number in short]
-    assert batch.number("event_index", rows).tolist() == batch.number("correlation", rows).tolist() == expected
-    for number in (2**63 - 1, 2**63, -2**63, -2**63 - 1, 2**64 - 1):
-        batch = scanned(f'{{"ph":"X","args":{{"Ev Idx":{number}}}}}')
-        assert batch is not None and batch.number("event_index", np.zeros(1, np.int64))[0] == integer(number)
+    ends = [2**63 - 1, 2**63, -2**63, -2**63 - 1, 2**64 - 1]
+    for each in (short, *([end] for end in ends)):
+        text = ",".join(f'{{"ph":"X","args":{{"Ev Idx":{n}}}}}' for n in each)
+        batch = Scanner().scan(text.encode())
+        assert batch is not None
+        assert batch.number("event_index", np.arange(batch.events)).tolist() == [integer(number) for number in each]
 
 
 _ODD = [

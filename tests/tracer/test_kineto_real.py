@@ -119,24 +119,19 @@ def test_kernels_are_tied_to_the_operation_that_launched_them(name: str) -> None
 @every_trace
 def test_tables_are_sorted_and_refer_to_existing_rows(name: str) -> None:
     graph = graph_of(name)
-    sizes = {table: len(getattr(graph, table)) for table in ExecutionGraph.TABLES}
-    references = {
-        "ops": {"parent": "ops", "step": "steps"}, "launches": {"op": "ops", "parent": "launches", "step": "steps"},
-        "kernels": {"launch": "launches", "op": "ops", "step": "steps"},
-        "collectives": {"kernel": "kernels", "op": "ops"}, "syncs": {"launch": "launches"}, "gaps": {"step": "steps"}}
+    targets = {column: len(getattr(graph, f"{column}s")) for column in ("op", "step", "kernel")}
+    targets |= {"launch": len(graph.launches), "thread": len(graph.threads)}
     for table, kind in ExecutionGraph.TABLES.items():
-        columns = getattr(graph, table).columns()
-        for column, values in columns.items():
+        sizes = {**targets, "parent": len(getattr(graph, table)), **dict.fromkeys(
+            kind.STRING_COLUMNS, len(graph.strings))}
+        for column, values in getattr(graph, table).columns().items():
             assert values.dtype == kind.layout()[column], (table, column)
-            assert len(values) == sizes[table]
-        for column in kind.STRING_COLUMNS:
-            assert columns[column].min(initial=0) >= NONE and columns[column].max(initial=NONE) < len(graph.strings)
-        for column, target in references.get(table, {}).items():
-            assert columns[column].min(initial=0) >= NONE and columns[column].max(initial=NONE) < sizes[target]
-        if "thread" in columns:
-            assert columns["thread"].min(initial=0) >= 0 and columns["thread"].max(initial=-1) < len(graph.threads)
-        if "duration_ns" in columns:
-            assert columns["duration_ns"].min(initial=0) >= 0 and columns["start_ns"].min(initial=0) >= 0
+            assert len(values) == len(getattr(graph, table))
+            if column in sizes:
+                least = 0 if column == "thread" else NONE
+                assert values.min(initial=0) >= least and values.max(initial=NONE) < sizes[column], (table, column)
+            if column in ("start_ns", "duration_ns"):
+                assert values.min(initial=0) >= 0
     for table in (graph.kernels, graph.syncs, graph.steps, graph.overheads):
         assert (np.diff(table.start_ns) >= 0).all()
     for table in (graph.ops, graph.launches):
@@ -162,51 +157,38 @@ def test_gaps_operations_and_calls_do_not_overlap(name: str) -> None:
             assert (starts[at[inside]] >= (begin + length)[inside]).all()
 
 
-STEPS = {
-    "resnet50-V100/rank0.kineto.json.gz": (StepSource.PROFILER_STEP, [35.1, 72.1, 95.7, 95.6, 95.7]),
-    "resnet50-ddp-2xA100/rank0.kineto.json.gz": (StepSource.PROFILER_STEP, [222.4, 219.7, 224.9]),
-    "rank3-of-8xA100-6steps/rank3.kineto.json.gz": (StepSource.PROFILER_STEP, [75.5, 76.9, 76.2, 76.7, 78.5, 81.1]),
-    "vllm-eager-B200/rank0.json.gz": (StepSource.ANNOTATION, [87.4]),
-    "vllm-cuda-graph/graph-execution.json.gz": (StepSource.ANNOTATION, [26.4]),
-    "dlrm-8xV100-2023/rank3.kineto.json.gz": (StepSource.PROFILER_STEP, [19.3]),
-    "resnet50-V100-2021/loader-workers-0.json.gz":
-        (StepSource.PROFILER_STEP, [159.4, 149.0, 148.7, 151.7, 153.2, 155.7]),
-}
+STEPS = [
+    ("resnet50-V100/rank0.kineto.json.gz", StepSource.PROFILER_STEP, "kineto", [35.1, 72.1, 95.7, 95.6, 95.7]),
+    ("resnet50-ddp-2xA100/rank0.kineto.json.gz", StepSource.PROFILER_STEP, "kineto", [222.4, 219.7, 224.9]),
+    ("rank3-of-8xA100-6steps/rank3.kineto.json.gz", StepSource.PROFILER_STEP, "kineto-2022",
+     [75.5, 76.9, 76.2, 76.7, 78.5, 81.1]),
+    ("vllm-eager-B200/rank0.json.gz", StepSource.ANNOTATION, "kineto", [87.4]),
+    ("vllm-cuda-graph/graph-execution.json.gz", StepSource.ANNOTATION, "kineto", [26.4]),
+    ("dlrm-8xV100-2023/rank3.kineto.json.gz", StepSource.PROFILER_STEP, "kineto", [19.3]),
+    ("resnet50-V100-2021/loader-workers-0.json.gz", StepSource.PROFILER_STEP, "kineto-2021",
+     [159.4, 149.0, 148.7, 151.7, 153.2, 155.7]),
+    ("resnet50-V100-2021/list-form-2020.json.gz", None, "list-2020", None),
+    ("linear-2080Ti/kineto.json.gz", StepSource.OPTIMIZER, "kineto", None),
+]
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_steps(name: str) -> None:
-    graph = graph_of(name) if real(name) else None
-    assert graph is not None
-    source, milliseconds = STEPS[name]
-    assert graph.meta.step_source == source
-    assert (graph.steps.duration_ns / 1e6).round(1).tolist() == pytest.approx(milliseconds, abs=0.06)
-
-
-def test_steps_from_the_optimizer() -> None:
-    graph = graph_of("linear-2080Ti/kineto.json.gz") if real("linear-2080Ti/kineto.json.gz") else None
-    assert graph is not None
-    assert len(graph.steps) == 40 and graph.meta.step_source == StepSource.OPTIMIZER
-    ends = graph.steps.start_ns + graph.steps.duration_ns
-    assert (graph.steps.start_ns[1:] == ends[:-1]).all()
-    per_step = np.bincount(graph.kernels.step[graph.kernels.step >= 0])
-    assert (per_step[1:] == per_step[1]).all()
-
-
-def test_eras() -> None:
-    expected = {"resnet50-V100-2021/list-form-2020.json.gz": "list-2020",
-                "resnet50-V100-2021/loader-workers-0.json.gz": "kineto-2021",
-                "rank3-of-8xA100-6steps/rank3.kineto.json.gz": "kineto-2022",
-                "vllm-eager-B200/rank0.json.gz": "kineto"}
-    for name, era in expected.items():
-        real(name)
-        assert graph_of(name).meta.era == era
+@pytest.mark.parametrize(("name", "source", "era", "milliseconds"), STEPS)
+def test_steps_and_eras(name: str, source: StepSource | None, era: str, milliseconds: list[float] | None) -> None:
+    graph = graph_of(name)
+    steps = graph.steps
+    assert graph.meta.era == era
+    assert source is None or graph.meta.step_source == source
+    if milliseconds:
+        assert (steps.duration_ns / 1e6).round(1).tolist() == pytest.approx(milliseconds, abs=0.06)
+    if source == StepSource.OPTIMIZER:
+        assert len(steps) == 40
+        assert (steps.start_ns[1:] == (steps.start_ns + steps.duration_ns)[:-1]).all()
+        kernels = np.bincount(graph.kernels.step[graph.kernels.step >= 0])
+        assert (kernels[1:] == kernels[1]).all()
 
 
 def test_dlrm_collectives() -> None:
-    name = "dlrm-8xV100-2023/rank5.kineto.json.gz"
-    real(name)
-    graph = graph_of(name)
+    graph = graph_of("dlrm-8xV100-2023/rank5.kineto.json.gz")
     found = graph.collectives
     assert names(graph, found.kind) == ["all_to_all"] * 4 + ["all_reduce", "all_to_all", "all_reduce", "all_reduce"]
     assert found.elements_in.tolist() == [6144, 24, 384, 3392, 394241, 6144, 112, 226960]
@@ -215,63 +197,42 @@ def test_dlrm_collectives() -> None:
     assert (graph.kernels.kind[found.kernel] == KernelKind.COLLECTIVE).all()
 
 
-def test_ddp_collectives_have_arguments_and_count_once() -> None:
-    name = "resnet50-ddp-2xA100/rank0.kineto.json.gz"
-    real(name)
+@pytest.mark.parametrize(("name", "kinds", "dtypes", "device_work"), [
+    ("resnet50-ddp-2xA100/rank0.kineto.json.gz", {"all_reduce": 15, "broadcast": 6}, {"float32", "int64"}, True),
+    ("resnet50-V100/rank0.kineto.json.gz", {"all_reduce": 25, "broadcast": 10}, set(), False),  # of one rank: no kernel
+    ("vllm-eager-B200/rank0.json.gz", {"all_reduce": 73, "all_gather": 1}, {"bfloat16"}, True)])  # custom all-reduce
+def test_collectives_count_once(name: str, kinds: dict[str, int], dtypes: set[str], device_work: bool) -> None:
     graph = graph_of(name)
     found = graph.collectives
-    assert Counter(names(graph, found.kind)) == {"all_reduce": 15, "broadcast": 6}
-    assert set(names(graph, found.ranks)) == {"[0, 1]"} and set(found.group_size.tolist()) == {2}
-    assert (found.kernel >= 0).all() and (found.elements_in == found.elements_out).all()
-
-
-def test_collectives_without_device_work_are_kept() -> None:
-    name = "resnet50-V100/rank0.kineto.json.gz"  # a job of one rank: NCCL launches no kernel
-    real(name)
-    graph = graph_of(name)
-    assert len(graph.collectives) == 35 and set(graph.collectives.kernel.tolist()) == {NONE}
-
-
-def test_custom_all_reduce_kernels_are_collectives() -> None:
-    name = "vllm-eager-B200/rank0.json.gz"
-    real(name)
-    graph = graph_of(name)
-    assert Counter(names(graph, graph.collectives.kind)) == {"all_reduce": 73, "all_gather": 1}
-    assert set(names(graph, graph.collectives.dtype)) == {"bfloat16"}
+    assert Counter(names(graph, found.kind)) == kinds
+    assert (found.kernel >= 0).all() == device_work == (found.kernel != NONE).any()
+    assert not dtypes or set(names(graph, found.dtype)) == dtypes
+    if "ddp" in name:
+        assert set(names(graph, found.ranks)) == {"[0, 1]"} and set(found.group_size.tolist()) == {2}
+        assert (found.elements_in == found.elements_out).all()
 
 
 def test_recorded_synchronisations() -> None:
-    name = "cuda-sync-A100/cuda_event_sync/event_sync_trace.json.gz"
-    real(name)
-    graph = graph_of(name)
-    assert Counter(graph.syncs.kind.tolist()) == {SyncKind.EVENT_SYNC: 2, SyncKind.STREAM_SYNC: 1,
-                                                  SyncKind.DEVICE_SYNC: 1}
-    calls = names(graph, graph.launches.name[graph.syncs.launch])
-    assert Counter(calls) == {"cudaEventSynchronize": 1, "cudaEventQuery": 1, "cudaStreamSynchronize": 1,
-                              "cudaDeviceSynchronize": 1}
-    waits = graph.syncs.kind == SyncKind.EVENT_SYNC
-    recorded = graph.syncs.record_correlation[waits]
-    rows = [int(np.flatnonzero(graph.launches.correlation == c)[0]) for c in recorded]
+    graph = graph_of("cuda-sync-A100/cuda_event_sync/event_sync_trace.json.gz")
+    syncs = graph.syncs
+    calls = names(graph, graph.launches.name[syncs.launch])
+    assert sorted(zip(syncs.kind.tolist(), calls, strict=True)) == sorted([
+        (SyncKind.EVENT_SYNC, "cudaEventSynchronize"), (SyncKind.EVENT_SYNC, "cudaEventQuery"),
+        (SyncKind.STREAM_SYNC, "cudaStreamSynchronize"), (SyncKind.DEVICE_SYNC, "cudaDeviceSynchronize")])
+    recorded = syncs.record_correlation[syncs.kind == SyncKind.EVENT_SYNC]
+    rows = [int(np.flatnonzero(graph.launches.correlation == each)[0]) for each in recorded]
     assert set(graph.launches.kind[rows].tolist()) == {LaunchKind.EVENT_RECORD}
 
 
-def test_modules_and_phases() -> None:
-    name = "h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz"
-    real(name)
-    graph = graph_of(name)
+def test_modules_phases_and_metadata() -> None:
+    graph = graph_of("h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz")
     paths = {graph.string(int(code)) for code in graph.ops.module}
     assert any(path.startswith("BertLMHeadModel_0/BertModel_0/") and "/Linear_" in path for path in paths)
-    name = "resnet50-V100/rank0.kineto.json.gz"
-    graph = graph_of(name)
+    graph = graph_of("resnet50-V100/rank0.kineto.json.gz")
     phase = {p: set(graph.ops.thread[graph.ops.phase == p].tolist()) for p in Phase}
     assert len(phase[Phase.BACKWARD]) == 1 and phase[Phase.BACKWARD].isdisjoint(phase[Phase.FORWARD])
     assert not phase[Phase.OTHER] and phase[Phase.OPTIMIZER]
-
-
-def test_metadata() -> None:
-    name = "vllm-eager-B200/rank0.json.gz"
-    real(name)
-    meta = graph_of(name).meta
+    meta = graph_of("vllm-eager-B200/rank0.json.gz").meta
     assert (meta.device, meta.rank, meta.world_size, meta.backend) == ("NVIDIA B200", 0, 8, "nccl")
     assert meta.compute_capability == "10.0" and len(meta.process_groups) == 15  # of 71: cut by the writer
     assert meta.versions["cuda_runtime_version"] == "12090"

@@ -1,16 +1,21 @@
-"""Numbers that a program reads on its way to a model, where only constants decide them."""
+"""Numbers that a program reads: those that constants decide are known, those of data are stand-ins or assumed."""
 
 from __future__ import annotations
 
+import json
+import math
+import operator
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 from tracer.shape_only.errors import ShapeOnlyError
-from tracer.shape_only.trace import trace_script
+from tracer.shape_only.stand_ins import CountOfData, NumberOfData, OfData, stand_in
+from tracer.shape_only.trace import trace_script, trace_step
 
 SCRIPT = """
 import torch
@@ -22,25 +27,29 @@ def made(width, weight=None):
         weight(layer.weight)
     return lambda: layer(torch.randn(2, 3)).sum()
 
-def linspace():
+def computed():
     rates = [rate.item() for rate in torch.linspace(0, 8, 5, device="cpu")]
     assert rates == [0.0, 2.0, 4.0, 6.0, 8.0]
-    return made(rates[-1])
-
-def combined():
     sizes = torch.cat([torch.arange(3) * 2, torch.tensor([7])])
     sizes += 1
     assert sizes.tolist() == [1, 3, 5, 8] and bool((sizes > 0).all()) and f"{sizes.sum():3d}" == " 17"
-    return made(sizes[-1])
+    halves = torch.round(torch.arange(16, dtype=torch.float32) / 2)
+    kept = torch.nonzero(halves[1:] != halves[:-1])
+    assert kept.numpy().shape == (8, 1) and torch.equal(halves, halves.clone()) and len(torch.unique(halves)) == 9
+    kinds = torch.arange(12).reshape(2, 6) % 3
+    assert kinds[0][torch.ones(2, 6, dtype=torch.long)[0].bool()].tolist() == [0, 1, 2, 0, 1, 2]
+    wide = (torch.arange(64) % 4 == 1).reshape(2, 32, 1).expand(2, 32, 1 << 15)
+    assert wide.any() and not wide.all() and torch.randn(2, 32, 1 << 15)[wide].numel() == 16 << 15
+    listed = torch.tensor([torch.arange(4).sum(), torch.ones(()), [torch.tensor(1)][0]])
+    assert listed.tolist() == [6, 1, 1] and torch.as_tensor([[listed[0], 1]], device="cuda").tolist() == [[6, 1]]
+    scores = torch.rand(2, 3)
+    kinds = torch.cat([torch.full_like(scores, fill_value=kind, dtype=torch.long) for kind in (1, 4)])
+    kinds = torch.cat([kinds, torch.zeros_like(kinds), kinds.new_full((1, 3), 3)])
+    assert torch.unique(kinds).tolist() == [0, 1, 3, 4] and kinds.new_ones(2).tolist() == [1, 1]
+    return made(listed.sum())
 
 def truncated():
     return made(8, lambda weight: nn.init.trunc_normal_(weight, std=0.02))
-
-def unique():
-    sizes = torch.round(torch.arange(16, dtype=torch.float32) / 2)
-    kept = torch.nonzero(sizes[1:] != sizes[:-1])
-    assert kept.numpy().shape == (8, 1) and torch.equal(sizes, sizes.clone())
-    return made(len(torch.unique(sizes)) - 1)
 
 def masked():
     mask = torch.ones(2, 8, dtype=torch.bool)
@@ -60,33 +69,6 @@ def finite():
         return out.sum() if torch.rand(1) > 0.1 else layer(out).sum()
     return step
 
-def selected():
-    kinds = torch.arange(12).reshape(2, 6) % 3
-    kept = kinds[0][torch.ones(2, 6, dtype=torch.long)[0].bool()]
-    assert kept.tolist() == [0, 1, 2, 0, 1, 2]
-    return made(kept.sum() + 2)
-
-def expanded():
-    wide = (torch.arange(64) % 4 == 1).reshape(2, 32, 1).expand(2, 32, 1 << 15)
-    data = torch.randn(2, 32, 1 << 15)
-    assert wide.any() and not wide.all() and data[wide].numel() == 16 << 15
-    return made(data[wide].numel() >> 16)
-
-def listed():
-    sizes = torch.tensor([torch.arange(4).sum(), torch.ones(()), [torch.tensor(1)][0]])
-    assert sizes.tolist() == [6, 1, 1] and torch.as_tensor([[sizes[0], 1]], device="cuda").tolist() == [[6, 1]]
-    return made(sizes.sum())
-
-def listed_data():
-    return made(torch.tensor([torch.rand(3).sum(), 1.0])[1])
-
-def like_data():
-    scores = torch.rand(2, 3)
-    kinds = torch.cat([torch.full_like(scores, fill_value=kind, dtype=torch.long) for kind in (1, 4)])
-    kinds = torch.cat([kinds, torch.zeros_like(kinds), kinds.new_full((1, 3), 3)])
-    assert torch.unique(kinds).tolist() == [0, 1, 3, 4] and kinds.new_ones(2).tolist() == [1, 1]
-    return made(torch.unique(kinds).sum())
-
 def replaced():
     table = torch.zeros(2, 4)
     row = table[0]
@@ -99,24 +81,15 @@ def replaced():
     data.data = row
     row += 1
     assert data.tolist() == [1] * 4
-    return made(table.sum() - 4)
-
-def swapped():
     zeros, ones = torch.zeros(4), torch.ones(8)
     torch.utils.swap_tensors(zeros, ones)
     assert ones.tolist() == [0] * 4
-    return made(zeros.sum())
-
-def set():
-    sizes = torch.zeros(4)
-    source = torch.ones(8)
+    sizes, source = torch.zeros(4), torch.ones(8)
     sizes.set_(source)
     assert sizes.tolist() == [1] * 8
     sizes.set_(torch.arange(8.0).untyped_storage(), 0, (4,), (1,))
     sizes.set_(source.untyped_storage(), 0, (8,), (1,))
-    return made(sizes.sum())
-
-def reshaped():
+    assert sizes.sum() == 8
     sizes = torch.arange(4).reshape(2, 2)
     other = sizes.t()
     sizes.t_()
@@ -125,8 +98,7 @@ def reshaped():
     assert sizes.tolist() == [[[0, 2], [1, 3]]] and other.tolist() == [[0, 2], [1, 3]]
     sizes.squeeze_().transpose_(0, 1)
     assert sizes.tolist() == [[0, 1], [2, 3]] and sizes.clone().resize_(4).tolist() == [0, 1, 2, 3]
-    conjugate = torch.full((2,), 1j).conj()
-    assert conjugate.tolist() == [-1j, -1j]
+    assert torch.full((2,), 1j).conj().tolist() == [-1j, -1j]
     return made(sizes.sum() + 2)
 
 def halved():
@@ -141,50 +113,12 @@ def halved():
             assert one.tolist() == [[0] * 4] * 3
     return made(8)
 
-def halved_by_swaps():
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        return halved()
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-
 def drawn():
     return made(int(torch.empty(1).uniform_(6.0, 10.0).item()))
-
-def random():
-    return made(torch.rand(3).argmax() + 1)
-
-def overwritten():
-    sizes = torch.ones(4)
-    sizes.copy_(torch.rand(4))
-    return made(sizes.sum())
-
-def replaced_by_data():
-    sizes = torch.zeros(4)
-    sizes.data = torch.rand(4)
-    return made(sizes.sum())
-
-def swapped_with_data():
-    sizes, data = torch.ones(4), torch.rand(4)
-    torch.utils.swap_tensors(sizes, data)
-    return made(sizes.sum())
-
-def enlarged():
-    return made(torch.ones(2).resize_(4).sum())
-
-def set_to_data():
-    sizes = torch.ones(4)
-    sizes.set_(torch.rand(4))
-    return made(sizes.sum())
-
-def of_data():
-    table = torch.ones(4)
-    table[torch.randperm(4)] = 2
-    return made(table[0])
 """
 
 
-CHOSEN = """
+ASSUMED = """
 import torch
 from torch import nn
 
@@ -196,7 +130,7 @@ def kept(scores: torch.Tensor) -> torch.Tensor:
 def _(scores):
     return scores.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.long)
 
-def build():
+def chosen():
     layer = nn.Linear(3, 8).cuda()
     def step():
         out = layer(torch.randn(16, 3, device="cuda"))
@@ -212,22 +146,6 @@ def build():
                 out = out + 1
         out[places].sum().backward()
     return step
-"""
-
-
-def test_what_data_select_is_assumed_only_where_a_share_is_given(tmp_path: Path) -> None:
-    (tmp_path / "user.py").write_text(CHOSEN)
-    script = f"{tmp_path / 'user.py'}:build"
-    with pytest.raises(ShapeOnlyError, match=r"shape depends on values \(aten.nonzero.default\).*--selected"):
-        trace_script(script)
-    with pytest.raises(ShapeOnlyError, match="selected=2 is no share"):
-        trace_script(script, selected=2)
-    assert any("taken to select 0.5 of" in note for note in trace_script(script, selected=0.5).meta.loss.notes)
-
-
-BETWEEN = """
-import torch
-from torch import nn
 
 def pasted():
     layer = nn.Linear(64, 4).cuda()
@@ -265,82 +183,88 @@ def generated():
             raise ValueError("no")
         return layer(torch.randn(4, 64, device="cuda")).sum()
     return step
+
+def experts():
+    def step():
+        x, chosen = torch.randn(30, 8), torch.randn(30, 3).argmax(-1)
+        return sum(x[chosen == one].sum() for one in range(3) if (chosen == one).any())
+    return step
+
+def split():
+    def step():
+        x, chosen = torch.randn(30, 8), torch.randn(30, 3).argmax(-1)
+        parts = x.split(torch.bincount(chosen, minlength=4).tolist())
+        assert [len(part) for part in parts] == [8, 8, 7, 7]
+        return torch.cat(parts).sum()
+    return step
+"""
+"""Masks, places, tokens and experts that data choose, and tokens that are split by how many each expert has."""
+
+
+@pytest.mark.parametrize(("name", "share", "assumed"), [
+    ("chosen", 0.5, ["taken to select 0.5 of"]),
+    ("pasted", 0.5, ["fill the middle 0.5 of", "taken to select 0.5 of"]),
+    ("generated", 0.5, ["fill the middle 0.5 of"]),
+    ("experts", 0.2, ["fill the middle 0.2 of", "taken to select 0.2 of"]),
+    ("split", 0.2, ["all are taken to be there as often"])])
+def test_what_data_decide_is_assumed_only_where_a_share_is_given(
+        written: Callable[[str], str], name: str, share: float, assumed: list[str]) -> None:
+    script = f"{written(ASSUMED)}:{name}"
+    with pytest.raises(ShapeOnlyError, match="--selected") as refused:
+        trace_script(script)
+    assert name != "chosen" or "shape depends on values (aten.nonzero.default)" in str(refused.value)
+    notes = trace_script(script, selected=share).meta.loss.notes
+    said = {text for text in ("taken to select", "fill the middle", "there as often")
+            if any(text in note for note in notes)}
+    assert said == {text for text in ("taken to select", "fill the middle", "there as often")
+                    if any(text in one for one in assumed)}
+    assert all(sum(text in note for note in notes) == 1 for text in assumed)
+
+
+RANGES = """
+import torch
+def build():
+    def step():
+        found = torch.randn(2, 5).clamp_(-1, 1)
+        assert found[1].tolist() == [-1, -0.5, 0, 0.5, 1]
+        assert torch.randn(9).argmax().item() == 4
+        assert torch.randint(3, 6, (3,)).tolist() == [3, 4, 5]
+        return found.sin()
+    return step
 """
 
 
-@pytest.mark.parametrize("name", ["pasted", "generated"])
-def test_numbers_between_known_ends_are_assumed_only_where_a_share_is_given(tmp_path: Path, name: str) -> None:
-    (tmp_path / "user.py").write_text(BETWEEN)
-    script = f"{tmp_path / 'user.py'}:{name}"
-    with pytest.raises(ShapeOnlyError, match="--selected"):
-        trace_script(script)
-    notes = trace_script(script, selected=0.5).meta.loss.notes
-    assert sum("fill the middle 0.5 of" in note for note in notes) == 1
-    assert any("taken to select 0.5 of" in note for note in notes) == (name == "pasted")
+def test_a_share_of_1_fills_the_whole_range_and_2_is_none(written: Callable[[str], str]) -> None:
+    script = f"{written(RANGES)}:build"
+    trace_script(script, selected=1.0)
+    with pytest.raises(ShapeOnlyError, match="selected=2 is no share"):
+        trace_script(script, selected=2)
 
 
-def test_masks_and_counts_are_assumed_where_a_program_reads_them(tmp_path: Path) -> None:
-    """Experts that are left out without tokens, and tokens that are split by how many each of them has."""
-    (tmp_path / "user.py").write_text("""
-import torch
-def build(counted=0):
-    def step():
-        x, chosen = torch.randn(30, 8), torch.randn(30, 3).argmax(-1)
-        if counted:
-            parts = x.split(torch.bincount(chosen, minlength=4).tolist())
-            assert [len(part) for part in parts] == [8, 8, 7, 7]
-            return torch.cat(parts).sum()
-        return sum(x[chosen == one].sum() for one in range(3) if (chosen == one).any())
-    return step
-""")
-    script = f"{tmp_path / 'user.py'}:build"
-    for counted, said in ((0, "taken to select 0.2 of"), (1, "all are taken to be there as often")):
-        with pytest.raises(ShapeOnlyError, match="--selected"):
-            trace_script(script, "cpu", arguments={"counted": counted})
-        found = trace_script(script, "cpu", arguments={"counted": counted}, selected=0.2)
-        assert any(said in note for note in found.meta.loss.notes)
-
-
-def test_a_share_of_1_fills_the_whole_range(tmp_path: Path) -> None:
-    (tmp_path / "user.py").write_text("import torch\n"
-                                      "def build():\n"
-                                      "    def step():\n"
-                                      "        found = torch.randn(2, 5).clamp_(-1, 1)\n"
-                                      "        assert found[1].tolist() == [-1, -0.5, 0, 0.5, 1]\n"
-                                      "        assert torch.randn(9).argmax().item() == 4\n"
-                                      "        assert torch.randint(3, 6, (3,)).tolist() == [3, 4, 5]\n"
-                                      "        return found.sin()\n"
-                                      "    return step\n")
-    trace_script(f"{tmp_path / 'user.py'}:build", selected=1.0)
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Callable[[str], str]:
-    (tmp_path / "user.py").write_text(SCRIPT)
-    return lambda name: f"{tmp_path / 'user.py'}:{name}"
-
-
-@pytest.mark.parametrize("name", ["linspace", "combined", "truncated", "unique", "masked", "finite", "selected",
-                                  "listed", "expanded", "like_data", "drawn", "replaced", "swapped", "set", "reshaped",
-                                  "halved", "halved_by_swaps"])
-def test_what_constants_decide_is_read(program: Callable[[str], str], name: str) -> None:
-    graph = trace_script(program(name))
+@pytest.mark.parametrize("name", ["computed", "truncated", "masked", "finite", "drawn", "replaced", "halved"])
+def test_what_constants_decide_is_read(written: Callable[[str], str], name: str) -> None:
+    graph = trace_script(f"{written(SCRIPT)}:{name}")
     text = [graph.string(code) for code in graph.ops.shapes.tolist() if code >= 0]
     assert any("[3,8]" in one.replace(" ", "") or "[8,3]" in one.replace(" ", "") for one in text), text
+    for assumed in ("whether values are finite", "the middle of its range"):
+        count = sum(assumed in note for note in graph.meta.loss.notes)
+        assert count == (name == "finite") or (name == "drawn" and "middle" in assumed)
 
 
-@pytest.mark.parametrize("name", ["random", "overwritten", "of_data", "listed_data", "replaced_by_data",
-                                  "swapped_with_data", "set_to_data", "enlarged"])
-def test_what_chance_or_data_decide_is_not(program: Callable[[str], str], name: str) -> None:
+@pytest.mark.parametrize("statements", [
+    "sizes = torch.rand(3).argmax() + 1", "sizes.copy_(torch.rand(4))", "sizes[torch.randperm(4)] = 2",
+    "sizes = torch.tensor([torch.rand(3).sum(), 1.0])", "sizes.data = torch.rand(4)",
+    "torch.utils.swap_tensors(sizes, torch.rand(4))", "sizes.set_(torch.rand(4))",
+    "sizes = torch.ones(2).resize_(4)"])
+def test_what_chance_or_data_decide_is_not(written: Callable[[str], str], statements: str) -> None:
+    text = f"{SCRIPT}\ndef build():\n    sizes = torch.ones(4)\n    {statements}\n    return made(sizes.sum())\n"
     with pytest.raises(ShapeOnlyError, match="reads a tensor's values"):
-        trace_script(program(name))
+        trace_script(f"{written(text)}:build")
 
 
 def test_what_torch_computes_for_real_is_left_alone() -> None:
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    from tracer.shape_only.trace import trace_step
 
     found = []
 
@@ -357,8 +281,108 @@ def test_what_torch_computes_for_real_is_left_alone() -> None:
     assert found == [[[1]], [1, 2, 3, 4]]
 
 
-def test_what_is_assumed_is_said(program: Callable[[str], str]) -> None:
-    notes = trace_script(program("finite")).meta.loss.notes
-    assert sum("whether values are finite" in note for note in notes) == 1
-    assert sum("the middle of its range" in note for note in notes) == 1
-    assert not any("finite" in note or "the middle" in note for note in trace_script(program("masked")).meta.loss.notes)
+# --- numbers of data -------------------------------------------------------------------------------------------------
+
+
+PROGRAM = """
+import math
+import torch
+
+def build(batch=4):
+    net = torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    x, y = torch.randn(batch, 8), torch.randint(3, (batch,))
+    total, hits = 0.0, 0
+
+    def step():
+        nonlocal total, hits
+        optimizer.zero_grad()
+        out = net(x)
+        loss = torch.nn.functional.cross_entropy(out, y)
+        loss.backward()
+READ
+    return step
+"""
+LOG = """\
+        optimizer.step()
+        total += loss.item() * batch
+        hits += (out.argmax(1) == y).sum().item()
+        print(f"{loss.item():.3f} {loss:.2f} {hits:d} {hits / 10:.1%} {round(total, 3)}")
+        if not math.isfinite(loss.item()):
+            raise SystemExit(1)
+"""
+SCALED = """\
+        scaler.scale(net(x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() > 0
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[str], str]:
+    """A function that writes a program, and returns its path."""
+    def write(text: str) -> str:
+        (tmp_path / "user.py").write_text(text)
+        return str(tmp_path / "user.py")
+
+    return write
+
+
+@pytest.fixture
+def traced(written: Callable[[str], str]) -> Callable[[str], Any]:
+    """A function that traces the program with statements of its step."""
+    return lambda read: trace_script(f"{written(PROGRAM.replace('READ', read))}:build", "cpu")
+
+
+def test_numbers_that_are_logged_are_read(traced: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    graph = traced(LOG)
+    names = [graph.string(code) for code in graph.ops.name]
+    assert names.count("aten::_local_scalar_dense") == 5  # each read is work of the step
+    assert capsys.readouterr().out.splitlines()[0] == "1.000 1.00 1 100.0% 1.0"
+    (note,) = (text for text in graph.meta.loss.notes if "reads numbers of its data" in text)
+    assert "user.py:19 (`total += loss.item() * batch`)" in note
+
+
+@pytest.mark.parametrize(("read", "says"), [
+    ("if loss.item() < 9.0: optimizer.step()", "decides by a number that it read"),
+    ("net(x[:(out.argmax(1) == y).sum().item()])", "decides by a number that it read"),
+    ("torch.zeros(int(loss.item()))", "decides by a number that it read"),
+    ("torch.zeros(int(torch.tensor([0.5, loss.item()])[1]))", "reads a tensor's values")])
+def test_numbers_that_decide_are_refused(traced: Callable[[str], Any], read: str, says: str) -> None:
+    with pytest.raises(ShapeOnlyError, match=says) as told:
+        traced(f"        {read}\n")
+    assert f"(`{read}" in str(told.value)
+
+
+def test_a_gradient_scaler_of_the_cpu_takes_its_step(traced: Callable[[str], Any]) -> None:
+    graph = traced(SCALED)
+    names = {graph.string(code) for code in graph.ops.name}
+    assert {"aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_amp_update_scale_", "aten::add_",
+            "aten::_local_scalar_dense"} <= names
+    assert any("goes on as it does where all of them are" in text for text in graph.meta.loss.notes)
+
+
+def test_arithmetic_keeps_the_kind() -> None:
+    loss, hits = stand_in(0.5), stand_in(3)
+    assert isinstance(loss, NumberOfData) and isinstance(hits, CountOfData) and not isinstance(hits, int)
+    for made in (loss + 1, 2 - loss, loss * hits, hits / 2, 1 / hits, -loss, abs(loss), loss ** 2, round(loss, 2),
+                 sum([loss, loss]), 1.5 + hits):
+        assert isinstance(made, NumberOfData)
+    for made in (hits + 1, 2 * hits, hits // 2, sum([hits, hits])):
+        assert isinstance(made, CountOfData)
+    assert math.isfinite(loss) and math.isfinite(hits) and json.dumps({"loss": loss}) == '{"loss": 1.0}'
+    assert f"{hits:5d}{loss:6.2f}{hits}" == "    1  1.001"
+
+
+@pytest.mark.parametrize("number", [stand_in(0.5), stand_in(3)])
+def test_what_decides_is_refused_and_a_count_is_no_size(number: OfData) -> None:
+    asked: list[Callable[[Any], object]] = [
+        bool, int, round, math.floor, lambda one: one < 2, lambda one: one == 2, lambda one: max(one, 2),
+        lambda one: one >= 2]
+    if isinstance(number, CountOfData):
+        asked += [range, operator.index, lambda one: [1, 2][one], lambda one: [1, 2][:one]]
+    for each in asked:
+        with pytest.raises(ShapeOnlyError, match="decides by a number"):
+            each(number)

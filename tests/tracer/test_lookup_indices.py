@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import csv, parquet
 
-from tracer.lookup_data.indices import read_indices
+from tracer.lookup_data.indices import counted, read_indices
 from tracer.lookup_data.tables import EmbeddingTable, TableError
 from tracer.table_input import TableInputError
 
@@ -20,39 +20,37 @@ BAGS = {"ads": [[0, 0, 0], [5], [0, 7]], "users": [[1], [2], []]}
 TABLES = [EmbeddingTable("ads", 10, 4), EmbeddingTable("users", 100, 8)]
 
 
-def long_table() -> pyarrow.Table:
-    rows = [(name, sample, index) for name, bags in BAGS.items() for sample, bag in enumerate(bags) for index in bag]
-    names, samples, indices = zip(*rows, strict=True)
-    return pyarrow.table({"sample": samples, "table": names, "index": indices})
-
-
-def wide_table() -> pyarrow.Table:
-    return pyarrow.table({"ads": BAGS["ads"], "users": [bag[0] if bag else None for bag in BAGS["users"]]})
+FLAT = [index for bags in BAGS.values() for bag in bags for index in bag]
+LENGTHS = [[len(bag) for bag in bags] for bags in BAGS.values()]
+BATCH = {"indices": FLAT, "offsets": [0, *np.cumsum(LENGTHS).tolist()], "lengths": LENGTHS}
+"""The published layout."""
+LONG = [(name, sample, index) for name, bags in BAGS.items() for sample, bag in enumerate(bags) for index in bag]
+COLUMNS = {
+    "long": dict(zip(("table", "sample", "index"), zip(*LONG, strict=True), strict=True)),
+    "wide": {"ads": BAGS["ads"], "users": [bag[0] if bag else None for bag in BAGS["users"]]},
+    "batch": {name: [each] for name, each in BATCH.items()},
+    "rows": {"table": list(BAGS), "indices": [[i for bag in bags for i in bag] for bags in BAGS.values()],
+             "lengths": LENGTHS}}
 
 
 def written(path: Path, layout: str) -> str:
-    table = long_table() if layout.startswith("long") else wide_table()
     target = path / layout.replace("-", ".")
-    if layout.endswith("-parquet"):
-        parquet.write_table(table, target)
-    elif layout == "long-csv":
-        csv.write_csv(table, target)
-    elif layout == "wide-csv":
-        lines = [f"{' '.join(map(str, ads))},{' '.join(map(str, users))}"
-                 for ads, users in zip(BAGS["ads"], BAGS["users"], strict=True)]
+    if layout == "wide.csv":
+        lines = [",".join(" ".join(map(str, bag)) for bag in bags) for bags in zip(*BAGS.values(), strict=True)]
         target.write_text("\n".join(["ads,users", *lines]) + "\n")
-    else:
+    elif layout == "batch.pt-gz":
         torch = pytest.importorskip("torch")
-        lengths = torch.tensor([[len(bag) for bag in bags] for bags in BAGS.values()])
-        flat = torch.tensor([index for bags in BAGS.values() for bag in bags for index in bag])
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)])
         plain = target.with_suffix("")
-        torch.save((flat, offsets, lengths), plain)
+        torch.save(tuple(torch.tensor(each) for each in BATCH.values()), plain)
         target.write_bytes(gzip.compress(plain.read_bytes()))
+    else:
+        table = pyarrow.table(COLUMNS[layout.partition(".")[0]])
+        (csv.write_csv if layout.endswith(".csv") else parquet.write_table)(table, target)
     return str(target)
 
 
-@pytest.mark.parametrize("layout", ["long-parquet", "wide-parquet", "long-csv", "wide-csv", "batch.pt-gz"])
+@pytest.mark.parametrize("layout", ["long.parquet", "wide.parquet", "batch.parquet", "rows.parquet", "long.csv",
+                                    "wide.csv", "batch.pt-gz"])
 def test_layouts_tell_the_same(tmp_path: Path, layout: str) -> None:
     ads, users = read_indices(written(tmp_path, layout)).of(TABLES)
     assert (ads.bag, ads.longest_bag, ads.unique, ads.reuse_lookups) == (2.0, 3, 3, 6)
@@ -64,22 +62,16 @@ def test_layouts_tell_the_same(tmp_path: Path, layout: str) -> None:
 
 
 def test_a_law_is_of_every_table_and_forgets_what_was_counted(tmp_path: Path) -> None:
-    counted = read_indices(written(tmp_path, "long-parquet")).of(TABLES)
-    found = read_indices("zipf:1.05").of(counted)
+    found = read_indices("zipf:1.05").of(read_indices(written(tmp_path, "long.parquet")).of(TABLES))
     assert [table.law_skew() for table in found] == [1.05, 1.05]
     assert found[0].bag == 2.0
 
 
 def test_a_recorded_batch_scales_to_others() -> None:
-    generator = np.random.default_rng(0)
-    table = EmbeddingTable("t", 1000, 8)
     weights = np.arange(1, 1001) ** -1.05
-    draws = generator.choice(1000, size=40_000, p=weights / weights.sum())
-    from tracer.lookup_data.indices import counted
-
-    part = counted(table, draws[:4000], np.full(400, 10))
-    whole = len(np.unique(draws))
-    assert part.distinct(4000) == pytest.approx(whole, rel=0.05)
+    draws = np.random.default_rng(0).choice(1000, size=40_000, p=weights / weights.sum())
+    part = counted(EmbeddingTable("t", 1000, 8), draws[:4000], np.full(400, 10))
+    assert part.distinct(4000) == pytest.approx(len(np.unique(draws)), rel=0.05)
     assert part.distinct(4000) < 4000 * 10 / 4
 
 
@@ -103,67 +95,44 @@ def test_bad_laws_and_names(text: str, message: str) -> None:
     ("a.csv", b"sample,index\n0,1\n1,2\n", "column 'index' and not the others"),
     ("a.csv", b"indices,offsets,lengths\n0,0,1\n1,1,1\n", "each row must have a list|no lists of whole numbers"),
     ("a.csv", b"table,sample,index\n", "no look-ups"), ("a.csv", b"ads,ads\n1,2\n", "two of its columns"),
+    ("a.parquet", {"offsets": [0, 3]}, "do not cover"),
+    ("a.parquet", {"offsets": [0, 1, 4, 6, 7, 8, 8]}, "do not cover"),
+    ("a.parquet", {"lengths": [3, 1, 2, 1, 1, 0]}, "a list for each table"),
+    ("a.parquet", {"lengths": [[3, 1, 2], [1, 1]]}, "differ in length"),
+    ("a.parquet", {"lengths": [[3.0, 1.0, 2.0], [1.0, 1.0, 0.0]]}, "no lists of whole numbers"),
+    ("a.parquet", {"more": [1]}, "column 'more'"),
 ])
-def test_bad_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content)
+def test_bad_files(tmp_path: Path, name: str, content: bytes | dict[str, Any], message: str) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    else:
+        parquet.write_table(pyarrow.table({key: [each] for key, each in {**BATCH, **content}.items()}),
+                            tmp_path / name)
     with pytest.raises(TableInputError, match=message) as raised:
         read_indices(str(tmp_path / name))
     assert "\n" not in str(raised.value)
-
-
-def published(**changed: Any) -> pyarrow.Table:
-    lengths = [[len(bag) for bag in bags] for bags in BAGS.values()]
-    flat = [index for bags in BAGS.values() for bag in bags for index in bag]
-    ends = np.concatenate([[0], np.cumsum(lengths)]).tolist()
-    return pyarrow.table({name: [each] for name, each in {
-        "indices": flat, "offsets": ends, "lengths": lengths, **changed}.items()})
-
-
-def test_the_published_layout_in_parquet_tells_the_same(tmp_path: Path) -> None:
-    expected = read_indices(written(tmp_path, "long-parquet")).of(TABLES)
-    parquet.write_table(published(), tmp_path / "one.parquet")
-    parquet.write_table(pyarrow.table({
-        "table": list(BAGS), "indices": [[i for bag in bags for i in bag] for bags in BAGS.values()],
-        "lengths": [[len(bag) for bag in bags] for bags in BAGS.values()]}), tmp_path / "rows.parquet")
-    for name in ("one", "rows"):
-        assert read_indices(str(tmp_path / f"{name}.parquet")).of(TABLES) == expected
-
-
-@pytest.mark.parametrize(("changed", "says"), [
-    ({"offsets": [0, 3]}, "do not cover"), ({"offsets": [0, 1, 4, 6, 7, 8, 8]}, "do not cover"),
-    ({"lengths": [3, 1, 2, 1, 1, 0]}, "a list for each table"), ({"lengths": [[3, 1, 2], [1, 1]]}, "differ in length"),
-    ({"lengths": [[3.0, 1.0, 2.0], [1.0, 1.0, 0.0]]}, "no lists of whole numbers"), ({"more": [1]}, "column 'more'")])
-def test_bad_published_batches(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
-    parquet.write_table(published(**changed), tmp_path / "a.parquet")
-    with pytest.raises(TableInputError, match=says):
-        read_indices(str(tmp_path / "a.parquet"))
-
-
-def test_torch_files_run_no_code(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    torch.save((Trap(), 1, 2), tmp_path / "a.pt")
-    with pytest.raises(TableInputError, match="no file of plain tensors"):
-        read_indices(str(tmp_path / "a.pt"))
 
 
 class Trap:
     """Fails where it is unpickled."""
 
     def __reduce__(self) -> Any:
-        return _fail, ()
+        return pytest.fail, ("the file's code was run",)
 
 
-def _fail() -> None:
-    raise AssertionError("the file's code was run")
+def test_torch_files_run_no_code(tmp_path: Path) -> None:
+    pytest.importorskip("torch").save((Trap(), 1, 2), tmp_path / "a.pt")
+    with pytest.raises(TableInputError, match="no file of plain tensors"):
+        read_indices(str(tmp_path / "a.pt"))
 
 
-def test_tables_that_do_not_fit(tmp_path: Path) -> None:
-    indices = read_indices(written(tmp_path, "long-parquet"))
-    with pytest.raises(TableError, match="has indices of 2 tables, and the model looks up 3"):
-        indices.of([EmbeddingTable(f"t{i}", 10, 4) for i in range(3)])
-    with pytest.raises(TableError, match="has 5 rows, and the indices go up to 7"):
-        indices.of([EmbeddingTable("ads", 5, 4), TABLES[1]])
-    with pytest.raises(TableError, match="of table 'ads' and none of 'b'"):
-        indices.of([TABLES[0], EmbeddingTable("b", 100, 4)])
+@pytest.mark.parametrize(("tables", "message"), [
+    ([EmbeddingTable(f"t{i}", 10, 4) for i in range(3)], "has indices of 2 tables, and the model looks up 3"),
+    ([EmbeddingTable("ads", 5, 4), TABLES[1]], "has 5 rows, and the indices go up to 7"),
+    ([TABLES[0], EmbeddingTable("b", 100, 4)], "of table 'ads' and none of 'b'")])
+def test_tables_that_do_not_fit(tmp_path: Path, tables: list[EmbeddingTable], message: str) -> None:
+    indices = read_indices(written(tmp_path, "long.parquet"))
+    with pytest.raises(TableError, match=message):
+        indices.of(tables)
     by_order = indices.of([EmbeddingTable("a", 10, 4), EmbeddingTable("b", 100, 4)])
     assert [table.reuse_lookups for table in by_order] == [6, 2]

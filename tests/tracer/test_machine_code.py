@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ import llvmlite.binding as llvm
 import numpy as np
 import numpy.typing as npt
 import pytest
-from slowly import mostly_slow
 
 from tracer import machine_code
 from tracer.machine_code import kept_loop
@@ -49,7 +47,7 @@ if __name__ == "__main__":
 """
 
 
-def _ran(folder: Path, temporary: Path, **environment: str) -> list[str]:
+def _ran(folder: Path, temporary: Path) -> list[str]:
     """Run the module where neither its folder nor a home can be written to (also for root, whom no mode stops)."""
     folder.mkdir(exist_ok=True)
     (folder / "loop.py").write_text(MODULE)
@@ -57,13 +55,9 @@ def _ran(folder: Path, temporary: Path, **environment: str) -> list[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG"))}
     ran = subprocess.run([sys.executable, str(folder / "loop.py")], capture_output=True, text=True, check=False, env={
         **kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/dev/null",
-        "TMPDIR": str(temporary), **environment})
+        "TMPDIR": str(temporary)})
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.split()
-
-
-def _counted(one: np.ndarray) -> int:
-    return one.size
 
 
 @pytest.mark.parametrize("array", [
@@ -72,19 +66,6 @@ def _counted(one: np.ndarray) -> int:
 def test_types_of_arrays_are_read_from_any_numpys_annotations(array: Any) -> None:
     record = type("Record", (), {"__annotations__": {"column": array}})
     assert machine_code._dtypes(record) == {"column": np.dtype(np.int64)}
-
-
-def test_sizes_stay_in_memory_while_a_loop_runs() -> None:
-    loop, found = kept_loop("int8[:,:]")(_counted), []
-
-    def entry(sizes: int, *_: int) -> int:
-        others = [np.full(2, -7, np.int64) for _ in range(64)]  # as another thread's, in what would have been freed
-        found.extend((ctypes.c_int64 * 2).from_address(sizes))
-        return len(others)
-
-    vars(loop)["_entry"] = entry
-    loop(np.zeros((3, 5), np.int8))
-    assert found == [3, 5]
 
 
 def test_what_is_kept_or_shipped_is_loaded_without_numba_and_damage_made_again(tmp_path: Path) -> None:
@@ -107,22 +88,6 @@ def test_what_is_kept_or_shipped_is_loaded_without_numba_and_damage_made_again(t
     assert _ran(folder, tmp_path / "other") == ["30", "-1.5", "True"]
 
 
-@pytest.mark.parametrize("spoil", mostly_slow(["open to all", "a link", "a file"], {"open to all"}))
-def test_a_folder_of_others_is_not_trusted(spoil: str, tmp_path: Path) -> None:
-    """Each way of another user is one of ``test_what_another_user_could_have_changed_is_not_used``."""
-    private, other = tmp_path / f"foretrace-{os.getuid()}", tmp_path / "other"
-    other.mkdir(mode=0o700)
-    if spoil == "open to all":
-        private.mkdir()
-        private.chmod(0o777)
-    elif spoil == "a link":
-        private.symlink_to(other)
-    else:
-        private.touch()
-    assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
-    assert not list(tmp_path.rglob("*.o"))
-
-
 def test_every_loop_is_shipped_as_it_is() -> None:
     """After a change of a loop: make loops."""
     if llvm.get_process_triple() != "x86_64-unknown-linux-gnu":
@@ -136,16 +101,26 @@ def test_every_loop_is_shipped_as_it_is() -> None:
     assert {name for name, found in outside.items() if found} == set()
 
 
-def test_other_types_are_refused_and_never_read_as_what_they_are_not() -> None:
-    @kept_loop("int64[:]")
+def test_other_types_are_refused_and_sizes_stay_in_memory_while_a_loop_runs() -> None:
+    @kept_loop("int8[:,:]")
     def first(values):  # type: ignore[no-untyped-def]
-        return values[0]
+        return values[0, 0]
 
-    for wrong in (np.zeros(3), np.zeros((3, 1), np.int64), np.arange(6)[::2]):
+    for wrong in (np.zeros((3, 1)), np.zeros(3, np.int8), np.zeros((6, 2), np.int8)[::2]):
         with pytest.raises(TypeError, match="argument 0"):
             first(wrong)
     with pytest.raises(TypeError, match="1 arguments, not 2"):
-        first(np.zeros(3), 1)
+        first(np.zeros((3, 5), np.int8), 1)
+    found: list[int] = []
+
+    def entry(sizes: int, *_: int) -> int:
+        others = [np.full(2, -7, np.int64) for _ in range(64)]  # as another thread's, in what would have been freed
+        found.extend((ctypes.c_int64 * 2).from_address(sizes))
+        return len(others)
+
+    vars(first)["_entry"] = entry
+    first(np.zeros((3, 5), np.int8))
+    assert found == [3, 5]
 
 
 def test_threads_run_a_loop_beside_each_other_each_with_the_sizes_of_its_own_arrays() -> None:
@@ -158,26 +133,9 @@ def test_threads_run_a_loop_beside_each_other_each_with_the_sizes_of_its_own_arr
         return given.shape[0] * 1000 + given.shape[1]
 
     def run(rows: int) -> bool:
-        given = np.random.default_rng(rows).random((rows, 50 + rows % 7))
+        given = np.full((rows, 50 + rows % 7), float(rows))
         result = np.zeros(given.shape)
         return bool(copied(given, result) == rows * 1000 + given.shape[1]) and bool((given == result).all())
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(run, range(1, 400)))
-
-
-@pytest.mark.slow  # the whole of it: what can go wrong alone is above
-def test_a_read_only_installation_without_a_home_simulates(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    for package in ("tracer", "kernel_models", "graph_predictor", "step_views"):
-        shutil.copytree(ROOT / package, site / package, ignore=shutil.ignore_patterns("__pycache__", "*.profile"))
-        for folder in [site / package, *(each for each in (site / package).rglob("*") if each.is_dir())]:
-            (folder / "__pycache__").touch()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG"))}
-    ran = subprocess.run(
-        [sys.executable, "-c", "from foretrace.commands import main; main()", "replay",
-         str(ROOT / "traces" / "cpu-small"), "--json"], capture_output=True, text=True, check=False, cwd=tmp_path,
-        env={**kept, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/dev/null",
-             "TMPDIR": str(tmp_path)})
-    assert ran.returncode == 0, ran.stderr
-    assert '"median_abs_error"' in ran.stdout
+        assert all(pool.map(run, range(1, 200)))

@@ -12,9 +12,9 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,6 @@ from tracer import kept_files
 from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
 from tracer.kept_files import KEY, read_kept, scratch_folder, why_unkept, write_kept
-from tracer.kineto.host_loop import gaps_between, nest_rows
 from tracer.lazy import llvm
 from tracer.machine_code import ENTRY, KeptLoop, _surroundings
 
@@ -136,21 +135,16 @@ def _umask(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not _as_other(lambda place=place: _plant(place))  # type: ignore[misc]
 
 
-def _numba(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = _others(base)
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(theirs))
-    assert _as_other(lambda: _plant(theirs))
+def _planted(variable: str, folder: str, place: str, mode: int, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable names a folder of the other user, or one in which all can make some, and they plant code there."""
+    if folder == "open/theirs":
+        theirs = _others(base)
+        assert _as_other(lambda: theirs.chmod(mode))
+    monkeypatch.setenv(variable, str(base / folder))
+    assert _as_other(lambda: _plant(base / folder / place))
 
 
-def _xdg(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = _others(base)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(theirs))
-    assert _as_other(lambda: _plant(theirs / "foretrace"))
-
-
-def _home(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(base / "open"))
-    assert _as_other(lambda: _plant(base / "open" / ".cache" / "foretrace"))
+_xdg = partial(_planted, "XDG_CACHE_HOME", "open/theirs", "foretrace", 0o777)
 
 
 def _tmpdir(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,28 +169,6 @@ def _linked_folder(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _as_other(lambda: (_plant(theirs), (base / "open" / "foretrace").symlink_to(theirs)))
 
 
-def _linked_file(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, name = _own_place(base, monkeypatch), _Loop().file
-    elsewhere = base / "home" / "elsewhere"
-    elsewhere.write_bytes(_signed(_code(PLANTED), (place / KEY).read_bytes(), name))
-    elsewhere.chmod(0o600)
-    (place / name).symlink_to(elsewhere)
-
-
-def _sticky(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = _others(base)
-    assert _as_other(lambda: theirs.chmod(0o1777))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(theirs))
-    assert _as_other(lambda: _plant(theirs / "foretrace"))
-
-
-def _hard_link(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, name = _own_place(base, monkeypatch), _Loop().file
-    _linked_file(base, monkeypatch)
-    (place / name).unlink()
-    os.link(base / "home" / "elsewhere", place / name)
-
-
 def _race(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is found good, then another lies there."""
     place = _own_place(base, monkeypatch)
@@ -211,6 +183,21 @@ def _race(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_files, "check_own", checked)
 
 
+def _linked_file(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name = _own_place(base, monkeypatch), _Loop().file
+    elsewhere = base / "home" / "elsewhere"
+    elsewhere.write_bytes(_signed(_code(PLANTED), (place / KEY).read_bytes(), name))
+    elsewhere.chmod(0o600)
+    (place / name).symlink_to(elsewhere)
+
+
+def _hard_link(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name = _own_place(base, monkeypatch), _Loop().file
+    _linked_file(base, monkeypatch)
+    (place / name).unlink()
+    os.link(base / "home" / "elsewhere", place / name)
+
+
 def _known_key(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, name = _own_place(base, monkeypatch), _Loop().file
     (place / KEY).chmod(0o644)
@@ -218,11 +205,18 @@ def _known_key(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / name).chmod(0o600)
 
 
-@pytest.mark.parametrize("setting", [_umask, _numba, _xdg, _home, _tmpdir, _group, _linked_folder, _linked_file,
-                                     _sticky, _hard_link, _race, _known_key])
+SETTINGS: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
+    "umask": _umask, "XDG": _xdg, "numba": partial(_planted, "NUMBA_CACHE_DIR", "open/theirs", "", 0o777),
+    "sticky": partial(_planted, "XDG_CACHE_HOME", "open/theirs", "foretrace", 0o1777),
+    "home": partial(_planted, "HOME", "open", ".cache/foretrace", 0), "TMPDIR": _tmpdir, "group": _group,
+    "linked folder": _linked_folder, "linked file": _linked_file, "hard link": _hard_link, "race": _race,
+    "known key": _known_key}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_planted_code_never_runs_and_the_loop_still_answers(
-        setting: Callable[[Path, pytest.MonkeyPatch], None], base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting(base, monkeypatch)
+        setting: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SETTINGS[setting](base, monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", None)
     assert [_Loop()(0), _Loop()(0)] == [HONEST, HONEST]
 
@@ -246,18 +240,15 @@ def test_a_refused_place_is_not_mended_and_says_why(base: Path, monkeypatch: pyt
     assert cache[1].endswith("foretrace is open to other users") and temporary[1]
 
 
-def test_bitcode_that_others_can_change_is_not_taken(base: Path) -> None:
+@pytest.mark.parametrize("spoil", [lambda file: file.parent.chmod(0o777), lambda file: os.chown(file, OTHER, OTHER)])
+def test_bitcode_that_others_can_change_is_not_taken(base: Path, spoil: Callable[[Path], None]) -> None:
     module = base / "home" / "module.py"
     shipped = base / "home" / "shipped" / "loop.bc.z"
     shipped.parent.mkdir()
     for file in (module, shipped):
         file.touch()
     assert kept_files.read_shipped(shipped, module) == b""
-    shipped.parent.chmod(0o777)
-    with pytest.raises(kept_files.Unsafe):
-        kept_files.read_shipped(shipped, module)
-    shipped.parent.chmod(0o755)
-    os.chown(shipped, OTHER, OTHER)
+    spoil(shipped)
     with pytest.raises(kept_files.Unsafe):
         kept_files.read_shipped(shipped, module)
 
@@ -279,18 +270,6 @@ def test_a_journal_of_another_user_is_not_gone_on_with(base: Path) -> None:
     assert _as_other(Path(f"{table}.journal").touch)
     with pytest.raises(SweepError, match="belongs to another user"):
         Journal(table, {})
-
-
-@pytest.mark.slow  # a place of others, refused: a_refused_place
-def test_a_command_answers_where_another_user_made_the_cache(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"{loop.function.__module__}.{loop.__name__}-{loop._key_of(*_surroundings())}.o"
-             for loop in (gaps_between, nest_rows)]
-    code = b"\x7fELF of a planted loop, which ends whoever loads it"
-    _xdg(base, monkeypatch)
-    assert _as_other(lambda: [_plant(base / "open" / "theirs" / "foretrace", name, code) for name in names])
-    ran = subprocess.run([sys.executable, "-m", "foretrace", "inspect", str(ROOT / "traces" / "cpu-small"), "--json"],
-                         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert ran.returncode == 0 and '"ops"' in ran.stdout, ran.stderr
 
 
 def test_modules_of_the_current_directory_are_not_run(base: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import signal
 import stat
@@ -14,6 +12,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from disk_support import small_disk
+from kineto_support import op, write
 
 from tracer.campaign.plan import CampaignError
 from tracer.campaign.results import INDEX, MARK, SCRATCH, Results
@@ -37,76 +36,55 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     (tmp_path / "link").symlink_to("file")
     assert read_input(tmp_path / "link") == b"content"
+    for given in ("", ["trace.json", ""]):
+        with pytest.raises(ForetraceError, match="name of a trace is empty"):
+            read_job(given)
 
 
-@pytest.mark.parametrize("name", ["kineto.json.gz", "graph.foretrace", "context.json", "collectives.json",
-                                  "et.json.gz"])
-@pytest.mark.parametrize("what", ["pipe", "device", "secret"])
-def test_links_and_pipes_in_a_capture_are_neither_followed_for_ever_nor_quoted(name: str, what: str,
-                                                                               tmp_path: Path) -> None:
-    part = tmp_path / "cap" / "rank0"
+def _capture(folder: Path, name: str, what: str) -> Path:
+    """A capture with a trace of one operation, but a file of another kind under a name; its part."""
+    part = folder / "cap" / "rank0"
     part.mkdir(parents=True)
-    trace = (b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, '
-             b'"dur": 5, "pid": 1, "tid": 1, "args": {"External id": 1}}]}')
-    (part / "kineto.json.gz").write_bytes(gzip.compress(trace))
+    write(part, [op("aten::add", 1, 5)], "kineto.json.gz")
     (part / "context.json").write_text('{"complete": true}')
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"root:hunter2\xff:0:0\n" * 20)
-    (part / name).unlink(missing_ok=True)
-    if name == "graph.foretrace":
-        (part / "kineto.json.gz").unlink()
-    if what == "pipe":
-        os.mkfifo(part / name)
-    else:
-        (part / name).symlink_to("/dev/zero" if what == "device" else secret)
-    try:
-        job = read_job(tmp_path / "cap")
-    except ForetraceError as error:
-        said = str(error)
-    else:
-        said = " ".join([*job.notes, *(note for graph in job.graphs for note in graph.meta.loss.notes)])
-        assert name in {"et.json.gz", "context.json", "collectives.json"} and name in said and "not" in said
-    assert "hunter2" not in said and len(said) < 1000
-
-
-@pytest.mark.parametrize("name", ["graph.foretrace", "graph-1.foretrace", "context.json", "collectives.json",
-                                  "et.json.gz"])
-@pytest.mark.parametrize("what", ["pipe", "device", "secret", "nothing", "directory"])
-def test_a_capture_is_of_use_without_what_is_no_file_of_its_own(name: str, what: str, tmp_path: Path) -> None:
-    part = tmp_path / "cap" / "rank0"
-    part.mkdir(parents=True)
-    events = [{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 5, "pid": 1, "tid": 1, "args": {}}]
-    (part / "kineto.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-    (part / "context.json").write_text('{"complete": true}')
-    (tmp_path / "secret").write_text("root:hunter2:0:0\n")
+    (folder / "secret").write_bytes(b"root:hunter2\xff:0:0\n" * 20)
     (part / name).unlink(missing_ok=True)
     if what == "pipe":
         os.mkfifo(part / name)
     elif what == "directory":
         (part / name).mkdir()
     else:
-        (part / name).symlink_to({"device": "/dev/zero", "secret": tmp_path / "secret", "nothing": "gone"}[what])
+        (part / name).symlink_to({"device": "/dev/zero", "secret": folder / "secret", "nothing": "gone"}[what])
+    return part
+
+
+@pytest.mark.parametrize(("name", "what", "says"), [
+    ("kineto.json.gz", "pipe", r"rank0/kineto\.json\.gz is a pipe or a device"),
+    ("kineto.json.gz", "device", "is a link to a pipe or a device"), ("kineto.json.gz", "secret", "kineto"),
+    ("graph.foretrace", "pipe", "is a pipe or a device"),
+    ("graph.foretrace", "device", "is a link to a pipe or a device"),
+    ("graph.foretrace", "secret", "graph")])
+def test_a_capture_without_its_only_trace_says_what_lies_there_and_quotes_nothing(
+        name: str, what: str, says: str, tmp_path: Path) -> None:
+    part = _capture(tmp_path, name, what)
+    if name == "graph.foretrace":
+        (part / "kineto.json.gz").unlink()
+    with pytest.raises(ForetraceError, match=says) as refused:
+        read_job(tmp_path / "cap")
+    assert "hunter2" not in str(refused.value) and len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["graph.foretrace", "graph-1.foretrace", "context.json", "collectives.json",
+                                  "et.json.gz"])
+@pytest.mark.parametrize("what", ["pipe", "device", "secret", "nothing", "directory"])
+def test_a_capture_is_of_use_without_what_is_no_file_of_its_own(name: str, what: str, tmp_path: Path) -> None:
+    _capture(tmp_path, name, what)
     job = read_job(tmp_path / "cap")
     said = " ".join([*job.notes, *(note for graph in job.graphs for note in graph.meta.loss.notes)])
     assert len(job.graphs[0].ops) == 1
-    assert "hunter2" not in said
+    assert "hunter2" not in said and len(said) < 1000
     # A second window that is a link to a file is looked at only when it is asked for.
     assert name in said or (name, what) == ("graph-1.foretrace", "secret")
-
-
-def test_a_capture_without_its_only_trace_says_what_lies_there(tmp_path: Path) -> None:
-    part = tmp_path / "rank0"
-    part.mkdir()
-    (part / "context.json").write_text('{"complete": true}')
-    os.mkfifo(part / "kineto.json.gz")
-    with pytest.raises(ForetraceError, match=r"rank0/kineto\.json\.gz is a pipe or a device"):
-        read_job(tmp_path)
-
-
-def test_an_empty_name_is_no_path() -> None:
-    for given in ("", ["trace.json", ""]):
-        with pytest.raises(ForetraceError, match="name of a trace is empty"):
-            read_job(given)
 
 
 @pytest.mark.parametrize(("columns", "rows"), [
@@ -125,44 +103,29 @@ def test_a_table_of_few_bytes_is_no_table_of_very_many_cells(columns: dict[str, 
                 assert read_parquet(stream).equals(few)
 
 
-def test_an_output_replaces_a_file_but_not_through_a_link(tmp_path: Path) -> None:
-    victim, link = tmp_path / "victim", tmp_path / "out.json"
-    victim.write_text("keep")
-    link.symlink_to(victim)
-    with pytest.raises(ForetraceError, match="is a link") as error, whole_file(link) as stream:
-        stream.write(b"new")
-    assert "what was there is unchanged" in str(error.value)
-    assert victim.read_text() == "keep" and link.is_symlink()
-    victim.chmod(0o600)
-    with whole_file(victim) as stream:
-        stream.write(b"new")
-    assert victim.read_text() == "new" and stat.S_IMODE(victim.stat().st_mode) == 0o600
-    assert sorted(os.listdir(tmp_path)) == ["out.json", "victim"]
-
-
-@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no /dev/shm")
-def test_a_link_in_shared_memory_is_one_of_others() -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+@pytest.mark.parametrize("disk", ["/tmp", "/dev/shm"])
+def test_an_output_replaces_a_file_but_not_through_a_link(disk: str) -> None:
+    if not os.access(disk, os.W_OK):
+        pytest.skip(f"there is no {disk}")
+    with tempfile.TemporaryDirectory(dir=disk) as folder:
         victim, link = Path(folder) / "victim", Path(folder) / "out.json"
         victim.write_text("keep")
         link.symlink_to(victim)
-        with pytest.raises(ForetraceError, match="is a link"), whole_file(link) as stream:
+        with pytest.raises(ForetraceError, match="is a link") as error, whole_file(link) as stream:
             stream.write(b"new")
+        assert "what was there is unchanged" in str(error.value)
+        assert victim.read_text() == "keep" and link.is_symlink()
+        victim.chmod(0o600)
+        with pytest.raises(KeyboardInterrupt), whole_file(victim) as stream:
+            stream.write(b"half")
+            raise KeyboardInterrupt
         assert victim.read_text() == "keep"
-
-
-def test_standard_output_is_no_link_of_others(tmp_path: Path) -> None:
-    with whole_file("/dev/null") as stream:
+        with whole_file(victim) as stream:
+            stream.write(b"new")
+        assert victim.read_text() == "new" and stat.S_IMODE(victim.stat().st_mode) == 0o600
+        assert sorted(os.listdir(folder)) == ["out.json", "victim"]
+    with whole_file("/dev/null") as stream:  # standard output is no link of others
         stream.write(b"gone")
-
-
-def test_a_failed_output_leaves_what_was_there(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    target.write_text("old")
-    with pytest.raises(KeyboardInterrupt), whole_file(target) as stream:
-        stream.write(b"half")
-        raise KeyboardInterrupt
-    assert target.read_text() == "old" and os.listdir(tmp_path) == ["out"]
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next_one_of_the_same_file(tmp_path: Path) -> None:
@@ -209,21 +172,15 @@ def test_a_url_is_no_directory_to_lock(url: str, tmp_path: Path, monkeypatch: py
     assert not os.listdir(tmp_path)
 
 
-def test_a_lock_is_exclusive_and_gone_afterwards(tmp_path: Path) -> None:
-    lock = DirectoryLock(tmp_path)
-    lock.release()
-    assert os.listdir(tmp_path) == [] and issubclass(Busy, Exception)
-
-
-def test_a_lock_makes_its_directory_and_removes_it_if_nothing_was_written(tmp_path: Path) -> None:
+def test_a_lock_is_gone_afterwards_and_so_is_its_directory_if_nothing_was_written(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
+    assert (tmp_path / "a" / "b").is_dir() and issubclass(Busy, Exception)
     (tmp_path / "a" / "kept").touch()
     lock.release()
     assert os.listdir(tmp_path / "a") == ["kept"]
     (tmp_path / "a" / "mine").mkdir()
     DirectoryLock(tmp_path / "a" / "mine").release()
-    assert (tmp_path / "a" / "mine").is_dir()
+    assert (tmp_path / "a" / "mine").is_dir() and os.listdir(tmp_path / "a" / "mine") == []
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
         DirectoryLock(tmp_path / "file" / "below")
@@ -248,13 +205,6 @@ def test_a_directory_that_another_process_removes_meanwhile_is_made_again(
     assert not folder.exists()
 
 
-def _filled(folder: Path) -> Path:
-    (folder / SCRATCH).mkdir(parents=True)
-    (folder / SCRATCH / "precious").write_text("work")
-    (folder / LOCK).write_text("not foretrace's")
-    return folder
-
-
 def _open(folder: Path, *, resume: bool = False, rehearsal: bool = False) -> Results:
     results = Results(folder)
     results.open("plan", "", resume=resume, rehearsal=rehearsal)
@@ -267,17 +217,24 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("other", ["notes.txt", None, INDEX])
 def test_a_refused_campaign_touches_nothing(other: str | None, tmp_path: Path) -> None:
-    folder = _filled(tmp_path / "mine")
+    (tmp_path / SCRATCH).mkdir()
+    (tmp_path / SCRATCH / "precious").write_text("work")
+    (tmp_path / LOCK).write_text("not foretrace's")
     if other is not None:
-        (folder / other).write_text('{"name": "a campaign of another kind"}')
-    before = _content(folder)
+        (tmp_path / other).write_text('{"name": "a campaign of another kind"}')
+    before = _content(tmp_path)
     for resume in (False, True):
         with pytest.raises(CampaignError):
-            _open(folder, resume=resume)
-        assert _content(folder) == before
+            _open(tmp_path, resume=resume)
+        assert _content(tmp_path) == before
 
 
 def test_a_campaign_refused_for_its_options_keeps_what_a_killed_run_left(tmp_path: Path) -> None:
+    (tmp_path / SCRATCH / "item").mkdir(parents=True)
+    (tmp_path / SCRATCH / MARK).touch()
+    (tmp_path / LOCK).touch()
+    _open(tmp_path).close()  # killed before it wrote anything: taken up
+    assert os.listdir(tmp_path) == []
     results = _open(tmp_path)
     results.save([])
     (results.scratch / "half").write_text("left by a kill")
@@ -290,14 +247,6 @@ def test_a_campaign_refused_for_its_options_keeps_what_a_killed_run_left(tmp_pat
         assert _content(tmp_path) == before
     _open(tmp_path, resume=True).close()  # ours: a run that goes on clears it
     assert sorted(_content(tmp_path)) == [INDEX, "items.jsonl"]
-
-
-def test_a_run_that_was_killed_before_it_wrote_anything_is_taken_up(tmp_path: Path) -> None:
-    (tmp_path / SCRATCH / "item").mkdir(parents=True)
-    (tmp_path / SCRATCH / MARK).touch()
-    (tmp_path / LOCK).touch()
-    _open(tmp_path).close()
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_capture_replaces_neither_through_links_nor_what_no_capture_wrote(tmp_path: Path) -> None:

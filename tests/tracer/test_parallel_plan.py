@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.parallel_plan import MeshPlace, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+from tracer import workloads
+from tracer.fake_world.fit import check_plan
+from tracer.parallel_plan import MeshPlace, ParallelPlan, PlanError, Recomputation, Sharding
 
 
 def test_plans_and_their_places() -> None:
-    assert ParallelPlan.parse("fsdp2", 64) == ParallelPlan(dp=64, sharding=Sharding.PARAMETERS)
-    assert ParallelPlan.parse(" TP ", 8) == ParallelPlan(tp=8)
-    assert ParallelPlan.parse("ddp,pp=2,microbatches=8", 8) == ParallelPlan(dp=4, pp=2, microbatches=8)
-    assert ParallelPlan.parse("pp", 4).microbatches == 4
-    assert ParallelPlan.parse("ddp,bucket_mb=50", 8) == ParallelPlan(dp=8, bucket_mb=50)
     plan = ParallelPlan.parse("fsdp2=2,tp=3,pp=4", 24)
-    assert [plan.rank(plan.place(rank)) for rank in range(24)] == list(range(24))
     assert plan.place(17) == MeshPlace(pp=2, dp=1, tp=2)
     assert list(plan.mesh.items()) == [("pp", 4), ("dp", 2), ("tp", 3)]
     with pytest.raises(PlanError, match="no rank 24"):
         plan.place(24)
 
 
-@pytest.mark.parametrize(("one", "other"), [
-    ("ddp=8", "dp=8"), ("fsdp2=8,tp=2", "dp=8,tp=2,sharding=3"), ("fsdp2=8,tp=2", "dp=8,tp=2,sharding=parameters"),
-    ("ddp=4,accumulation=2", "dp=4,microbatches=2"), ("pp=4", "pp=4,microbatches=4"),
-    ("dp=2,tp=2,sequence_parallel", "DP=2, tp=2, sequence-parallel=true"), ("ddp=8,sharding=0", "dp=8")])
-def test_both_spellings_are_one_plan(one: str, other: str) -> None:
-    assert ParallelPlan.parse(one) == ParallelPlan.parse(other)
+@pytest.mark.parametrize(("one", "size", "other"), [
+    ("fsdp2", 64, "dp=64,sharding=3"), (" TP ", 8, "tp=8"),
+    ("ddp,pp=2,microbatches=8", 8, "ddp=4,pp=2,microbatches=8"), ("ddp,bucket_mb=50", 8, "ddp=8,bucket_mb=50"),
+    ("ddp=8", None, "dp=8"), ("fsdp2=8,tp=2", None, "dp=8,tp=2,sharding=parameters"),
+    ("ddp=4,accumulation=2", None, "dp=4,microbatches=2"), ("pp=4", None, "pp=4,microbatches=4"),
+    ("dp=2,tp=2,sequence_parallel", None, "DP=2, tp=2, sequence-parallel=true"), ("ddp=8,sharding=0", None, "dp=8")])
+def test_both_spellings_are_one_plan(one: str, size: int | None, other: str) -> None:
+    assert ParallelPlan.parse(one, size) == ParallelPlan.parse(other)
 
 
 @pytest.mark.parametrize("text", [
-    # As captures store them: they are compared with those of further ranks.
+    # As captures store them, which are compared with those of further ranks, and as estimates print them.
     "ddp=8", "fsdp2=8,tp=8", "ddp=4,tp=2,pp=2,microbatches=8", "ddp=8,bucket_mb=50", "fsdp2=8,ep=4", "ddp=1", "tp=2",
-    # As estimates print them.
     "dp=8,tp=4,microbatch=2,microbatches=16,sharding=1,sequence_parallel,tensor_overlap,recompute=full",
     "dp=1,microbatch=1,microbatches=8,overlap=false", "pp=4,microbatch=1,microbatches=8,chunks=2,schedule=interleaved"])
 def test_a_plan_is_written_as_it_is_read(text: str) -> None:
-    plan = ParallelPlan.parse(text)
-    assert str(plan) == text or set(str(plan).split(",")) == set(text.split(","))
-    assert ParallelPlan.parse(str(plan)) == plan
+    assert set(str(ParallelPlan.parse(text)).split(",")) == set(text.split(","))
 
 
 SIZES = st.integers(1, 6)
@@ -74,21 +66,16 @@ def test_any_plan_is_read_back_and_its_groups_hold_a_rank_once(
 
 
 @pytest.mark.parametrize(("text", "size", "message"), [
-    ("zero", 8, "'zero' is no part of a parallel plan"),
-    ("", 8, "'' is no part of a parallel plan"),
-    ("xp=2", None, "'xp=2' is no part of a parallel plan"),
+    ("zero", 8, "'zero' is no part of a parallel plan"), ("ddp=2,", None, "'' is no part of a parallel plan"),
     ("ddp", None, "'ddp' is no part of a parallel plan: write sizes"),
     ("fsdp2=x", 8, "'fsdp2=x' is no part of a parallel plan"),
     ("fsdp2=-2", 8, "'fsdp2=-2' is no part of a parallel plan"),
-    ("ddp=2,", None, "'' is no part of a parallel plan"),
     ("fsdp2=3", 8, "its sizes multiply to 3, which is not the world size 8"),
     ("fsdp2,tp=3", 8, "3 does not divide the world size 8"),
     ("fsdp2=4,ddp=2", 8, "name each dimension once"),
-    ("dp=2,dp=2", None, "name each dimension once"),
     ("accumulation=2,microbatches=2", None, "name each dimension once"),
     ("fsdp2,tp", 8, "leave the size out of one at most"),
     ("ddp=8,sharding=3", 8, "contradicts itself"),
-    ("fsdp2=8,tp=0", 8, "tp=0 is not possible in a plan"),
     ("fsdp2,tp=0", 8, "tp=0 is not possible in a plan"),
     ("pp=8,microbatches=0", 8, "microbatches=0 is not possible in a plan"),
     ("fsdp2=8,bucket_mb=50", 8, "bucket_mb is of DDP"),
@@ -99,7 +86,6 @@ def test_any_plan_is_read_back_and_its_groups_hold_a_rank_once(
     ("sequence_parallel", None, "goes with tensor parallelism"),
     ("tp=2,sequence_parallel=often", None, "sequence_parallel=often is not possible in a plan; give true or false"),
     ("pp=4,chunks=2,schedule=interleaved,microbatches=3", None, "groups of pp=4"),
-    ("recompute_layers=2", None, "give recompute=full or needed too"),
     ("recompute=operators,recompute_layers=2", None, "give recompute=full or needed too"),
     ("ddp=4,replicate=2", None, "give sharding=1 to 3"), ("fsdp2=4,replicate=3", None, "a divisor of dp"),
     ("fsdp2=4,ep=4,replicate=2", None, "than one of replicate=2 copies has"),
@@ -112,27 +98,18 @@ def test_texts_that_are_no_plan(text: str, size: int | None, message: str) -> No
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("plan", "message"), [
-    (ParallelPlan(dp=2, cp=2), "cp=2 cannot be traced: no workload splits its sequences"),
-    (ParallelPlan(pp=2, chunks=2, schedule=Schedule.INTERLEAVED), "chunks=2 cannot be traced: pipelines run"),
-    (ParallelPlan(pp=2, schedule=Schedule.GPIPE), "schedule=gpipe cannot be traced"),
-    (ParallelPlan(pp=2, schedule=Schedule.ZERO_BUBBLE), "schedule=zero_bubble cannot be traced"),
-    (ParallelPlan(dp=4, sharding=Sharding.PARAMETERS, replicate=2), "replicate=2 cannot be traced: replicas share"),
-    (ParallelPlan(tp=2, sequence_parallel=True), "sequence_parallel=true cannot be traced"),
-    (ParallelPlan(dp=2, recompute=Recomputation.FULL), r"recompute=full cannot be traced: .*--set checkpointing=true"),
-    (ParallelPlan(dp=2, overlap=False), "overlap=false cannot be traced"),
-    (ParallelPlan(dp=2, microbatch=1), r"microbatch=1 cannot be traced: .*--set batch"),
-    (ParallelPlan(dp=2, microbatches=2), "microbatches belong to a pipeline"),
-    (ParallelPlan(dp=2, sharding=Sharding.OPTIMIZER), "sharding=1 cannot be traced: .*ddp.*fsdp2"),
+@pytest.mark.parametrize(("text", "message"), [
+    ("dp=2,cp=2", "cp=2 cannot be traced: no workload splits its sequences"),
+    ("pp=2,chunks=2,schedule=interleaved", "chunks=2 cannot be traced: pipelines run"),
+    ("pp=2,schedule=gpipe", "schedule=gpipe cannot be traced"),
+    ("dp=4,sharding=3,replicate=2", "replicate=2 cannot be traced: replicas share"),
+    ("tp=2,sequence_parallel", "sequence_parallel=true cannot be traced"),
+    ("dp=2,recompute=full", "recompute=full cannot be traced: .*--set checkpointing=true"),
+    ("dp=2,overlap=false", "overlap=false cannot be traced"),
+    ("dp=2,microbatch=1", "microbatch=1 cannot be traced: .*--set batch"),
+    ("dp=2,microbatches=2", "microbatches belong to a pipeline"),
+    ("dp=2,sharding=1", "sharding=1 cannot be traced: .*ddp.*fsdp2"),
 ])
-def test_what_only_an_estimate_knows_is_not_traced(plan: ParallelPlan, message: str) -> None:
-    from tracer import workloads
-    from tracer.fake_world.fit import check_plan
-
+def test_what_only_an_estimate_knows_is_not_traced(text: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        check_plan(workloads.configure("llama", preset="tiny"), plan)
-
-
-def test_plans_need_no_torch() -> None:
-    code = "import sys, tracer.parallel_plan, tracer.fake_world.fit; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        check_plan(workloads.configure("llama", preset="tiny"), ParallelPlan.parse(text))

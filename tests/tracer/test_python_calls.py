@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import cProfile
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from slowly import mostly_slow
 from graph_predictor.simulation.host_slices import top_operations
 from tracer.capture.merge import merge_python, note_python_calls
 from tracer.errors import TraceError
-from tracer.graph import NONE, ExecutionGraph
+from tracer.graph import NONE
 from tracer.job import read_job
 from tracer.kineto.modules import count_python_calls
 from tracer.parallel_plan import ParallelPlan
@@ -29,7 +29,15 @@ def nothing() -> None:
     """Be called."""
 
 
-def test_calls_are_counted_between_two_questions() -> None:
+def counted() -> int:
+    calls = PythonCalls()
+    calls.start()
+    nothing()
+    calls.stop()
+    return calls.taken()
+
+
+def test_calls_are_counted_between_two_questions_and_a_profiler_runs_on() -> None:
     calls = PythonCalls()
     before = sys.getprofile()
     calls.start()
@@ -47,52 +55,6 @@ def test_calls_are_counted_between_two_questions() -> None:
     assert sys.getprofile() is before
     nothing()
     assert calls.taken() == 0
-
-
-def build(extra: int) -> Any:
-    import torch
-
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        for _ in range(extra):
-            nothing()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-
-    return step
-
-
-def traced(extra: int) -> ExecutionGraph:
-    from tracer.shape_only.trace import trace_step
-
-    return trace_step(lambda: build(extra), "cpu")
-
-
-@pytest.fixture(scope="module")
-def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("torch")
-    from tracer.capture import capture
-
-    out = tmp_path_factory.mktemp("python") / "run"
-    step = build(30)
-    with capture(out, steps=2, warmup=1, timed=1, execution_trace="none", python_calls=True) as recorder:
-        while not recorder.finished:
-            step()
-            recorder.step()
-    return out
-
-
-def test_a_profiler_of_python_runs_on_after_counting() -> None:
-    def counted() -> int:
-        calls = PythonCalls()
-        calls.start()
-        nothing()
-        calls.stop()
-        return calls.taken()
-
     profiler = cProfile.Profile()
     profiler.enable()
     try:
@@ -111,16 +73,38 @@ def test_a_profiler_of_python_runs_on_after_counting() -> None:
         sys.setprofile(None)
 
 
-
-def test_a_traced_step_says_how_much_python_it_runs(captured: Path) -> None:
+def build(extra: int) -> Any:
     import torch
 
-    plain, more = traced(0), traced(30)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(extra):
+            nothing()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_a_traced_step_says_how_much_python_it_runs(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from tracer.capture import capture
+    from tracer.shape_only.trace import trace_step
+
+    plain, more = (trace_step(partial(build, extra), "cpu") for extra in (0, 30))
     assert int(more.steps.python_calls[0]) - int(plain.steps.python_calls[0]) == 30
     assert int(more.ops.python_calls.max()) >= 30
     assert int(more.steps.python_calls[0]) >= int(more.ops.python_calls.sum())
     # The same program recorded says the same, but for what each way of running it adds.
-    graph = read_job(captured).graphs[0]
+    step = build(30)
+    with capture(tmp_path, steps=2, warmup=1, timed=1, execution_trace="none", python_calls=True) as recorder:
+        while not recorder.finished:
+            step()
+            recorder.step()
+    graph = read_job(tmp_path).graphs[0]
     assert (graph.steps.python_calls == graph.steps.python_calls[0]).all()
     # A PyTorch built for GPUs looks for one, which takes it five calls more.
     added = 10 if torch.version.cuda else 5
@@ -128,21 +112,16 @@ def test_a_traced_step_says_how_much_python_it_runs(captured: Path) -> None:
     assert int(graph.ops.python_calls[graph.ops.step == 0].max()) >= 30
 
 
-def test_captures_of_others_have_no_counts(captured: Path, tmp_path: Path) -> None:
+def test_a_capture_without_the_columns_takes_counts_of_its_operations_alone(tmp_path: Path) -> None:
     graph = read_job(TRACES / "bert-cpu").graphs[0]
-    assert (graph.ops.python_calls == NONE).all() and (graph.steps.python_calls == NONE).all()
     assert "unlike the one in which" in note_python_calls(graph, [("aten::tan", 3)] * 9 + [("", 1)])[0]
     assert "no counts that could be" in note_python_calls(graph, [("aten::mm", -3), ("", 1)])[0]
-    assert (graph.steps.python_calls == NONE).all()
     path = tmp_path / "python-calls.json"
     assert merge_python(graph, path) == []
     path.write_text('{"rows": [["aten::mm"]]}', encoding="utf-8")
     with pytest.raises(TraceError, match="counts of Python calls"):
         merge_python(graph, path)
-
-
-def test_a_capture_without_the_columns_takes_counts() -> None:
-    graph = read_job(TRACES / "bert-cpu").graphs[0]
+    assert (graph.ops.python_calls == NONE).all() and (graph.steps.python_calls == NONE).all()
     mine = np.flatnonzero((graph.ops.step == 0) & (graph.ops.start_ns >= graph.steps.start_ns[0]))
     mine = mine[np.isin(mine, top_operations(graph))]
     mine = mine[np.argsort(graph.ops.start_ns[mine], kind="stable")]
@@ -189,23 +168,6 @@ def test_a_traced_plan_calls_what_it_does_with_real_tensors(plan: str) -> None:
         calls.stop()
     traced = trace_workload(settings, "cpu", world_size=2, parallel=plan)
     assert int(traced.steps.python_calls[0]) == pytest.approx(calls.count, rel=0.05)
-
-
-def test_sharded_tensors_look_their_shardings_up_in_a_trace_too() -> None:
-    """PyTorch 2.11 finds those of operations on lists anew where tensors are fake: six times the calls of a step."""
-    torch = pytest.importorskip("torch")
-    from torch.distributed.tensor import _dispatch
-
-    from tracer.shape_only.trace import trace_step
-
-    before, told = _dispatch._are_we_tracing, []
-
-    def build() -> Callable[[], None]:
-        weight = torch.ones(2)
-        return lambda: told.append(_dispatch._are_we_tracing()) or weight.add_(1.0)  # type: ignore[func-returns-value]
-
-    trace_step(build, "cpu", world_size=2)
-    assert set(told) == {False} and _dispatch._are_we_tracing is before
 
 
 def test_stacks_have_them_too() -> None:

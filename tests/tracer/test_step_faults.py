@@ -1,4 +1,4 @@
-"""Steps that are none, planted by kind: the reader finds, counts and names them."""
+"""Steps that are none or lost device work, planted by kind: the reader finds, counts and names them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kineto_support import call, event, kernel, op, write
 
 from tracer.graph import NONE, ExecutionGraph, StepSource
 from tracer.kineto import read_kineto
+from tracer.step_work import lost_launches
 
 Events = list[dict[str, Any]]
 
@@ -58,9 +59,9 @@ def names(graph: ExecutionGraph) -> list[str]:
     return [graph.string(code) for code in graph.steps.name.tolist()]
 
 
-@pytest.mark.parametrize("kind", ["nothing", "a wait", "a loss that is read"])
-@pytest.mark.parametrize("length", [12, 67_800, 3_000_000])
-@pytest.mark.parametrize(("good", "streams"), [(1, 1), (2, 3), (5, 2)])
+@pytest.mark.parametrize(("kind", "length", "good", "streams"), [
+    ("nothing", 12, 1, 1), ("a wait", 67_800, 2, 3), ("a loss that is read", 3_000_000, 5, 2),
+    ("a wait", 3_000_000, 1, 1), ("a loss that is read", 12, 2, 3)])
 def test_an_empty_last_step_is_left_out(tmp_path: Path, kind: str, length: float, good: int, streams: int) -> None:
     """However long it is: it holds a wait or a copy of the hundred launches of a step."""
     events = [each for number in range(good) for each in iteration(number, 1e5 * number, 1e5, 100, streams=streams)]
@@ -81,17 +82,28 @@ def test_an_empty_first_step_is_left_out_and_the_others_are_renumbered(tmp_path:
     assert any("ProfilerStep#0, ProfilerStep#3 hold almost no work" in note for note in graph.meta.loss.notes)
 
 
-def test_one_good_step_between_empty_ones_is_kept(tmp_path: Path) -> None:
-    events = leftover("nothing", 0, 0, 5) + leftover("nothing", 1, 10, 5) + iteration(2, 1000, 1000, 60)
-    graph = graph_of(tmp_path, events + leftover("a wait", 3, 2000, 90))
-    assert names(graph) == ["ProfilerStep#2"] and graph.meta.loss.empty_steps == 3
+TRAINED = [*on_host(1, 1e6, 100, 1), op("autograd::engine::evaluate_function: MmBackward0", 1e6 + 95, 4)]
+"""A short step that runs the autograd engine: a thousandth of the operations of the one before, that compiled it."""
 
 
-@pytest.mark.parametrize("operations", [0, 1])
-def test_an_empty_step_of_a_job_without_gpus_is_left_out(tmp_path: Path, operations: int) -> None:
-    last = on_host(1, 100_000, 50, 1) if operations else leftover("nothing", 1, 100_000, 50)
-    graph = graph_of(tmp_path, on_host(0, 0, 100_000, 200) + last)
-    assert names(graph) == ["ProfilerStep#0"] and graph.meta.loss.empty_steps == 1
+@pytest.mark.parametrize(("events", "kept", "empty"), [
+    (leftover("nothing", 0, 0, 5) + leftover("nothing", 1, 10, 5) + iteration(2, 1000, 1000, 60)
+     + leftover("a wait", 3, 2000, 90), [2], 3),
+    (on_host(0, 0, 1e5, 200) + on_host(1, 1e5, 50, 1), [0], 1),
+    (on_host(0, 0, 1e5, 200) + leftover("nothing", 1, 1e5, 50), [0], 1),
+    (iteration(0, 0, 1e5, 100) + iteration(1, 1e5, 2e4, 10), [0, 1], 0),
+    (iteration(0, 0, 1e5, 100) + iteration(1, 1e5, 1e5, 100, lost=100), [0, 1], 0),
+    (iteration(0, 0, 1e5, 100) + iteration(1, 1e5, 1e6, 100), [0, 1], 0),
+    (on_host(0, 0, 1e6, 3000) + TRAINED, [0, 1], 0),
+    # It is time of the loop: whether it counts is for those to say who compare lengths.
+    (iteration(0, 0, 1000, 60) + leftover("nothing", 1, 1000, 900) + iteration(2, 1900, 1000, 60), [0, 1, 2], 0),
+    (leftover("nothing", 0, 0, 10) + leftover("nothing", 1, 10, 10) + [op("aten::mm", 40, 5)], [0, 1], 0)],
+    ids=["one good step", "no GPUs, an operation", "no GPUs, nothing", "a tenth of the work", "its kernels are lost",
+         "ten times as long", "after one that compiled", "between others", "only empty ones"])
+def test_steps_with_work_and_empty_ones_between_are_kept(tmp_path: Path, events: Events, kept: list[int],
+                                                         empty: int) -> None:
+    graph = graph_of(tmp_path, events)
+    assert names(graph) == [f"ProfilerStep#{number}" for number in kept] and graph.meta.loss.empty_steps == empty
 
 
 def test_an_empty_first_step_of_a_data_loader_is_left_out(tmp_path: Path) -> None:
@@ -102,37 +114,6 @@ def test_an_empty_first_step_of_a_data_loader_is_left_out(tmp_path: Path) -> Non
     graph = graph_of(tmp_path, events)
     assert graph.meta.step_source == StepSource.DATA_LOADER
     assert names(graph) == ["step 1", "step 2", "step 3"] and graph.meta.loss.empty_steps == 1
-
-
-def trained(number: int, start: float) -> Events:
-    """A short step that runs the autograd engine."""
-    return [*on_host(number, start, 100, 1), op("autograd::engine::evaluate_function: MmBackward0", start + 95, 4)]
-
-
-@pytest.mark.parametrize("last", [
-    iteration(1, 1e5, 2e4, 10), iteration(1, 1e5, 1e5, 100, lost=100), iteration(1, 1e5, 1e6, 100)],
-    ids=["a tenth of the work", "its kernels are lost", "ten times as long"])
-def test_a_last_step_with_work_is_kept(tmp_path: Path, last: Events) -> None:
-    graph = graph_of(tmp_path, iteration(0, 0, 1e5, 100) + last)
-    assert len(graph.steps) == 2 and graph.meta.loss.empty_steps == 0
-
-
-def test_a_step_after_one_that_compiled_is_kept(tmp_path: Path) -> None:
-    """A whole step may run a thousandth of the operations of the one that compiled it."""
-    graph = graph_of(tmp_path, on_host(0, 0, 1e6, 3000) + trained(1, 1e6))
-    assert len(graph.steps) == 2 and graph.meta.loss.empty_steps == 0
-
-
-def test_an_empty_step_between_others_stays(tmp_path: Path) -> None:
-    """It is time of the loop: whether it counts is for those to say who compare lengths."""
-    events = iteration(0, 0, 1000, 60) + leftover("nothing", 1, 1000, 900) + iteration(2, 1900, 1000, 60)
-    graph = graph_of(tmp_path, events)
-    assert len(graph.steps) == 3 and graph.meta.loss.empty_steps == 0
-
-
-def test_a_window_of_empty_steps_keeps_them(tmp_path: Path) -> None:
-    graph = graph_of(tmp_path, leftover("nothing", 0, 0, 10) + leftover("nothing", 1, 10, 10) + [op("aten::mm", 40, 5)])
-    assert len(graph.steps) == 2 and graph.meta.loss.empty_steps == 0
 
 
 def repeats(lengths: Sequence[float], kernels: Sequence[float] = (), children: Sequence[int] = ()) -> Events:
@@ -173,3 +154,30 @@ def test_repeats_that_are_alike_are_steps(tmp_path: Path, events: Events) -> Non
     graph = graph_of(tmp_path, events)
     assert graph.meta.step_source == StepSource.PERIOD and graph.meta.loss.unlike_repeats == 0
     assert len(graph.steps) >= 3
+
+
+@pytest.mark.parametrize(("lost", "expected", "streams"), [
+    ([0, 30, 0], [0, 30, 0], 1), ([100, 0, 45], [100, 0, 45], 3), ([0, 1, 0], [0, 0, 0], 1),
+    ([20, 20, 20], [0, 0, 0], 1), ([20, 50, 20], [0, 30, 0], 3), ([40], [0], 1)])
+def test_launches_that_lost_their_work_are_counted_by_step(tmp_path: Path, lost: list[int], expected: list[int],
+                                                           streams: int) -> None:
+    """Beyond those that every step lacks, and not where they are 1% of the step's hundred."""
+    events = [each for number, missing in enumerate(lost)
+              for each in iteration(number, 1e5 * number, 1e5, 100, streams=streams, lost=missing)]
+    graph = graph_of(tmp_path, events)
+    assert lost_launches(graph).tolist() == expected
+    assert graph.meta.loss.lossy_steps == sum(map(bool, expected))
+    assert graph.meta.loss.launches_without_kernels == sum(lost)
+    told = [note for note in graph.meta.loss.notes if "lost the device work" in note]
+    assert len(told) == any(expected)
+    assert not told or f"of {sum(expected):,} launches" in told[0]
+
+
+def test_launches_that_are_captured_are_not_lost(tmp_path: Path) -> None:
+    """The first step captures a CUDA graph, which the others launch."""
+    captured = [event("user_annotation", "ProfilerStep#0", 0, 1000), op("aten::mm", 5, 900),
+                call("cudaStreamBeginCapture", 10, 5, 1),
+                *(call("cudaLaunchKernel", 20 + 10 * at, 5, 10 + at) for at in range(50)),
+                call("cudaStreamEndCapture", 800, 5, 2)]
+    graph = graph_of(tmp_path, captured + iteration(1, 1000, 1000, 60) + iteration(2, 2000, 1000, 60))
+    assert lost_launches(graph).tolist() == [0, 0, 0] and graph.meta.loss.lossy_steps == 0

@@ -40,7 +40,7 @@ def test_written_tables_are_read_again(tmp_path: Path, suffix: str) -> None:
     assert [replace(each, reuse=()) for each in found] == [replace(each, reuse=()) for each in TABLES]
 
 
-def test_quantized_rows_are_as_fbgemm_stores_them_and_only_looked_up(tmp_path: Path) -> None:
+def test_rows_and_states_are_as_fbgemm_stores_them(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("name,rows,columns,dtype\na,10,128,int8\nb,10,128,int4\nc,10,128,fp16\n")
     tables = read_tables(tmp_path / "t.csv")
     # Scale and bias of fp16 each, padded to 16 bytes: 128 + 4 and 64 + 4.
@@ -48,9 +48,6 @@ def test_quantized_rows_are_as_fbgemm_stores_them_and_only_looked_up(tmp_path: P
     assert [table.trained for table in tables] == [False, False, True]
     with pytest.raises(TableError, match="only looked up"):
         EmbeddingTable("a", 10, 4, dtype="int8")
-
-
-def test_a_table_in_the_hosts_memory_keeps_there_what_fbgemm_does() -> None:
     table = EmbeddingTable("a", 1000, 64, optimizer="partial_rowwise_adam")
     assert (table.host_weight_bytes, table.host_state_bytes) == (0.0, 0.0)
     far = replace(table, location="uvm")
@@ -61,14 +58,17 @@ def test_a_table_in_the_hosts_memory_keeps_there_what_fbgemm_does() -> None:
     assert cached.device_weight_bytes == 100 * (256 + 16) + 1000 * 4
 
 
-def test_toml_and_columns_of_reuse(tmp_path: Path) -> None:
-    toml = tmp_path / "t.toml"
-    toml.write_text('[[tables]]\nname = "x"\nrows = 10\ncolumns = 4\n')
-    assert read_tables(toml) == [EmbeddingTable("x", 10, 4)]
-    names = ",".join(f"reuse_{i}" for i in range(17))
-    shares = ",".join(["0.5", "0.5"] + ["0"] * 15)
-    (tmp_path / "t.csv").write_text(f"name,rows,columns,reuse_lookups,{names}\nx,10,4,8,{shares}\n")
-    assert read_tables(tmp_path / "t.csv")[0].reuse[:2] == (0.5, 0.5)
+SHARES = ",".join(["0.5", "0.5"] + ["0"] * 15)
+
+
+@pytest.mark.parametrize(("name", "text", "reuse"), [
+    ("t.toml", '[[tables]]\nname = "x"\nrows = 10\ncolumns = 4\n', ()),
+    ("t.csv", f"name,rows,columns,reuse_lookups,{','.join(f'reuse_{i}' for i in range(17))}\nx,10,4,8,{SHARES}\n",
+     (0.5, 0.5))])
+def test_toml_and_columns_of_reuse(tmp_path: Path, name: str, text: str, reuse: tuple[float, ...]) -> None:
+    (tmp_path / name).write_text(text)
+    (found,) = read_tables(tmp_path / name)
+    assert (found.name, found.rows, found.columns, found.reuse[:2]) == ("x", 10, 4, reuse)
 
 
 PUBLISHED = f"row,{','.join(f'bin_{i}' for i in range(17))}\n10,1,{','.join(['0'] * 15)},{{}}\n"
@@ -81,13 +81,11 @@ PUBLISHED = f"row,{','.join(f'bin_{i}' for i in range(17))}\n10,1,{','.join(['0'
     ("name,rows,columns\na,10,4\nb,nan,4\n", r"t\.csv, line 3: rows is nan"),
     ("name,rows,columns\na,10,4.5\n", "columns is 4.5, which is no whole number"),
     ("name,rows,columns\na,-10,4\n", "rows is -10"),
-    ("name,rows,columns\na,inf,4\n", "rows is inf"),
     ("name,rows\na,10\n", "it has no columns"),
     ("name,rows,columns,dtyp\na,10,4,fp32\n", "did you mean dtype"),
     ("name,rows,columns,dtype\na,10,4,fp99\n", "dtype 'fp99' is unknown"),
     ("name,rows,columns,location\na,10,4,ssd\n", "location 'ssd' is unknown; known are hbm, uvm, uvm_cached"),
     ("name,rows,columns,cache_load_factor\na,10,4,nan\n", "cache_load_factor is nan"),
-    ("name,rows,columns,cache_load_factor\na,10,4,-0.5\n", r"cache_load_factor is -0\.5"),
     ("name,rows,columns,cache_load_factor\na,10,4,0\n", "above 0, at most 1"),
     ("name,rows,columns,cache_load_factor\na,10,4,1.5\n", "above 0, at most 1"),
     ("name,rows,columns,output_dtype\na,10,4,int8\n", "output_dtype 'int8' is unknown"),
@@ -104,7 +102,6 @@ PUBLISHED = f"row,{','.join(f'bin_{i}' for i in range(17))}\n10,1,{','.join(['0'
     ("name,rows,columns,unique,reuse_lookups\na,10,4,9,8\n", "unique is 9, and there are 8 look-ups"),
     ("name,rows,columns,reuse_lookups\na,10,4,-3\n", "reuse_lookups is -3"),
     ("name,rows,columns,skew\na,10,4,100\n", "skew is 100. It is the exponent"),
-    ("name,rows,columns,skew\na,10,4,1e300\n", "at most 8"),
     ("name,rows,columns,bag_quantiles\na,10,4,1 2 nan 4\n", "bag_quantiles are 1, 2, nan, 4"),
     ("name,rows,columns,bag_quantiles\na,10,4,1 3 2 4\n", "none less than the one before"),
     ("name,rows,columns,bag_quantiles\na,10,4,1 2\n", "4 numbers"),

@@ -12,7 +12,7 @@ import pytest
 from graph_predictor.request.measured import read_steps
 from kernel_models.collectives.logs import read_log
 from kernel_models.datasets import read_samples
-from tracer.errors import ForetraceError, cut_text, reason_of
+from tracer.errors import ForetraceError, TraceError, cut_text, reason_of
 from tracer.output_kind import PROFILE, check_output
 from tracer.table_input import FORMATS, TableInputError, place, read_cells, read_frame, read_rows
 
@@ -53,32 +53,21 @@ def test_what_is_no_table_is_one_sentence(name: str, content: bytes, said: str, 
     assert "\n" not in sentence and "Errno" not in sentence and "codec" not in sentence, sentence
 
 
-def test_what_lies_there_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "said"), [
+    ("absent.csv", "does not exist; check the path"), ("no/absent.csv", "does not exist"),
+    ("absent.parquet", "does not exist; check the path"), ("file.csv/a.csv", "does not exist"),
+    ("folder.csv", "is a directory, not a file"), ("link.csv", "leads to nothing"),
+    ("pipe.csv", "is a pipe or a device, not a file"), ("nosuch://host/a.csv", "cannot be fetched")])
+def test_what_lies_there_is_said_by_every_reader_of_tables(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere")
     (tmp_path / "file.csv").write_bytes(TEXT)
     os.mkfifo(tmp_path / "pipe.csv")
-    for name, said in (("absent.csv", "does not exist"), ("no/absent.csv", "does not exist"),
-                       ("file.csv/a.csv", "does not exist"), ("folder.csv", "is a directory, not a file"),
-                       ("link.csv", "leads to nothing"), ("pipe.csv", "is a pipe or a device, not a file")):
-        with pytest.raises(TableInputError, match=said) as error:
-            read_frame(tmp_path / name)
+    path = name if "://" in name else str(tmp_path / name)
+    for read in (read_frame, read_steps, lambda each: read_samples([each]), read_log):
+        with pytest.raises((TableInputError, TraceError), match=said) as error:
+            read(path)
         assert "Errno" not in str(error.value)
-    with pytest.raises(TableInputError, match="cannot be fetched"):
-        read_frame("nosuch://host/a.csv")
-
-
-def test_an_output_without_a_name_is_refused() -> None:
-    with pytest.raises(ForetraceError, match="is empty; name a file"):
-        check_output("", [], PROFILE)
-
-
-@pytest.mark.parametrize("path", ["absent.csv", "absent.parquet"])
-def test_every_reader_of_tables_says_the_same(path: str, tmp_path: Path) -> None:
-    name = str(tmp_path / path)
-    for read in (read_steps, lambda each: read_samples([each]), read_log):
-        with pytest.raises(TableInputError, match="does not exist; check the path"):
-            read(name)
 
 
 @pytest.mark.parametrize(("name", "content", "where"), [
@@ -116,19 +105,16 @@ def test_cells_as_written_are_not_read_as_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "content"), [
     ("a.csv", TEXT), ("A.CSV", TEXT), ("a.csv", b"\xef\xbb\xbf" + TEXT), ("a.tsv", TEXT.replace(b",", b"\t")),
     ("a.parquet", PARQUET), ("a.jsonl", ROWS.to_json(orient="records", lines=True).encode()),
-    ("a.csv", TEXT.split(b"\n")[0] + "\nä.foretrace,1.5".encode() * 1)])
+    ("a.csv", TEXT.rstrip(b"\n"))])
 def test_tables_are_read_by_their_names(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     pd.testing.assert_frame_equal(read_frame(tmp_path / name, tuple(FORMATS)), ROWS)
-
-
-def test_a_text_is_known_though_a_character_is_cut_at_the_end_of_what_is_looked_at(tmp_path: Path) -> None:
-    for shift in range(4):
+    for shift in range(4):  # a character is cut at the end of what is looked at
         (tmp_path / "a.csv").write_bytes(b"t,m\n" + b"x" * shift + "ä€😀".encode() * 2000 + b",1\n")
         assert len(read_frame(tmp_path / "a.csv")) == 1
 
 
-def test_long_reasons_end_with_a_word() -> None:
+def test_long_reasons_end_with_a_word_and_an_output_needs_a_name() -> None:
     text = "a sentence of words\nthat goes on and on"
     assert cut_text(text, 100) == "a sentence of words that goes on and on"
     for most in range(11, 39):
@@ -137,6 +123,8 @@ def test_long_reasons_end_with_a_word() -> None:
         assert set(cut.removesuffix(" …").split()) <= set(text.split())
     assert cut_text("x" * 50, 10) == "x" * 10 + " …"
     assert reason_of(ValueError()) == "ValueError"
+    with pytest.raises(ForetraceError, match="is empty; name a file"):
+        check_output("", [], PROFILE)
 
 
 def test_values_that_parquet_stores_by_a_dictionary_are_plain(tmp_path: Path) -> None:

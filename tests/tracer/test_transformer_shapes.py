@@ -4,6 +4,7 @@ be."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -14,7 +15,7 @@ import torch
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import device, shape_device
 from kernel_models.op_call import Family, OpCall
-from tracer.graph import Phase
+from tracer.graph import ExecutionGraph, Phase
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import Latent, Piece, TransformerPart, TransformerShape
 from tracer.shape_only.transformer_parts import Block, trace_part
@@ -37,48 +38,46 @@ PARTS = [TransformerPart(Piece.BLOCK, 1), TransformerPart(Piece.BLOCK, 1, tp=2, 
          TransformerPart(Piece.BLOCK, 1, tp=4, ep=2, sequence_parallel=True, etp=1)]
 
 
+@cache
+def traced(shape: TransformerShape, part: TransformerPart) -> ExecutionGraph:
+    return trace_part(shape, part, H200)
+
+
 def calls(shape: TransformerShape, part: TransformerPart, *, backward: bool = False) -> list[OpCall]:
     """Device work of one direction of a part."""
-    graph = trace_part(shape, part, H200)
+    graph = traced(shape, part)
     rows = [row for row in range(len(graph.ops)) if bool(graph.ops.phase[row] == Phase.BACKWARD) is backward]
     return [call for of in calls_by_operation(graph, rows).values() for call in of]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_parameters_are_those_of_the_modules(name: str) -> None:
+def test_blocks_have_their_modules_parameters_and_are_traced_both_ways(name: str) -> None:
     shape = SHAPES[name]
     for part in PARTS:
         with torch.device("meta"):
             block = Block(shape, part)
         assert sum(p.numel() for p in block.parameters()) == shape.block_parameters(part.tp, part.ep, part.etp)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_every_block_is_traced_both_ways(name: str) -> None:
-    shape, part = SHAPES[name], PARTS[-1]
-    products = [sum(call.flops for call in calls(shape, part, backward=back) if call.family is Family.GEMM)
+    products = [sum(call.flops for call in calls(shape, PARTS[-1], backward=back) if call.family is Family.GEMM)
                 for back in (False, True)]
     # Each product has two in backward, the first one too; what adds a bias to a product counts with it.
     assert products[1] == pytest.approx(2 * products[0], rel=0.01)
 
 
+def attention(shape: TransformerShape, part: TransformerPart = PARTS[0], *, backward: bool = False) -> OpCall:
+    (found,) = (call for call in calls(shape, part, backward=backward) if call.family is Family.ATTENTION)
+    return found
+
+
 def test_a_window_bounds_the_attended_keys() -> None:
-    part = TransformerPart(Piece.BLOCK, 1)
-    (full,), (near,) = ([call for call in calls(replace(PLAIN, window=window), part)
-                         if call.family is Family.ATTENTION] for window in (0, 32))
+    full, near = attention(PLAIN), attention(replace(PLAIN, window=32))
     assert (full.dims[-1], near.dims[-1]) == (0, 32)
-    pairs = 128 * 129 / 2, 32 * 33 / 2 + 96 * 32
-    assert near.flops / full.flops == pytest.approx(pairs[1] / pairs[0])
-    wide = [call for call in calls(replace(PLAIN, window=128), part) if call.family is Family.ATTENTION]
-    assert wide == [full]
-    (back,) = (call for call in calls(replace(PLAIN, window=32), part, backward=True)
-               if call.family is Family.ATTENTION)
-    assert back.dims[-1] == 32
+    assert near.flops / full.flops == pytest.approx((32 * 33 / 2 + 96 * 32) / (128 * 129 / 2))
+    assert attention(replace(PLAIN, window=128)) == full
+    assert attention(replace(PLAIN, window=32), backward=True).dims[-1] == 32
 
 
 def test_latent_attention_has_wide_queries_and_narrow_values() -> None:
-    (call,) = (call for call in calls(LATENT, TransformerPart(Piece.BLOCK, 1, tp=2)) if call.family is Family.ATTENTION)
-    assert call.dims[1:7] == (4, 4, 128, 128, 48, 24)
+    assert attention(LATENT, TransformerPart(Piece.BLOCK, 1, tp=2)).dims[1:7] == (4, 4, 128, 128, 48, 24)
     assert LATENT.kv_width == 8 * (48 + 24)
 
 
@@ -106,7 +105,8 @@ def test_tied_matrices_count_once_and_modules_do_not_count() -> None:
     assert ROUTED.parameters - ROUTED.active_parameters == 6 * 3 * 256 * 128
 
 
-def test_what_does_not_divide_is_refused() -> None:
-    for shape, part in ((replace(ROUTED, shared_ffn=250), PARTS[-1]), (ROUTED, TransformerPart(Piece.BLOCK, 1, ep=3))):
-        with pytest.raises(ShapeOnlyError, match="cannot be split evenly"):
-            trace_part(shape, part, H200)
+@pytest.mark.parametrize(("shape", "part"), [(replace(ROUTED, shared_ffn=250), PARTS[-1]),
+                                             (ROUTED, TransformerPart(Piece.BLOCK, 1, ep=3))])
+def test_what_does_not_divide_is_refused(shape: TransformerShape, part: TransformerPart) -> None:
+    with pytest.raises(ShapeOnlyError, match="cannot be split evenly"):
+        trace_part(shape, part, H200)

@@ -91,6 +91,10 @@ def test_a_trace_imports_no_compiler_and_is_what_it_is_with_one(traced: Traced) 
     assert without[:2] == ["False", "False"]
     assert beside[:2] == ["True", "True"]
     assert without[2] == beside[2]  # the calls of Python that the compiler's functions make among it
+    # Afterwards the compiler is imported as ever, with the settings that a program changed.
+    assert without[3:] == ["True", "{}", "2.0", "torch._dynamo.eval_frame"]
+    assert traced("setting")[-1] == "17"
+    assert traced("first operation") == ["[]", "False"]  # the next ones import nothing
 
 
 @pytest.mark.parametrize("built", mostly_slow(ASKING, (ASKING[0],)))  # what others reach: the next test
@@ -109,28 +113,3 @@ def test_what_is_not_answered_is_asked_of_the_compiler(monkeypatch: pytest.Monke
     assert standing.reset == "its reset"
     standing.disable(None, recursive=False)
     assert asked == [((None, False), {"wrapping": True})]
-
-
-def test_afterwards_the_compiler_is_imported_as_ever(traced: Traced) -> None:
-    assert traced("plain")[3:] == ["True", "{}", "2.0", "torch._dynamo.eval_frame"]
-
-
-def test_settings_that_a_program_changed_are_the_compilers(traced: Traced) -> None:
-    assert traced("setting")[-1] == "17"
-
-
-def test_after_a_first_operation_the_next_ones_import_nothing(traced: Traced) -> None:
-    assert traced("first operation") == ["[]", "False"]
-
-
-def test_tensors_are_found_where_pytorch_finds_them() -> None:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    from tracer.shape_only.tensors import tensors_in
-
-    a, b, c = torch.ones(1), torch.nn.Parameter(torch.ones(2)), torch.ones(3)
-    value = ((a, 2, [b, None], torch.Size([4])), {"other": (c, "x"), "again": a})
-    assert [id(one) for one in tensors_in(value)] == [
-        id(one) for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
-    assert tensors_in(b)[0] is b and tensors_in("text") == []
