@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import tracer
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.sizes.layouts import Dim, NamedSizes, reshaped
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from kernel_models.operation import Operation, is_free
 from tracer.graph import ExecutionGraph
@@ -52,6 +53,17 @@ class Nearest(nn.Module):
         near = torch.cdist(x, x).topk(10, largest=False).indices
         rows = x.gather(1, near.flatten(1)[:, :, None].expand(-1, -1, 3)).unflatten(1, near.shape[1:])
         return self.layer(rows - x[:, :, None]).relu().amax(2)
+
+
+class Placed(nn.Module):
+    """Frames, halved by a stride, each of which has a row of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halve, self.table = nn.Conv1d(8, 24, 3, 2, 1), nn.Embedding(60, 24)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return self.halve(frames).mT + self.table(torch.arange(60))
 
 
 def step(make: Callable[[], nn.Module], data: object) -> ExecutionGraph:
@@ -178,3 +190,13 @@ def test_what_follows_a_size_is_scaled_with_it(make: Callable[[], nn.Module], di
 def test_a_size_that_parameters_follow_is_refused(places: bool, said: str) -> None:
     with pytest.raises(EditError, match=f"changes parameters of the model: one of {said}"):
         ScaledShapes(step(lambda: Whole(places), torch.randn(5, 1, 48, 48)), (("image", 48, 96),)).check()
+    with pytest.raises(EditError, match="changes parameters of the model: one of 60×24"):
+        ScaledShapes(step(Placed, torch.randn(4, 8, 120)), (("frames", 120, 180),)).check()
+
+
+def test_a_share_of_a_dimension_keeps_what_it_follows_through_views() -> None:
+    sizes = NamedSizes((2000,), (4000,), (False,), {399: Dim((1,), -1, True)})
+    found = reshaped(sizes, (399, 4), (Dim((1,), -1, True), Dim((0,))), (1596,))
+    assert found is not None and sizes.shape((1596,), found) == (3196,)
+    again = reshaped(sizes, (1596,), found, (399, 4))
+    assert again is not None and sizes.shape((399, 4), again) == (799, 4)

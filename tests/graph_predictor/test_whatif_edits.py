@@ -16,6 +16,7 @@ from micro import Micro, read_ranks
 
 import foretrace.edits as ed
 from graph_predictor.edits.fusion import fused_call
+from graph_predictor.edits.recompute import repeated_run
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.rewriting import rewrite
 from graph_predictor.prediction.scenario import EditError
@@ -254,6 +255,11 @@ def test_a_rank_without_forward_operations_has_no_share_of_what_is_recomputed(tm
     assert any("100% of forward's operations" in note for note in predict(graphs, [ed.Recompute(True)]).notes)
 
 
+def test_longest_repeated_run() -> None:
+    assert repeated_run(np.array([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 8])) == (1, 9, 3)
+    assert repeated_run(np.array([1, 2, 3])) == repeated_run(np.array([], np.int64)) == (0, 0, 0)
+
+
 def test_recomputation_runs_the_blocks_forward_twice(tmp_path: Path) -> None:
     head = Op("aten::mm", [LARGE, [WIDTH, 8]], 30)
     baseline = baseline_of(trace_of([head, *LAYER, *LAYER]).read(tmp_path))
@@ -285,6 +291,7 @@ FUSED = Op("aten::_scaled_dot_product_flash_attention", [[2, 8, 256, 64]] * 3, 9
 
 @pytest.mark.parametrize(("ops", "loading", "edits", "why"), [
     (CHAIN, 0, [ed.FlashAttention()], "no attention that is written out"),
+    (MATH[2:3], 0, [ed.FlashAttention()], "no attention that is written out"),
     ([FUSED], 0, [ed.FlashAttention()], "fused already"),
     ([FUSED], 0, [ed.Precision("fp16")], "No operation of the step changes"),
     (CHAIN, 0, [ed.Recompute(False)], "recomputes nothing"),
