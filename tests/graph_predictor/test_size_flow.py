@@ -200,3 +200,5 @@ def test_a_share_of_a_dimension_keeps_what_it_follows_through_views() -> None:
     assert found is not None and sizes.shape((1596,), found) == (3196,)
     again = reshaped(sizes, (1596,), found, (399, 4))
     assert again is not None and sizes.shape((399, 4), again) == (799, 4)
+    square = reshaped(sizes, (4, 4), (Dim((1,), -3, True),) * 2, (16,))
+    assert square is not None and sizes.shape((16,), square) == (121,)

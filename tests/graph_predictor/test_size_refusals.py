@@ -171,6 +171,12 @@ ALSO = (
         ("--also PATH:batch=64", "--set batch=20:40 --also {other}:batch=60"),), {"batch": 60}),
     Refused("layers", {}, "--set batch=20:40 --also {other}:batch=50", "do not differ by that", (
         ("{other}:batch=60", "--set batch=20:40 --also {other}:batch=60"),), {"batch": 60}),
+    Refused("layers", {}, "--set batch=20:60 --also {other}:batch=60", "no shape differs", (
+        ("leave --also out", "--set batch=20:60"),), {"batch": 20}),
+    Refused("layers", {}, "--set batch=20:60 --also {other}:batch=20", "name its own sizes", (
+        ("NAME=", "--set batch=20:60 --also {other}:batch=60"),), {"batch": 60}),
+    Refused("layers", {}, "--set batch=20:60 --also {other}:batch=0", "is no size", (
+        ("from 1 to", "--set batch=20:60 --also {other}:batch=60"),), {"batch": 60}),
     Refused("layers", {}, "--set batch=20:60 --also {other}:batch=60 --parallel ddp=2", "leave --also or --parallel", (
         ("leave --also or --parallel", "--set batch=20:60 --also {other}:batch=60"),), {"batch": 60}),
 )
