@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,13 +96,32 @@ def stored(pytester: pytest.Pytester) -> dict[str, Any]:
 # --- limits --------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_within_its_limits_passes_and_gives_the_prediction(run: Run) -> None:
+def test_limits_of_marker_and_call_pass_or_are_named(run: Run) -> None:
+    """The call adds to the marker, a method's marker to its class's; a step without device work keeps to no limit."""
     result = run("""
 @pytest.mark.foretrace(device="h100-sxm", max_step_ms=12, max_gpu_ms=5, max_memory_gb=1)
 def test_step(foretrace):
     assert foretrace(build()).device == "h100-sxm"
+
+@pytest.mark.foretrace(device="h100-sxm", max_memory_gb=1)
+def test_call(foretrace):
+    foretrace(build(), max_memory_gb=0.0001)
+
+@pytest.mark.foretrace(device="h100-sxm", max_memory_gb=0.0001)
+class TestStep:
+    @pytest.mark.foretrace(max_memory_gb=1)
+    def test_step(self, foretrace):
+        foretrace(build())
+
+@pytest.mark.foretrace(device="h100-sxm", max_gpu_ms=5)
+def test_cpu(foretrace):
+    def on_the_cpu():
+        model = nn.Linear(4, 4)
+        return lambda: model(torch.randn(2, 4)).sum().backward()
+    foretrace(on_the_cpu)
 """)
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(failed=2, passed=2)
+    assert "does nothing on h100-sxm" in result.stdout.str()
 
 
 def test_each_broken_limit_names_its_top_offenders(run: Run) -> None:
@@ -120,62 +140,27 @@ def test_step(foretrace):
     assert "Traceback" not in text and "test_it.py:" not in text.partition("short test summary")[0]
 
 
-def test_the_call_adds_to_the_marker(run: Run) -> None:
-    result = run("""
-@pytest.mark.foretrace(device="h100-sxm", max_memory_gb=1)
-def test_step(foretrace):
-    foretrace(build(), max_memory_gb=0.0001)
-
-@pytest.mark.foretrace(device="h100-sxm", max_memory_gb=0.0001)
-class TestStep:
-    @pytest.mark.foretrace(max_memory_gb=1)
-    def test_step(self, foretrace):
-        foretrace(build())
-""")
-    result.assert_outcomes(failed=1, passed=1)
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    ("max_step=12", "There is no limit 'max_step'"),
-    ("max_step_ms=0", "max_step_ms=0 is no limit"),
-    ("no_added='syncs'", "must be a list"),
-    ("no_added=['sync']", "cannot have 'sync'"),
-    ("no_added=None", "must be a list"),
-    ("no_added=[['syncs']]", "cannot have ['syncs']"),
-    ("max_gpu_ms=True", "max_gpu_ms=True is no limit"),
-    ("max_memory_gb=float('inf')", "max_memory_gb=inf is no limit"),
-    ("profile=3", "profile=3 is no path"),
-    ("device='h9'", "h9"),
-    ("12", "takes its limits by name"),
-])
-def test_limits_that_do_not_exist_are_one_sentence(run: Run, arguments: str, words: str) -> None:
-    result = run(f"""
+def test_limits_that_do_not_exist_are_one_sentence(run: Run) -> None:
+    wrong = {
+        "max_step=12": "There is no limit 'max_step'", "max_step_ms=0": "max_step_ms=0 is no limit",
+        "no_added='syncs'": "must be a list", "no_added=['sync']": "cannot have 'sync'",
+        "no_added=[['syncs']]": "cannot have ['syncs']", "max_gpu_ms=True": "max_gpu_ms=True is no limit",
+        "max_memory_gb=float('inf')": "max_memory_gb=inf is no limit", "profile=3": "profile=3 is no path",
+        "device='h9'": "h9", "12": "takes its limits by name"}
+    result = run("".join(f"""
 @pytest.mark.foretrace({arguments})
-def test_step(foretrace):
+def test_{number}(foretrace):
     foretrace(build())
-""")
-    assert result.ret == 1
-    assert words in result.stdout.str()
-    assert "Traceback" not in result.stdout.str()
-
-
-def test_a_step_that_does_nothing_on_the_device_keeps_to_no_limit(run: Run) -> None:
-    result = run("""
-@pytest.mark.foretrace(device="h100-sxm", max_gpu_ms=5)
-def test_step(foretrace):
-    def on_the_cpu():
-        model = nn.Linear(4, 4)
-        return lambda: model(torch.randn(2, 4)).sum().backward()
-    foretrace(on_the_cpu)
-""")
-    result.assert_outcomes(failed=1)
-    assert "does nothing on h100-sxm" in result.stdout.str()
+""" for number, arguments in enumerate(wrong)))
+    result.assert_outcomes(failed=len(wrong) - 1, errors=1)
+    text = result.stdout.str()
+    assert all(words in text for words in wrong.values()) and "Traceback" not in text
 
 
 # --- counts --------------------------------------------------------------------------------------------------------
 
 
-def test_counts_are_stored_only_on_request(run: Run, pytester: pytest.Pytester) -> None:
+def test_counts_are_stored_only_on_request_and_within_other_limits(run: Run, pytester: pytest.Pytester) -> None:
     result = run(KEPT)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*no counts are stored of test_it.py::test_step: run pytest --foretrace-update*"])
@@ -184,6 +169,8 @@ def test_counts_are_stored_only_on_request(run: Run, pytester: pytest.Pytester) 
     first = stored(pytester)
     run(KEPT).assert_outcomes(passed=1)
     run(KEPT, NORMS="1").assert_outcomes(failed=1)
+    limited = KEPT.replace("no_added", "max_gpu_ms=0.0001, no_added")
+    run(limited, "--foretrace-update", NORMS="3").assert_outcomes(failed=1)
     assert stored(pytester) == first
     run(KEPT, "--foretrace-update", NORMS="1").assert_outcomes(passed=1)
     run(KEPT, NORMS="1").assert_outcomes(passed=1)
@@ -219,22 +206,12 @@ def build(norms, wait):
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines([f"*wider types: * operations compute in {name} or wider that did not",
                                      "*fp16: * 0 operations a step", f"*{name}: 0 * operations a step"])
-    run(step, "--foretrace-update", TYPE="float64").assert_outcomes(passed=1)
-    run(step, TYPE="bfloat16").assert_outcomes(passed=1)
 
 
 def test_a_step_that_decides_by_a_value_fails_with_the_line(run: Run) -> None:
     result = run(KEPT, "--foretrace-update", WAIT="decide")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*loss.item() > 1*decides by a number*"])
-
-
-def test_a_step_that_breaks_a_limit_is_not_stored(run: Run, pytester: pytest.Pytester) -> None:
-    run(KEPT, "--foretrace-update")
-    first = stored(pytester)
-    limited = KEPT.replace("no_added", "max_gpu_ms=0.0001, no_added")
-    run(limited, "--foretrace-update", NORMS="3").assert_outcomes(failed=1)
-    assert stored(pytester) == first
 
 
 def test_two_steps_of_a_test_and_another_device(run: Run, pytester: pytest.Pytester) -> None:
@@ -292,15 +269,7 @@ def test_nothing_of_foretrace_is_imported_before_it_is_used(tmp_path: Path) -> N
 
 
 def test_several_processes_do_not_update_one_file() -> None:
-    class Worker:
-        def __init__(self) -> None:
-            self.workerinput = {"workerid": "gw0"}
-
-        def addinivalue_line(self, *_: str) -> None:
-            pass
-
-        def getoption(self, name: str) -> bool:
-            return name == pytest_plugin.UPDATE
-
+    worker = SimpleNamespace(workerinput={"workerid": "gw0"}, addinivalue_line=lambda *_: None,
+                             getoption=lambda name: name == pytest_plugin.UPDATE)
     with pytest.raises(pytest.UsageError, match="without -n"):
-        pytest_plugin.pytest_configure(Worker())  # type: ignore[arg-type]
+        pytest_plugin.pytest_configure(worker)  # type: ignore[arg-type]

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.replay import replay
+from graph_predictor.request.study import Configuration, Study
 from step_views.reports.ranks.report import JobReport, rank_report, timed_graphs, waiting_ns
-from step_views.reports.ranks.times import JobTimes, recorded_times
+from step_views.reports.ranks.times import JobTimes, predicted_times, recorded_times
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 
 ROOT = Path(__file__).resolve().parents[2]
-TRACES = ROOT.parent / "shared" / "data" / "traces"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -99,10 +99,14 @@ def test_a_known_straggler_waiting_and_what_it_costs(tmp_path: Path) -> None:
     assert waiting_ns(row, None) == pytest.approx((200 + 0 + 180) / 3)
 
 
+def later(trace: Micro, begin: float, end: float) -> Micro:
+    """The same with another step."""
+    trace.events = [event for event in trace.events if event["name"] != "ProfilerStep#1"]
+    return trace.step(begin, end)
+
+
 def test_the_path_crosses_to_the_straggler_and_back(tmp_path: Path) -> None:
-    late = one_late(1, 319)
-    late.events = [event for event in late.events if event["name"] != "ProfilerStep#1"]
-    found = report_of([one_late(0, 119), late.step(1000, 1390), one_late(2, 139)], tmp_path)
+    found = report_of([one_late(0, 119), later(one_late(1, 319), 1000, 1390), one_late(2, 139)], tmp_path)
     assert [s.rank for s in found.path] == [1, 0] and found.path[1].after == "all_reduce (group)"
     before, after = found.path
     assert before.length_ns == 340_000 and max(before.parts, key=lambda p: p.time_ns).time_ns == 319_000
@@ -112,11 +116,8 @@ def test_the_path_crosses_to_the_straggler_and_back(tmp_path: Path) -> None:
 
 def test_waiting_for_the_stage_before_is_a_bubble(tmp_path: Path) -> None:
     found = report_of(pipeline(), tmp_path)
-    first, second = found.ranks
-    assert (first.bubble_ns, second.bubble_ns) == (0, 201_000)
-    assert (first.waiting_ns, second.waiting_ns) == (0, 0)
-    assert (first.exposed_ns, second.exposed_ns) == (30_000, 30_000)
-    assert (first.busy_ns, second.busy_ns) == (200_000, 100_000)
+    assert [(row.bubble_ns, row.waiting_ns, row.exposed_ns, row.busy_ns) for row in found.ranks] == [
+        (0, 0, 30_000, 200_000), (201_000, 0, 30_000, 100_000)]
 
 
 def test_overlapped_communication_is_not_exposed(tmp_path: Path) -> None:
@@ -135,25 +136,17 @@ def test_overlapped_communication_is_not_exposed(tmp_path: Path) -> None:
 
 
 def test_ranks_that_begin_apart_are_told(tmp_path: Path) -> None:
-    late = one_late(1, 119)
-    late.events = [event for event in late.events if event["name"] != "ProfilerStep#1"]
-    found = report_of([one_late(0, 119), late.step(1005, 1400)], tmp_path)
+    found = report_of([one_late(0, 119), later(one_late(1, 119), 1005, 1400)], tmp_path)
     assert found.ranks[1].late_ns == 5_000
     assert not any("apart" in note for note in found.notes)
-    job = [one_late(0, 119, 2), one_late(1, 119, 2, 100.0)]
-    assert any("begin their recorded steps up to 0.100 ms apart (rank 1 last)" in note
-               for note in report_of(job, tmp_path).notes)
+    notes = report_of([one_late(0, 119, 2), one_late(1, 119, 2, 100.0)], tmp_path).notes
+    assert any("begin their recorded steps up to 0.100 ms apart (rank 1 last)" in note for note in notes)
 
 
-@pytest.mark.parametrize("name", ["dlrm-8xV100-2023", "rank0-1-of-128", "rank3-of-8xA100-6steps",
-                                  "resnet50-ddp-2xA100"])
-def test_real_jobs_close(name: str) -> None:
-    if not TRACES.is_dir():
-        pytest.skip("the recorded traces of ../shared/data are not here")
-    paths: Any = TRACES / name
-    if name == "resnet50-ddp-2xA100":
-        paths = paths / "rank0.kineto.json.gz"
-    times: JobTimes = recorded_times(replay(read_job(paths).graphs))
+@pytest.mark.real_traces
+@pytest.mark.parametrize("name", ["dlrm-8xV100-2023", "rank0-1-of-128", "resnet50-ddp-2xA100/rank0.kineto.json.gz"])
+def test_real_jobs_close(name: str, real_trace: Any) -> None:
+    times: JobTimes = recorded_times(replay(read_job(real_trace(name)).graphs))
     found = closing(rank_report(times))
     # All that communicates while nothing computes is in one of three parts, or in none where a step's edge cuts it.
     told = communication_report(timed_graphs(times)).exposed_ns
@@ -200,16 +193,11 @@ def test_the_command_its_json_and_its_timeline(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and "Path across ranks" in plain(shown.output)
 
 
-def test_a_recorded_step_cannot_be_chosen_of_a_predicted_job(tmp_path: Path) -> None:
-    for rank in range(2):
-        one_late(rank, 119, 2).write(tmp_path / f"rank{rank}.json")
-    outcome = CliRunner().invoke(app, ["ranks", str(tmp_path), "--straggler", "1:50%", "--step", "0"])
-    assert outcome.exit_code == 2 and "--step" in outcome.output
-
-
 def test_a_predicted_straggler_holds_the_others(tmp_path: Path) -> None:
     for rank in range(2):
         one_late(rank, 119, 2).write(tmp_path / f"rank{rank}.json")
+    outcome = CliRunner().invoke(app, ["ranks", str(tmp_path), "--straggler", "1:300%", "--step", "0"])
+    assert outcome.exit_code == 2 and "--step" in outcome.output
     outcome = CliRunner().invoke(app, ["ranks", str(tmp_path), "--straggler", "1:300%", "--json"])
     assert outcome.exit_code == 0, outcome.output
     values = json.loads(outcome.output)
@@ -220,28 +208,11 @@ def test_a_predicted_straggler_holds_the_others(tmp_path: Path) -> None:
         values["step_time_us"])
 
 
-def test_a_pipeline_traced_in_a_fake_world() -> None:
-    pytest.importorskip("torch")
-    from graph_predictor.request.study import Configuration, Study
-    from step_views.reports.ranks.times import predicted_times
-
-    job = read_job(ROOT / "traces" / "llama-cpu")
-    prepared = Study(job).prepared(Configuration(parallel="pp=2,microbatches=2"))
-    times = predicted_times(prepared.start.simulated(prepared.edits))
-    found = closing(rank_report(times))
-    assert times.step_ns == pytest.approx(1e3 * prepared.predict().step_time_us)
-    # The stages share one pace, that of the slower one: its receives wait for the other one's sends.
-    assert len(found.ranks) == 2 and np.ptp([row.step_ns for row in found.ranks]) <= 1e-3 * found.step_ns
-    assert max(row.bubble_ns for row in found.ranks) > 0
-
-
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), pytest.param(3, 6, marks=pytest.mark.slow)])
 def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatches: int) -> None:
     """1F1B's share of idle time is (p - 1) / (m + p - 1) where stages are even and communication is nearly free
     (Narayanan et al., 2021): of a model whose blocks are nearly all of its work, with a host that is far ahead."""
     pytest.importorskip("torch")
-    from graph_predictor.request.study import Configuration, Study
-    from step_views.reports.ranks.times import predicted_times
     from tracer import workloads
     from tracer.shape_only import trace_job
 
@@ -250,7 +221,11 @@ def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatc
     job = trace_job(settings, "h200-sxm", world_size=stages, parallel=f"pp={stages},microbatches={microbatches}",
                     warmup=0)
     prepared = Study(job).prepared(Configuration(topology="dgx-h200", edits={"host": 0.001}))
-    found = closing(rank_report(predicted_times(prepared.start.simulated(prepared.edits))))
+    times = predicted_times(prepared.start.simulated(prepared.edits))
+    assert times.step_ns == pytest.approx(1e3 * prepared.predict().step_time_us)
+    found = closing(rank_report(times))
+    # The stages share one pace, that of the slower one: its receives wait for the other one's sends.
+    assert np.ptp([row.step_ns for row in found.ranks]) <= 1e-3 * found.step_ns
     textbook = (stages - 1) / (microbatches + stages - 1)
     for row in found.ranks:
         assert row.bubble_ns / row.step_ns == pytest.approx(textbook, abs=0.02)

@@ -91,6 +91,16 @@ def traffic_has_a_straggler(job: Job) -> None:
     assert row.straggler[0] == 1
 
 
+def as_recorded(job: Job) -> None:
+    found = replayed(job)
+    for row in found.ranks:
+        assert row.busy_ns + row.exposed_ns + row.waiting_ns + row.bubble_ns + row.idle_ns == row.step_ns
+    assert worst_closing(job) <= CLOSING
+    rank_1_is_named(found)
+    the_path_names_products(found)
+    traffic_has_a_straggler(job)
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recorded job. On a busy machine steps may differ by more than a batch four times as large makes, and then it is
@@ -100,26 +110,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("torch was built without gloo")
     folder = tmp_path_factory.mktemp("gloo")
     (folder / "train.py").write_text(SCRIPT)
-
-    def check(path: Path) -> None:
-        job = read_job(path)
-        found = replayed(job)
-        assert worst_closing(job) <= CLOSING
-        rank_1_is_named(found)
-        the_path_names_products(found)
-        traffic_has_a_straggler(job)
-
-    return recorded_until(check, lambda path: run_ranks(2, folder / "train.py", path), folder)
+    return recorded_until(lambda path: as_recorded(read_job(path)),
+                          lambda path: run_ranks(2, folder / "train.py", path), folder)
 
 
 @pytest.fixture(scope="module")
 def job(path: Path) -> Job:
     return read_job(path)
-
-
-@pytest.fixture(scope="module")
-def found(job: Job) -> JobReport:
-    return replayed(job)
 
 
 def test_every_collective_has_the_range_that_did_it(job: Job) -> None:
@@ -130,22 +127,8 @@ def test_every_collective_has_the_range_that_did_it(job: Job) -> None:
         assert (graph.kernels.start_ns >= asked).all()
 
 
-def test_the_steps_are_as_recorded_and_their_parts_add_up(job: Job, found: JobReport) -> None:
-    for row in found.ranks:
-        assert row.busy_ns + row.exposed_ns + row.waiting_ns + row.bubble_ns + row.idle_ns == row.step_ns
-    assert worst_closing(job) <= CLOSING
-
-
-def test_the_rank_with_the_larger_batch_is_named_with_what_it_computes(found: JobReport) -> None:
-    rank_1_is_named(found)
-
-
-def test_the_path_across_ranks_names_operations(found: JobReport) -> None:
-    the_path_names_products(found)
-
-
-def test_traffic_has_times_and_a_straggler(job: Job) -> None:
-    traffic_has_a_straggler(job)
+def test_the_reports_name_the_rank_with_the_larger_batch_and_what_it_computes(job: Job) -> None:
+    as_recorded(job)
 
 
 def test_what_cannot_be_known_has_no_column(job: Job, tmp_path: Path) -> None:

@@ -54,13 +54,9 @@ def test_a_trace_by_shapes_looks_up_the_same_tables_as_a_capture(settings: Any, 
     assert all(table.reuse and table.reuse_lookups for table in tables_of(captured))
 
 
-def test_the_recorded_step_is_given_back(job: Job) -> None:
-    found = replay(job.graphs)
-    assert len(found.steps) == 3
-    assert max(abs(step.error) for step in found.steps) < 0.01
-
-
 def test_another_batch_costs_more_and_keeps_what_was_counted(settings: Any, job: Job) -> None:
+    found = replay(job.graphs)
+    assert len(found.steps) == 3 and max(abs(step.error) for step in found.steps) < 0.01
     study = Study(job)
     plain = study.predict(Configuration())
     larger = study.prepared(Configuration(sizes=(f"batch={256 * settings.batch}",)))

@@ -65,10 +65,6 @@ def built(real_trace: Callable[[str], Path]) -> Callable[[str], Built]:
     return lambda name: built_from(real_trace(name))
 
 
-def replayed(built: Built, **options: Any) -> Replay:
-    return replay(built.graphs, built=built, **options)
-
-
 def steps_ms(program: Program) -> list[float]:
     """Simulated time of every step, ms."""
     simulated = simulate(program)
@@ -78,7 +74,7 @@ def steps_ms(program: Program) -> list[float]:
 
 def scaled_ms(built: Built, factor: float) -> list[float]:
     """Replayed time of every step with kernels other than collectives scaled, ms."""
-    return [step.replayed_ns / 1e6 for step in replayed(built, scale_kernels=factor).steps]
+    return [step.replayed_ns / 1e6 for step in replay(built.graphs, built=built, scale_kernels=factor).steps]
 
 
 def test_every_trace_is_here(data_folder: Path) -> None:
@@ -92,7 +88,7 @@ def test_every_trace_is_here(data_folder: Path) -> None:
 @pytest.mark.parametrize("name", [*WITH_STEPS, *WITHOUT_STEPS])
 def test_a_trace_is_replayed(name: str, built: Callable[[str], Built], replay_golden: Any) -> None:
     found = built(name)
-    p, result = found.program, replayed(found)
+    p, result = found.program, replay(found.graphs, built=found)
     is_closed(name, result)
     # Replayed times are what they were. See `tests/conftest.py` for how to change them.
     times = {f"rank {step.rank} {step.name}": step.replayed_ns for step in result.steps}
@@ -105,7 +101,7 @@ def test_a_trace_is_replayed(name: str, built: Callable[[str], Built], replay_go
         assert column.min(initial=0) >= 0
     assert (result.simulated.item_end >= result.simulated.item_start).all()
     assert (result.simulated.kernel_end >= result.simulated.kernel_start).all()
-    played = replayed(found, residuals=True)
+    played = replay(found.graphs, built=found, residuals=True)
     assert not played.kernel_end_errors_ns().any()
     assert (played.simulated.item_end == p.recorded_item_end).all()
     # Segments of the critical path are contiguous and sum to the simulated step, to the nanosecond.
@@ -136,7 +132,7 @@ def is_closed(name: str, result: Replay) -> None:
 
 def test_dlrm_ranks_and_collectives(built: Callable[[str], Built]) -> None:
     found = built(DLRM)
-    result = replayed(found)
+    result = replay(found.graphs, built=found)
     assert [step.rank for step in result.steps] == list(range(8))
     assert result.max_abs_error <= 0.01
     grouped = found.program.kernel_group >= 0
@@ -160,11 +156,8 @@ def test_dlrm_delayed_rank(rank: int, delay_ms: int, expected_us: int, tolerance
     delayed = simulate(delay_rank(program, rank, delay_ms * 1_000_000))
     moved_us = (delayed.kernel_end - simulate(program).kernel_end)[grouped] / 1000
     assert np.abs(moved_us - expected_us).max() <= tolerance_us
-
-
-def test_delay_of_a_rank_that_does_not_exist(built: Callable[[str], Built]) -> None:
     with pytest.raises(ForetraceError, match="8 ranks"):
-        delay_rank(built(DLRM).program, 8, 1)
+        delay_rank(program, 8, 1)
 
 
 # What-ifs
@@ -209,17 +202,14 @@ def test_leave_one_step_out(name: str, limit: float, built: Callable[[str], Buil
     assert out.matched_share >= 0.99
     changed = out.program.kernel_duration != found.program.kernel_duration
     assert changed.mean() >= 0.5, "the durations really come from elsewhere"
-    measured = [step.measured_ns / 1e6 for step in replayed(found).steps]
+    measured = [step.measured_ns / 1e6 for step in replay(found.graphs, built=found).steps]
     errors = np.array(steps_ms(out.program)) / np.array(measured) - 1
     assert np.abs(errors).max() <= limit
-
-
-def test_leave_one_out_of_a_single_step(built: Callable[[str], Built]) -> None:
-    """With one step there is nothing to learn from: nothing matched, nothing changed."""
-    found = built(DLRM)
-    out = leave_one_out(found)
+    # With one step there is nothing to learn from: nothing matched, nothing changed.
+    single = built(DLRM)
+    out = leave_one_out(single)
     assert out.matched_share == 0
-    assert (out.program.kernel_duration == found.program.kernel_duration).all()
+    assert (out.program.kernel_duration == single.program.kernel_duration).all()
 
 
 # A simulator without one of its rules must fail on the trace that shows it.
@@ -237,19 +227,14 @@ def without(program: Program, relation: str) -> Program:
 
 
 @pytest.mark.parametrize(("name", "relation", "at_least"), [
-    (DLRM, "edge", 0.3), (RANK3, "edge", 0.15), (DLRM, "wait", 0.3), (RANK3, "wait", 0.15),
-    ("h100-vs-mi300/h100-Qwen_Qwen1.5-0.5B-Chat.json.gz", "wait", 0.25),
-    ("h100-vs-mi300/mi300-Qwen_Qwen1.5-0.5B-Chat.json.gz", "wait", 0.25), (V100, "after", 0.4), (DDP, "after", 0.4),
-    ("linear-2080Ti/kineto.json.gz", "after", 0.6), ("resnet50-V100-2021/list-form-2020.json.gz", "after", 0.2)])
+    (RANK3, "edge", 0.15), (RANK3, "wait", 0.15), ("h100-vs-mi300/mi300-Qwen_Qwen1.5-0.5B-Chat.json.gz", "wait", 0.25),
+    (V100, "after", 0.4), ("resnet50-V100-2021/list-form-2020.json.gz", "after", 0.2)])
 def test_a_missing_rule_shows(name: str, relation: str, at_least: float, built: Callable[[str], Built]) -> None:
     found = built(name)
-    measured = [step.measured_ns / 1e6 for step in replayed(found).steps]
+    measured = [step.measured_ns / 1e6 for step in replay(found.graphs, built=found).steps]
     errors = np.array(steps_ms(without(found.program, relation))) / np.array(measured) - 1
     assert np.abs(errors).max() >= at_least
-
-
-def test_an_unbounded_queue_shows(built: Callable[[str], Built]) -> None:
-    """Without the queue's limit the V100's steps take what the host needs, far less than measured."""
-    program = built(V100).program.copy()
-    program.queue_depth[:] = 0
-    assert steps_ms(program)[2] < 0.7 * scaled_ms(built(V100), 1)[2]
+    if relation == "after":  # and without the queue's limit a step of the V100 takes what the host needs
+        program = built(V100).program.copy()
+        program.queue_depth[:] = 0
+        assert steps_ms(program)[2] < 0.7 * scaled_ms(built(V100), 1)[2]

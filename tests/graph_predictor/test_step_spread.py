@@ -29,29 +29,22 @@ def steps_of(folder: Path, *host_us: float) -> ExecutionGraph:
     return trace.read(folder)
 
 
-def test_one_step_is_as_sure_as_steps_usually_are() -> None:
+def test_steps_that_differ_make_it_less_sure_than_steps_usually_are() -> None:
     assert mean_spread(np.array([5e6])) == pytest.approx(END * USUAL_STEPS)
-
-
-def test_steps_that_differ_make_it_less_sure() -> None:
-    same, apart = mean_spread(np.array([10.0, 10.0, 10.0])), mean_spread(np.array([10.0, 12.0, 10.0]))
-    assert same < END * USUAL_STEPS < apart
-    assert apart == pytest.approx(END * float(np.sqrt((USUAL_STEPS**2 + 2 / 3 * np.log(1.2) ** 2) / 3)))
+    assert mean_spread(np.array([10.0, 10.0, 10.0])) < END * USUAL_STEPS
+    assert mean_spread(np.array([10.0, 12.0, 10.0])) == pytest.approx(
+        END * float(np.sqrt((USUAL_STEPS**2 + 2 / 3 * np.log(1.2) ** 2) / 3)))
 
 
 @pytest.mark.parametrize(("times", "expected"), [
-    ([10, 12], np.log(1.2)), ([20, 16, 15], np.log(0.75)), ([10, 10.5], None), ([10, 13, 12], None), ([10], None)])
+    ([20, 16, 15], np.log(0.75)), ([10, 10.5], None), ([10, 13, 12], None), ([10], None)])
 def test_a_drift_goes_one_way(times: list[float], expected: float | None) -> None:
     assert drift(np.array(times)) == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_drift_is_told(tmp_path: Path) -> None:
-    def told(*host_us: float) -> list[str]:
-        said = baseline_of(steps_of(tmp_path, *host_us)).predict()
-        return [text for text in said.warnings if "changing its speed" in text]
-
-    assert told(100, 115, 130)[0].startswith("Host time changed by +30%")
-    assert not told(100, 130, 100)
+    said = baseline_of(steps_of(tmp_path, 100, 115, 130)).predict().warnings
+    assert any(text.startswith("Host time changed by +30%") and "changing its speed" in text for text in said)
 
 
 def test_the_spread_is_that_of_the_repeated_steps_alone(tmp_path: Path) -> None:
@@ -63,8 +56,8 @@ def test_the_spread_is_that_of_the_repeated_steps_alone(tmp_path: Path) -> None:
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
-def recording(tmp_path: Path, rows: Sequence[int], evaluations: Sequence[int] = (), samples: Sequence[int] = (),
-              ) -> ExecutionGraph:
+def recording(folder: Path, rows: Sequence[int], evaluations: Sequence[int] = (),
+              samples: Sequence[int] = ()) -> ExecutionGraph:
     """Steps on a CPU whose product has so many rows, with so many evaluations after it and samples before it."""
     trace, at = Micro(), 1000.0
     for number, size in enumerate(rows):
@@ -78,13 +71,19 @@ def recording(tmp_path: Path, rows: Sequence[int], evaluations: Sequence[int] = 
             trace.op(name, at, at + time, **{"Input Dims": [shape, [64, 64]], "Input type": ["float", "float"]})
             at += time + 5
         trace.step(begin, at, number)
-    return trace.read(tmp_path)
+    return trace.read(folder)
 
 
 def test_equal_steps_are_of_one_kind_however_long_a_batch_took(tmp_path: Path) -> None:
     graph = recording(tmp_path, [40, 40, 40], samples=[3, 9, 1])
     assert step_kinds([graph]) is None
     assert not any("other work" in text for text in baseline_of(graph).predict().warnings)
+    # Nor is a range without operations a step of another kind, as the one around a profiler's own start.
+    trace = Micro().calibrate().step(1000, 1100, 0)
+    for number in (1, 2):
+        trace.step(1000 + 100 * number, 1100 + 100 * number, number)
+        trace.op("aten::mm", 1010 + 100 * number, 1090 + 100 * number)
+    assert step_kinds([trace.read(tmp_path)]) is None
 
 
 @pytest.mark.parametrize(("rows", "evaluations", "said"), [
@@ -101,16 +100,6 @@ def test_other_work_is_named_and_in_the_interval(rows: list[int], evaluations: S
     assert predicted.interval_us[1] >= lengths.max() * 0.999
     assert any("do other work" in note for note in breakdown(replay([graph])).notes)
     assert any("do other work" in note for note in inspect_job(assemble_job([graph])).notes)
-
-
-def test_a_range_without_operations_is_no_step_of_another_kind(tmp_path: Path) -> None:
-    """As the one around a profiler's own start, or a marker of no length."""
-    trace = Micro().calibrate()
-    for number in range(3):
-        trace.step(1000 + 100 * number, 1100 + 100 * number, number)
-        if number:
-            trace.op("aten::mm", 1010 + 100 * number, 1090 + 100 * number)
-    assert step_kinds([trace.read(tmp_path)]) is None
 
 
 def test_operations_that_a_damaged_file_names_nowhere_are_left_out(tmp_path: Path) -> None:

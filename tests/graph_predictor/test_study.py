@@ -1,4 +1,4 @@
-"""A source and its configurations: steps that never ran are made again at other sizes and on other devices."""
+"""A source and its configurations: steps that never ran are made again at other sizes, settings and devices."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from foretrace.commands import app
 from graph_predictor.edits.registry import OPTIONS, made, switched
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.study import Configuration, Study, is_script, read_source
+from graph_predictor.sizes.retrace import parse_sets, parse_settings
 from kernel_models.device import device
 from kernel_models.profile import DeviceProfile, ProfileError, save_profile
 from tracer.errors import ForetraceError
 from tracer.graph import NONE
 from tracer.job import assemble_job, read_job
 from tracer.shape_only.apart import trace_apart
+from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.trace import trace_script
 
 CAPTURE = str(Path(__file__).parents[2] / "traces" / "llama-cpu")
@@ -70,11 +72,10 @@ def test_a_script_is_traced_again_at_each_size(script: str) -> None:
 
 
 def test_a_function_without_the_size_is_scaled_where_the_old_one_is_named(script: str) -> None:
-    source = [f"{script}:fixed"]
-    study = Study(read_source(source), code=source[0])
-    assert study.predict(Configuration(sizes=("batch=16:4096",))).gpu_active_us > study.predict(
-        Configuration()).gpu_active_us
-    with pytest.raises(Exception, match="batch"):
+    study = Study(read_source([f"{script}:fixed"]), code=f"{script}:fixed")
+    larger, plain = (study.predict(Configuration(sizes=sizes)) for sizes in (("batch=16:4096",), ()))
+    assert larger.gpu_active_us > plain.gpu_active_us
+    with pytest.raises(ForetraceError, match="it takes none"):
         study.predict(Configuration(sizes=("batch=4096",)))
 
 
@@ -98,13 +99,11 @@ def test_the_command_finds_opportunities_in_a_script(script: str) -> None:
     alone = Study(read_source([f"{script}:build"], device="b200"), code=f"{script}:build").predict(
         Configuration(device="b200"))
     assert json.loads(said.stdout)["step_time_us"] == pytest.approx(alone.step_time_us)
-
-
-def test_the_command_predicts_a_script(script: str) -> None:
     said = CliRunner().invoke(app, ["predict", f"{script}:build", "--device", "h100-sxm", "--set", "batch=64",
                                     "--json"])
-    assert said.exit_code == 0, said.output
-    assert json.loads(said.stdout)["device"] == "h100-sxm"
+    assert said.exit_code == 0 and json.loads(said.stdout)["device"] == "h100-sxm"
+    said = CliRunner().invoke(app, ["predict", script])
+    assert said.exit_code == 2 and "name its function" in said.output and ":FUNCTION" in said.output
 
 
 @pytest.mark.slow  # sizes, and plans, alone: the tests above and test_ranks.py
@@ -128,12 +127,7 @@ def test_what_cannot_be_is_refused(wanted: dict[str, object], says: str) -> None
         study.predict(Configuration().with_values(**wanted))
 
 
-def test_a_script_alone_is_asked_for_its_function(script: str) -> None:
-    said = CliRunner().invoke(app, ["predict", script])
-    assert said.exit_code == 2 and "name its function" in said.output and ":FUNCTION" in said.output
-
-
-@pytest.mark.parametrize("command", [["predict"], ["opportunities"], ["sweep", "--host", "1,2", "-o", "points.csv"]])
+@pytest.mark.parametrize("command", [["predict"], ["sweep", "--host", "1,2", "-o", "points.csv"]])
 def test_a_profile_of_no_device_that_is_met_is_refused(command: list[str], script: str, tmp_path: Path,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -155,8 +149,8 @@ def test_a_profile_of_the_recorded_device_goes_with_another_target() -> None:
 
 
 @pytest.mark.parametrize(("recorded", "measured", "ratio"), [
-    ((1410,), 1980, "0.71 times"), ((1980, 1410, 1380), 1980.0, "0.71 times"), ((1980,), 1410, "1.40 times"),
-    ((1900,), 1980, ""), ((NONE,), 1980, ""), ((1410,), None, ""), ((1410,), 0, "")])
+    ((1980, 1410, 1380), 1980.0, "0.71 times"), ((1980,), 1410, "1.40 times"), ((1900,), 1980, ""),
+    ((NONE,), 1980, ""), ((1410,), None, ""), ((1410,), 0, "")])
 def test_a_profile_of_another_clock_is_noted(tmp_path: Path, recorded: tuple[int, ...], measured: object, ratio: str
                                              ) -> None:
     graphs = []
@@ -191,21 +185,6 @@ def test_every_switch_is_an_edit() -> None:
         switched(["recompute", "no-recompute"])
     with pytest.raises(ForetraceError, match="warp-drive"):
         Configuration(edits={"warp-drive": True})
-
-
-def test_what_cannot_be_made_is_refused_again_without_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    study = Study(read_job(CAPTURE))
-    tried = []
-
-    def refuse(*arguments: object, **more: object) -> None:
-        tried.append(arguments)
-        raise EditError("Not on these ranks.")
-
-    monkeypatch.setattr("graph_predictor.request.parallel_ranks.on_ranks", refuse)
-    for host in (1.0, 2.0, 3.0):
-        with pytest.raises(EditError, match="Not on these ranks"):
-            study.predict(Configuration(parallel="ddp=2", edits={"host": host}))
-    assert len(tried) == 1
 
 
 ONCE = """
@@ -263,3 +242,59 @@ def test_a_step_traced_elsewhere_is_the_one_traced_here(script: str) -> None:
     assert here.ops.shapes.tolist() == there.ops.shapes.tolist()
     predicted = [Study(assemble_job([graph])).predict(Configuration()).to_json() for graph in (here, there)]
     assert predicted[0] == predicted[1]
+
+
+WORDS = """
+import torch
+
+def build(batch=4, opt="adamw", fused=False, lr=0.5):
+    assert type(opt) is str and type(fused) is bool and type(lr) is float
+    net = torch.nn.Linear(8, 8)
+    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[opt]
+    optimizer = kind(net.parameters(), lr=lr, fused=fused)
+    x = torch.randn(batch, 8)
+
+    def step():
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+
+    return step
+"""
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Study:
+    (tmp_path / "user.py").write_text(WORDS)
+    return Study(None, code=f"{tmp_path / 'user.py'}:build", device="cpu")
+
+
+def names_with(words: Study, *sets: str) -> set[str]:
+    graph = words.prepared(Configuration(sizes=sets)).start.built.graphs[0]
+    return {graph.string(code) for code in graph.ops.name}
+
+
+def test_words_reach_the_function_as_what_its_defaults_are(words: Study) -> None:
+    assert "aten::addcdiv_" in names_with(words, "batch=2")
+    assert "aten::addcdiv_" not in names_with(words, "opt=sgd", "lr=0.25", "batch=2")
+    assert "aten::_fused_adamw_" in names_with(words, "fused=true")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("fused=perhaps", "fused=perhaps names no size or setting of .*: it takes true or false"),
+    ("batch=many", "batch=many names no size or setting of .*: it takes a number, as 4 is"),
+    ("lr=fast", "it takes a number, as 0.5 is"),
+    ("depth=deep", r"takes no argument 'depth' \(it takes batch, opt, fused, lr\).*\(depth='deep'\)")])
+def test_words_that_a_function_does_not_take(words: Study, text: str, said: str) -> None:
+    with pytest.raises(ShapeOnlyError, match=said):
+        words.prepared(Configuration(sizes=(text,)))
+
+
+def test_settings_that_are_words_are_told_from_sizes() -> None:
+    assert parse_settings(["opt=fused", "batch=8:16", "lr=1e-3", "x=-.5"]) == (
+        {"batch": 8}, {"batch": 16, "opt": "fused", "lr": "1e-3", "x": "-.5"})
+    for wrong in (["opt="], ["=fused"], ["opt=a b"], ["opt=sgd", "opt=adam"], ["opt=1", "opt=adam"]):
+        with pytest.raises(ForetraceError):
+            parse_settings(wrong)
+    with pytest.raises(EditError, match=r"names no size.*give --code SCRIPT\.py:FUNCTION, whose FUNCTION takes opt"):
+        parse_sets(["opt=sgd"])

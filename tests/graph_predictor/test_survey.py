@@ -1,4 +1,4 @@
-"""Surveys: which files are a job, what a row says, resuming after a kill, and input that cannot be read."""
+"""Surveys: which files are a job, what a row says, resuming after a kill, and what a fleet's table says."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
-from said import Run
+from said import Run, plain
 from test_whatif_edits import CHAIN, Op, trace_of
 
 from graph_predictor.synthesis.baseline import baseline_of
 from step_views.reports.opportunities import opportunities
 from step_views.survey import table
 from step_views.survey.discovery import find_jobs
+from step_views.survey.facts import BOUND_COLUMNS
 from step_views.survey.fleet import fleet
 from step_views.survey.run import survey
-from step_views.survey.table import SurveyError, SurveyTable, read_tables
+from step_views.survey.slower import regressions
+from step_views.survey.table import SurveyError, read_tables
 from tracer.cluster.workers import ClusterError
 from tracer.job import read_job
 
@@ -42,14 +46,6 @@ def write(path: Path, *ops: Op, **settings: Any) -> Path:
 def jobs(*paths: Path | str) -> list[list[str]]:
     """Files of each job that is found, by name."""
     return [sorted(os.path.basename(path) for path in each.paths) for each in find_jobs(map(str, paths)).jobs]
-
-
-def test_only_what_was_named_is_read(tmp_path: Path) -> None:
-    good, bad = write(tmp_path / "a.json"), tmp_path / "bad.json"
-    bad.write_bytes(b"")
-    (tmp_path / "no.json.gz").write_bytes(b"no gzip" * 99)
-    assert len(survey([bad, tmp_path / "no.json.gz"], tmp_path / "out").unreadable) == 2
-    assert jobs(good, bad) == [["a.json"], ["bad.json"]]
 
 
 def same(one: str, other: str) -> bool:
@@ -79,16 +75,17 @@ def test_a_capture_is_one_job_and_an_execution_trace_belongs_to_its_rank(data_fo
 
 def test_what_is_no_recording_is_named_in_one_line(tmp_path: Path) -> None:
     write(tmp_path / "a" / "x.json")
-    (tmp_path / "a" / "around").symlink_to(tmp_path)
-    (tmp_path / "a" / "gone.json").symlink_to(tmp_path / "nowhere")
+    for link, target in (("around", tmp_path), ("gone.json", tmp_path / "nowhere"), ("self.json", "self.json")):
+        (tmp_path / "a" / link).symlink_to(target)
     (tmp_path / "many").mkdir()
     for number in range(300):
         (tmp_path / "many" / f"{number}.json").write_text('{"settings": 1}')
     os.mkfifo(tmp_path / "pipe.json")
-    found = find_jobs([str(tmp_path), str(tmp_path / "nothing"), "strange://x", ""])
+    found = find_jobs([str(tmp_path), str(tmp_path / "nothing"), "strange://x", "", "a\0b"])
     assert [job.name for job in found.jobs] == [str(tmp_path / "a" / "x.json")]
-    assert len(found.left_out) == 3 and any("300 files in" in said for said in found.left_out)
-    assert len(found.unreadable) == 3
+    assert any("300 files in" in said for said in found.left_out)
+    assert any("null character" in said for said in found.unreadable)
+    assert len(found.left_out) + len(found.unreadable) == 8
     assert not any("\n" in said for said in (*found.left_out, *found.unreadable))
 
 
@@ -135,31 +132,23 @@ def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
     assert sorted(os.listdir(out / "jobs")) == sorted(os.listdir(out / "families"))
 
 
-def test_workers_give_equal_tables(tmp_path: Path) -> None:
-    for number in range(4):
+@pytest.mark.parametrize("workers", [2, *(pytest.param(engine, marks=pytest.mark.slow) for engine in ("dask", "ray"))])
+def test_workers_give_equal_tables(tmp_path: Path, workers: int | str) -> None:
+    if workers != 2:
+        pytest.importorskip("distributed" if workers == "dask" else "ray")
+    for number in range(3):
         write(tmp_path / "runs" / f"{number}.json", *CHAIN[:number + 1])
     survey(tmp_path / "runs", tmp_path / "one", workers=1)
-    survey(tmp_path / "runs", tmp_path / "two", workers=2)
+    survey(tmp_path / "runs", tmp_path / "two", workers=workers)
     assert same(str(tmp_path / "one"), str(tmp_path / "two"))
     with pytest.raises(ClusterError, match="no workers 'flink'"):
         survey(tmp_path / "runs", tmp_path / "three", workers="flink")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["dask", "ray"])
-def test_clusters_give_equal_tables(tmp_path: Path, engine: str) -> None:
-    pytest.importorskip("distributed" if engine == "dask" else "ray")
-    for number in range(4):
-        write(tmp_path / "runs" / f"{number}.json", *CHAIN[:number + 1])
-    survey(tmp_path / "runs", tmp_path / "one", workers=1)
-    survey(tmp_path / "runs", tmp_path / "two", workers=engine)
-    assert same(str(tmp_path / "one"), str(tmp_path / "two"))
-
-
-def test_a_killed_survey_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_or_interrupted_survey_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         write(tmp_path / "runs" / f"{number}.json", CHAIN[0], steps=3 + number)
-    out, whole = tmp_path / "out", tmp_path / "whole"
+    out, whole, stopped = tmp_path / "out", tmp_path / "whole", tmp_path / "stopped"
     monkeypatch.setattr(table, "PART_JOBS", 2)
     process = os.fork()
     if not process:
@@ -170,20 +159,19 @@ def test_a_killed_survey_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         time.sleep(0.002)
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
-    result = survey(tmp_path / "runs", out, workers=1)
-    assert result.unchanged + result.read == 6 and result.unchanged >= 2
+
+    def interrupt(done: int, total: int, rows: Any) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        survey(tmp_path / "runs", stopped, workers=1, progress=interrupt)
+    assert len(read_tables(stopped)["jobs"]) == 3
     survey(tmp_path / "runs", whole, workers=1)
-    assert same(str(out), str(whole))
-
-
-def test_a_part_without_its_jobs_is_none_and_the_last_row_counts(tmp_path: Path) -> None:
-    path, out = write(tmp_path / "runs" / "a.json"), tmp_path / "out"
-    survey(path, out)
-    (out / "families" / "part-00009.parquet").write_bytes(b"half")
-    before = read_tables(out)["jobs"]
-    with SurveyTable(out) as opened:
-        opened._write({**read_tables(out), "jobs": before})
-    assert len(list((out / "jobs").iterdir())) == 2 and read_tables(out)["jobs"].equals(before)
+    for each in (out, stopped):
+        result = survey(tmp_path / "runs", each, workers=1)
+        assert result.unchanged + result.read == 6 and result.unchanged >= 2
+        assert same(str(each), str(whole))
 
 
 @pytest.mark.parametrize(("name", "content", "why"), [
@@ -202,41 +190,25 @@ def test_the_exit_code_says_how_much_was_read(tmp_path: Path, run: Run, monkeypa
     good, out = write(tmp_path / "a.json"), tmp_path / "out"
     bad = tmp_path / "bad.json"
     bad.write_bytes(b"")
+    assert jobs(good, bad) == [["a.json"], ["bad.json"]]
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{good}\n\n{bad}\n"))
     ran = run("survey", "-", "-o", out)
     assert ran.code == 1 and f"Not read: {bad}" in ran.err and "Traceback" not in ran.err
     ran = run("survey", good, bad, "-o", out, "--least-read", 0.5, "--json")
     assert ran.code == 0 and json.loads(ran.out)["unchanged"] == 1
-    assert run("survey", bad, "-o", tmp_path / "none").code == 2
-    assert run("survey", tmp_path / "nothing", "-o", tmp_path / "none").code == 2
-
-
-def test_an_interrupted_survey_keeps_what_was_read(tmp_path: Path) -> None:
-    for name in "abc":
-        write(tmp_path / "runs" / f"{name}.json", CHAIN[0])
-
-    def interrupt(done: int, total: int, rows: Any) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        survey(tmp_path / "runs", tmp_path / "out", workers=1, progress=interrupt)
-    assert len(read_tables(tmp_path / "out")["jobs"]) == 2
-    assert survey(tmp_path / "runs", tmp_path / "out", workers=1).unchanged == 2
-
-
-def test_a_link_to_itself_and_a_null_character_stop_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "runs" / "a.json")
-    (tmp_path / "runs" / "self.json").symlink_to("self.json")
-    found = find_jobs([str(tmp_path / "runs"), "a\0b"])
-    assert len(found.jobs) == 1 and len(found.unreadable) == 2
-    assert "null character" in found.unreadable[0] + found.unreadable[1]
+    (tmp_path / "no.json.gz").write_bytes(b"no gzip" * 99)
+    for path in (bad, tmp_path / "no.json.gz", tmp_path / "nothing"):
+        assert run("survey", path, "-o", tmp_path / "none").code == 2
 
 
 def test_a_damaged_part_of_a_table_names_what_to_remove(tmp_path: Path) -> None:
     trace, out = write(tmp_path / "a.json"), tmp_path / "out"
     survey(trace, out, workers=1)
-    part, = (out / "families").iterdir()
+    # A part without its jobs is none.
+    (out / "families" / "part-00009.parquet").write_bytes(b"half")
+    assert len(read_tables(out)["jobs"]) == 1
+    survey(trace, out, workers=1)
+    part = out / "families" / next((out / "jobs").iterdir()).name
     (out / "opportunities" / part.name).write_bytes(part.read_bytes())
     with pytest.raises(SurveyError, match="no column change"):
         read_tables(out)
@@ -247,10 +219,84 @@ def test_a_damaged_part_of_a_table_names_what_to_remove(tmp_path: Path) -> None:
     assert survey(trace, out, workers=1).read == 1 and len(read_tables(out)["jobs"]) == 1
 
 
-def test_a_tag_that_is_no_utf_8_is_kept_as_far_as_it_can_be(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    survey(write(tmp_path / "a.json"), out, workers=1, tags=["a\udcff"])
-    assert read_tables(out)["jobs"]["tags"].to_pylist() == [["a?"]]
-    survey(tmp_path / "a.json", tmp_path / "one", workers=1, tags="team=ads")
-    assert read_tables(tmp_path / "one")["jobs"]["tags"].to_pylist() == [["team=ads"]]
-    assert fleet(tmp_path / "one", tags="team=ads").jobs == 1
+SD = 0.003
+
+
+def row(job: str, rng: np.random.Generator, *, slower: float = 1.0, steps: int = 8, **other: Any) -> dict[str, Any]:
+    """A job's row in the columns that are compared: a GPU that is busy for 80 of 100 ms, steps that vary by 0.3%."""
+    step = 1e5 * slower
+    path = {**dict.fromkeys(BOUND_COLUMNS, 0.0), "compute_us": 8e4, "host_us": 2e4, **other.pop("path", {})}
+    return {"job": job, "program": "p", "profiled": True, "device": "H100", "ranks": 1, "world_size": 8,
+            "step_time_us": step, "step_times_us": (step * np.exp(rng.normal(0, SD, steps))).tolist(),
+            "operation_codes": [1, 2, 3], "operation_counts": [10, 10, 5], "saves_loading_us": 0.0, **path, **other}
+
+
+def programs(seed: int, *, slower: float = 1.0, runs: int = 1, number: int = 20, **other: Any) -> list[dict[str, Any]]:
+    """Jobs of several programs."""
+    rng = np.random.default_rng(seed)
+    return [row(f"{place}-{run}", rng, slower=slower, program=f"p{place}", **other) for place in range(number)
+            for run in range(runs)]
+
+
+def test_quiet_pairs_raise_no_alarm_and_three_percent_is_found() -> None:
+    for seed in range(20):
+        assert regressions((programs(seed), []), (programs(seed + 100), [])) == ([], 20)
+    found, compared = regressions((programs(1), []), (programs(2, slower=1.03), []))
+    assert compared == len(found) == 20
+    assert all(one.low < 0.03 < one.high and one.change == pytest.approx(0.03, abs=0.01) for one in found)
+
+
+@pytest.mark.parametrize(("runs", "steps", "spread"), [(4, 8, 0.03), (1, 1, 0.008)])
+def test_the_spread_of_steps_and_of_runs_is_taken_into_account(runs: int, steps: int, spread: float) -> None:
+    """A machine whose runs differ by 3%, and runs of one step each, which vary as the others' do."""
+    rng = np.random.default_rng(3)
+    sides = [([row(f"{place}-{run}", rng, slower=float(np.exp(rng.normal(0, spread))), program=f"p{place}", steps=steps)
+               for place in range(20) for run in range(runs)], []) for _ in range(2)]
+    assert regressions(*sides)[0] == []
+
+
+@pytest.mark.parametrize(("path", "families", "cause"), [
+    ({"host_us": 3e4}, {}, "host"), ({"launch_us": 9e3}, {}, "launch"),
+    ({"exposed_communication_us": 1e4}, {}, "exposed communication"),
+    ({"compute_us": 9e4}, {"gemm": 6e4, "conv": 3e4}, "compute: gemm"),
+    ({"compute_us": 9e4}, {"gemm": 5.6e4, "conv": 3.4e4}, "compute: all kernels"),
+    ({"host_us": 3e4, "saves_loading_us": 1e4}, {}, "data loading")])
+def test_what_grew_most_is_the_cause(path: dict[str, float], families: dict[str, float], cause: str) -> None:
+    loading = path.pop("saves_loading_us", 0.0)
+    old, new = programs(1, number=1), programs(2, number=1, slower=1.1, path=path, saves_loading_us=loading)
+    kernels = [[{"job": "0-0", "family": name, "time_us": us} for name, us in side.items()]
+               for side in ({"gemm": 5e4, "conv": 3e4}, families)]
+    [found], _ = regressions((old, kernels[0]), (new, kernels[1]))
+    assert found.cause == cause and found.gpu_s_an_hour == pytest.approx(3600 * 8 * 0.1 / 1.1, rel=0.05)
+
+
+@pytest.mark.parametrize(("other", "compared"), [
+    ({"operation_codes": [1, 2, 3, 4], "operation_counts": [10, 10, 5, 1]}, 1), ({"operation_codes": [5, 6, 7]}, 0),
+    ({"device": "A100"}, 0)])
+def test_versions_of_a_program_are_compared_and_other_programs_not(other: dict[str, Any], compared: int) -> None:
+    rows = programs(2, number=1, slower=1.1, **other)
+    rows[0]["program"] = "another"
+    assert regressions((programs(1, number=1), []), (rows, []))[1] == compared
+
+
+def test_a_fleet_is_shown_from_its_table(tmp_path: Path, run: Run) -> None:
+    slow = [replace(op, kernel=1) for op in CHAIN]
+    write(tmp_path / "a" / "host.json", *slow, loading=300)
+    write(tmp_path / "b" / "device.json")
+    survey(tmp_path / "a", tmp_path / "t", tags=["team=a"])
+    survey(tmp_path / "b", tmp_path / "t", tags=["team=b"])
+    found = fleet(tmp_path / "t")
+    assert found.jobs == found.predicted == 2 and "2 jobs" in found.headline()
+    assert {one.cause for one in found.lost} >= {"host", "data loading"}
+    assert next(one for one in found.worst if one.cause == "data loading").job.endswith("host.json")
+    assert sum(one.share for one in found.lost) < 1
+    assert not found.to_pandas("lost").empty
+    assert fleet(tmp_path / "t", tags=["team=b"]).jobs == 1
+    ran = run("survey", "show", tmp_path / "t", "--since", tmp_path / "t")
+    assert ran.code == 0 and "0 of 1 programs of both surveys" in plain(ran.out) and "data loading" in ran.out
+    shown = run("survey", "show", tmp_path / "t", "--tag", "team=a", "--json").json
+    assert shown["jobs"] == 1 and shown["slower"] == []
+    with pytest.raises(SurveyError, match="is no survey"):
+        fleet(tmp_path / "a")
+    survey(tmp_path / "a", tmp_path / "one", tags="a\udcff")  # no UTF-8: kept as far as it can be
+    assert read_tables(tmp_path / "one")["jobs"]["tags"].to_pylist() == [["a?"]]

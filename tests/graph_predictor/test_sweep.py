@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from graph_predictor.prediction.edited_repeats import HOSTS_KEPT
 from graph_predictor.request.study import Configuration
+from step_views.cli.sweep import _warnings
 from step_views.exports.tables import write_frame
 from step_views.sweep import Axis, Goal, SweepError, SweepSpace, feasible, ranked, sweep
 from step_views.sweep import run as running
@@ -63,6 +64,9 @@ def test_a_space_is_every_combination() -> None:
     (lambda: SweepSpace((Axis("clock", tuple(range(1, 1002))), Axis("host", tuple(range(1, 1002))))), "the most"),
     (lambda: list(SweepSpace((Axis("edits", ("warp-drive",)),))), "warp-drive"),
     (lambda: list(SweepSpace((Axis("world_size", (0,)),))), "no number of ranks"),
+    (lambda: sweep(HERE, SweepSpace((Axis("device", ("cpu", "b2000")),)), jobs=1), "b2000"),
+    (lambda: sweep(HERE, SweepSpace((Axis("topology", ("dgx-h100x8", "nowhere")),)), jobs=1), "nowhere"),
+    (lambda: sweep(HERE, SweepSpace((Axis("parallel", ("ddp=2", "dpd=2")),)), jobs=1), "dpd"),
 ])
 def test_what_is_no_space_is_refused(make: Any, says: str) -> None:
     with pytest.raises(Exception, match=says) as error:
@@ -70,71 +74,53 @@ def test_what_is_no_space_is_refused(make: Any, says: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_rows_are_predictions() -> None:
-    found = sweep(HERE, SMALL, jobs=1)
+def test_rows_are_predictions_or_say_why_there_is_none() -> None:
+    space = SweepSpace((HOSTS, Axis("edits", ("none", "no-data-loading", "flash-attention"))))
+    found = sweep(HERE, space, jobs=1).table
     study = HERE.study()
-    for point, row in zip(SMALL, found.table.to_dict("records"), strict=True):
+    for point, row in zip(space, found.to_dict("records"), strict=True):
+        if point.values["edits"] == "flash-attention":
+            assert row["refused"] and pd.isna(row["step_time_us"])
+            continue
         expected = study.predict(point.configuration)
-        assert row["step_time_us"] == expected.step_time_us
+        assert row["refused"] == "" and row["step_time_us"] == expected.step_time_us
         assert (row["low_us"], row["high_us"]) == expected.interval_us
-    times = found.table.set_index(["host", "edits"])["step_time_us"]
+    times = found.set_index(["host", "edits"])["step_time_us"]
     assert times[0.25, "none"] < times[0.5, "none"] < times[1.0, "none"]
+    assert len(feasible(found)) == 6
 
 
-@pytest.mark.slow  # points of one chunk: the last test
-def test_points_share_nothing_that_another_point_changes(data_folder: Path) -> None:
-    """Axes of all kinds, refused points among them, next to each point of a source of its own, to the bit."""
-    source = SweepSource((str(data_folder / "traces" / "h100-vs-mi300" / "h100-gaunernst_bert-small-uncased.json.gz"),))
-    space = SweepSpace((
-        Axis("device", ("b200", "xeon-8575c")), Axis("clock", (0.8,)), Axis("host", (0.5, 1.0)),
-        Axis("dtype", ("fp16", "bf16")), Axis("edits", ("none", "cuda-graphs", "flash-attention"))))
-    job = source.study().job
-    together = sweep(source, space, jobs=1, price_per_hour=2.0).table
-    alone = [running.row(source.study(job), point, 2.0) for point in space]
-    pd.testing.assert_frame_equal(together, pd.DataFrame(alone, columns=together.columns), check_exact=True)
-    assert 0 < together["step_time_us"].notna().sum() < len(together)
-    point = next(one for one, row in zip(space, alone, strict=True) if not row["refused"])
-    told, plain = (source.study(job).predict(point.configuration, path=path) for path in (True, False))
-    assert told.critical_path and dataclasses.replace(told, critical_path=[]) == plain
-
-
-@pytest.mark.parametrize(("trace", "axes"), [
+@pytest.mark.parametrize(("trace", "axes", "price"), [
     ("resnet50-V100", (Axis("device", ("b200", "l40s")), Axis("clock", (0.9,)), Axis("host", (0.5, 1.2)),
-                       Axis("edits", ("none", "cuda-graphs", "free-launches")))),
+                       Axis("edits", ("none", "cuda-graphs", "free-launches"))), None),
     pytest.param("resnet50-ddp-2xA100", (
         Axis("set:batch", (16, 64), 32), Axis("bandwidth", (0.9,)), Axis("host", (0.5, 1.2)),
-        Axis("edits", ("none", "hide-collectives"))), marks=pytest.mark.slow),
+        Axis("edits", ("none", "hide-collectives"))), None, marks=pytest.mark.slow),
+    pytest.param("h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz", (
+        Axis("device", ("b200", "xeon-8575c")), Axis("clock", (0.8,)), Axis("host", (0.5, 1.0)),
+        Axis("dtype", ("fp16", "bf16")), Axis("edits", ("none", "cuda-graphs", "flash-attention"))), 2.0,
+        marks=pytest.mark.slow),
 ])
-def test_points_of_large_steps_are_those_of_each_alone(trace: str, axes: tuple[Axis, ...], data_folder: Path) -> None:
-    """Steps of which several variants are simulated, rather than drawn ones: other devices, hosts, sizes, launches and
-    work beside the step, in whatever order they are asked for, to the bit."""
+def test_points_are_those_of_each_alone(trace: str, axes: tuple[Axis, ...], price: float | None,
+                                        data_folder: Path) -> None:
+    """Points share nothing that another changes: other devices, hosts, sizes, launches and work beside the step, drawn
+    ones or several variants simulated at once, refused ones among them, in whatever order they are asked for, to the
+    bit."""
     source, space = SweepSource((str(data_folder / "traces" / trace),)), SweepSpace(axes)
     job = source.study().job
-    together = sweep(source, space, jobs=1).table
-    assert together["step_time_us"].notna().all()
-    assert len(together[["step_time_us", "gpu_active_us"]].drop_duplicates()) > 5
-    study = source.study(job)
-    backwards = [running.row(study, point, None) for point in reversed(list(space))][::-1]
+    together = sweep(source, space, jobs=1, price_per_hour=price).table
+    assert together["step_time_us"].notna().all() == (price is None) and together["step_time_us"].notna().any()
+    assert len(together[["step_time_us", "gpu_active_us"]].drop_duplicates()) > (5 if price is None else 3)
+    study, points = source.study(job), list(space)
+    backwards = [running.row(study, point, price) for point in reversed(points)][::-1]
     pd.testing.assert_frame_equal(together, pd.DataFrame(backwards, columns=together.columns), check_exact=True)
-    for place in (0, len(together) // 2, len(together) - 1):
-        alone = running.row(source.study(job), list(space)[place], None)
-        pd.testing.assert_frame_equal(together.iloc[[place]].reset_index(drop=True),
-                                      pd.DataFrame([alone], columns=together.columns), check_exact=True)
-
-
-@pytest.mark.parametrize(("name", "values", "why"), [
-    ("device", ("cpu", "b2000"), "b2000"), ("topology", ("dgx-h100x8", "nowhere"), "nowhere"),
-    ("parallel", ("ddp=2", "dpd=2"), "dpd")])
-def test_an_unknown_name_ends_a_sweep_before_it_begins(name: str, values: tuple[str, ...], why: str) -> None:
-    with pytest.raises(ForetraceError, match=why):
-        sweep(HERE, SweepSpace((Axis(name, values),)), jobs=1)
-
-
-def test_what_cannot_be_done_is_named_and_not_priced() -> None:
-    found = sweep(HERE, SweepSpace((Axis("edits", ("none", "flash-attention")),)), jobs=1).table
-    assert found["refused"][0] == "" and found["step_time_us"][0] > 0
-    assert found["refused"][1] and pd.isna(found["step_time_us"][1])
-    assert list(feasible(found).index) == [0]
+    places = [0, len(together) // 2, len(together) - 1] if price is None else range(len(points))
+    alone = [running.row(source.study(job), points[place], price) for place in places]
+    pd.testing.assert_frame_equal(together.iloc[places].reset_index(drop=True),
+                                  pd.DataFrame(alone, columns=together.columns), check_exact=True)
+    point = next(one for one, row in zip(points, backwards, strict=True) if not row["refused"])
+    told, plain = (source.study(job).predict(point.configuration, path=path) for path in (True, False))
+    assert told.critical_path and dataclasses.replace(told, critical_path=[]) == plain
 
 
 @pytest.fixture(scope="module")
@@ -171,29 +157,37 @@ def test_an_ended_sweep_goes_on_where_it_was(journal: Path, monkeypatch: pytest.
 
 
 def test_the_journal_goes_when_the_table_is_written(journal: Path) -> None:
+    """A damaged line is named, and its point predicted again."""
     output = journal.with_name("all.csv")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2][:30] + b"\xff" + lines[2][31:]
+    journal.write_bytes(b"".join([*lines, b"[1]\n"]))
     found = sweep(HERE, SMALL, output=output, jobs=1)
-    assert found.resumed == len(SMALL)
+    assert found.resumed == len(SMALL) - 1 and found.table["step_time_us"].notna().all()
+    assert found.notes == (f"{journal}: line 3, {len(lines) + 1} are damaged; their points were predicted again.",)
     assert os.listdir(output.parent) == ["all.csv"]
     pd.testing.assert_frame_equal(pd.read_csv(output, keep_default_na=False)[["bound"]], found.table[["bound"]])
 
 
-@pytest.mark.parametrize("content", [b"my own notes", b'{"foretrace": 1}\n', b"\n"])
-def test_anothers_journal_is_left(content: bytes, tmp_path: Path) -> None:
-    mine = tmp_path / "t.csv.journal"
-    mine.write_bytes(content)
-    with pytest.raises(SweepError, match="no journal of a sweep"):
-        sweep(HERE, SMALL, output=tmp_path / "t.csv", jobs=1)
-    assert mine.read_bytes() == content and os.listdir(tmp_path) == [mine.name]
-
-
-def test_a_journal_is_not_written_through_a_link(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
+def test_files_of_others_are_left(tmp_path: Path) -> None:
+    """Journals that no sweep wrote, none is written through a link, and no table but a sweep's is replaced."""
+    mine, victim = tmp_path / "t.csv.journal", tmp_path / "victim"
+    for content in (b"my own notes", b'{"foretrace": 1}\n', b"\n"):
+        mine.write_bytes(content)
+        with pytest.raises(SweepError, match="no journal of a sweep"):
+            sweep(HERE, SMALL, output=tmp_path / "t.csv", jobs=1)
+        assert mine.read_bytes() == content and os.listdir(tmp_path) == [mine.name]
+    mine.unlink()
     victim.touch()
-    (tmp_path / "t.csv.journal").symlink_to(victim)
+    mine.symlink_to(victim)
     with pytest.raises(SweepError, match="cannot be written"):
         sweep(HERE, SMALL, output=tmp_path / "t.csv", jobs=1)
     assert victim.read_bytes() == b""
+    table = tmp_path / "mine.csv"
+    table.write_text("precious")
+    said = _result(CAPTURE, "--host", "1", "-o", str(table))
+    assert said.exit_code == 2 and "is no table of a sweep" in plain(said.output)
+    assert table.read_text() == "precious" and sorted(os.listdir(tmp_path)) == ["mine.csv", "t.csv.journal", "victim"]
 
 
 def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
@@ -209,16 +203,6 @@ def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
         with pytest.raises(SweepError, match=says):
             sweep(HERE, SMALL, output=output, jobs=1)
         assert journal.read_bytes() == broken
-
-
-def test_a_damaged_line_of_a_journal_is_named_and_its_point_predicted_again(journal: Path) -> None:
-    output = journal.with_name("all.csv")
-    lines = journal.read_bytes().splitlines(keepends=True)
-    lines[2] = lines[2][:30] + b"\xff" + lines[2][31:]
-    journal.write_bytes(b"".join([*lines, b"[1]\n"]))
-    found = sweep(HERE, SMALL, output=output, jobs=1)
-    assert found.resumed == len(SMALL) - 1 and found.table["step_time_us"].notna().all()
-    assert found.notes == (f"{journal}: line 3, {len(lines) + 1} are damaged; their points were predicted again.",)
 
 
 MANY = SweepSpace((Axis("host", tuple(1 + i / 100 for i in range(24))),))
@@ -319,6 +303,10 @@ def test_the_command(tmp_path: Path) -> None:
         "Best by time: 2 of 4, step without the profiler", "Not priced", "4 points written to"))
     assert os.listdir(tmp_path) == ["t.csv"]
     assert _result(CAPTURE, "--host", "1", "-o", output).exit_code == 0  # a sweep's table may be replaced
+    table = pd.DataFrame({"warnings": ["26 operations.", "1,026 operations.", "", "Another."]})
+    assert list(_warnings(table)) == ["2 of 4 points, such as the first of them: 26 operations.",
+                                      "1 of 4 points, such as the first of them: Another."]
+    assert list(_warnings(table[:2])) == ["All points, such as the first of them: 26 operations."]
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
@@ -345,34 +333,12 @@ def test_bad_commands_get_a_sentence(arguments: list[str], says: str, tmp_path: 
     assert not os.listdir(tmp_path)
 
 
-def test_warnings_of_points_are_told_once_with_how_many_they_are_of() -> None:
-    import pandas as pd
-
-    from step_views.cli.sweep import _warnings
-
-    host = "{} operations work on tensors in the host's memory, the same whatever --device names."
-    table = pd.DataFrame({"warnings": [host.format("26"), host.format("1,026"), "", "Another."]})
-    assert list(_warnings(table)) == [f"2 of 4 points, such as the first of them: {host.format('26')}",
-                                      "1 of 4 points, such as the first of them: Another."]
-    assert list(_warnings(table[:2])) == [f"All points, such as the first of them: {host.format('26')}"]
-    assert list(_warnings(table[:0])) == []
-
-
-def test_a_file_that_no_sweep_wrote_is_not_overwritten(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.csv"
-    mine.write_text("precious")
-    said = _result(CAPTURE, "--host", "1", "-o", str(mine))
-    assert said.exit_code == 2 and "is no table of a sweep" in plain(said.output)
-    assert mine.read_text() == "precious" and os.listdir(tmp_path) == ["mine.csv"]
-
-
 def test_points_of_one_chunk_share_a_clock_and_come_back_to_kept_hosts() -> None:
     hosts = tuple(0.5 + number / 1000 for number in range(HOSTS_KEPT + 36))
     points = list(SweepSpace((Axis("clock", tuple(0.5 + number / 100 for number in range(64))), Axis("host", hosts))))
     chunks = list(running._chunks(points))
     assert sorted(point.key for chunk in chunks for point in chunk) == sorted(point.key for point in points)
-    first, later = chunks[:64], chunks[64:]  # the first hosts at all clocks, before any other host
     assert [len({point.values["clock"] for point in chunk}) for chunk in chunks] == [1] * 128
-    assert {point.values["host"] for chunk in first for point in chunk} == set(hosts[:HOSTS_KEPT])
-    assert {point.values["host"] for chunk in later for point in chunk} == set(hosts[HOSTS_KEPT:])
+    for some, kept in ((chunks[:64], hosts[:HOSTS_KEPT]), (chunks[64:], hosts[HOSTS_KEPT:])):
+        assert {point.values["host"] for chunk in some for point in chunk} == set(kept)  # at all clocks, then others
     assert [len(chunk) for chunk in running._chunks(points[:40])] == [16, 16, 8]  # work for all, a kill loses little

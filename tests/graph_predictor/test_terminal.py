@@ -9,14 +9,18 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from micro import Micro
 from said import plain
 from slowly import mostly_slow
 
-from step_views.cli.console import Column, Report, print_json
+import tracer.job
+from step_views.cli.console import Column, Report, print_json, read, too_large
 from step_views.cli.running import MOST_CELL, MOST_TEXT, one_line, printable, tell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,17 +62,15 @@ def test_json_is_what_the_file_says_and_steers_nothing(capsys: pytest.CaptureFix
 
 
 def _trace(name: str) -> bytes:
-    event = {"ph": "X", "cat": "cpu_op", "name": name, "ts": 10, "dur": 50, "pid": 1, "tid": 1,
-             "args": {"External id": 1}}
-    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 100, "pid": 1, "tid": 1,
-            "args": {}}
-    return json.dumps({"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": name}],
-                       "traceEvents": [step, event]}).encode()
+    trace = Micro().step(1, 101).op(name, 10, 60, **{"External id": 1})
+    trace.metadata["deviceProperties"] = [{"id": 0, "name": name}]
+    return json.dumps(trace.document()).encode()
 
 
-@pytest.mark.parametrize("command", ["inspect", "breakdown", "replay", "predict", "opportunities", "ranks", "overheads",
-                                     "check", "convert", "diff"])
-@pytest.mark.parametrize("kind", ["names", "context", "long"])
+@pytest.mark.parametrize(("command", "kind"), [
+    *((command, "context") for command in ("inspect", "breakdown", "replay", "predict", "opportunities", "ranks",
+                                           "overheads", "check", "convert", "diff")),
+    *((command, kind) for command in ("inspect", "predict") for kind in ("names", "long"))])
 def test_no_command_passes_on_what_steers_a_terminal(command: str, kind: str, tmp_path: Path, run: Any) -> None:
     name = "n" * 70_000 if kind == "long" else EVIL
     part = tmp_path / ("cap" if kind == "long" else "c\x1b]0;evil\x07p") / "rank0"
@@ -117,12 +119,10 @@ def test_an_answer_that_could_not_be_written_is_no_success(closed: str, tmp_path
 def test_a_full_standard_output_is_named() -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
-    for arguments in (["workloads", "--json"], ["--help"]):
-        with open("/dev/full", "w") as full:
-            ran = foretrace(*arguments, stdout=full, stderr=subprocess.PIPE)
-        assert ran.returncode == 2
-        assert ran.stderr.startswith("foretrace: the standard output: No space left on device") and (
-            ran.stderr.count("\n") == 1)
+    with open("/dev/full", "w") as full:
+        ran = foretrace("--help", stdout=full, stderr=subprocess.PIPE)
+    assert ran.returncode == 2 and ran.stderr.count("\n") == 1
+    assert ran.stderr.startswith("foretrace: the standard output: No space left on device")
 
 
 def test_an_output_that_a_program_has_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,3 +134,27 @@ def test_an_output_that_a_program_has_closed_is_told(monkeypatch: pytest.MonkeyP
     with pytest.raises(OSError, match="Bad file descriptor") as caught, standard_output():
         print("an answer")
     assert caught.value.filename == STDOUT
+
+
+def test_a_bar_on_a_terminal_is_drawn_without_a_thread(monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    alone, seen = threading.active_count(), []
+
+    def read_job(paths: list[str], **given: object) -> SimpleNamespace:
+        progress = given["progress"]
+        assert callable(progress)
+        progress(30_000, 90_000)
+        seen.append(threading.active_count())
+        return SimpleNamespace(paths=paths, graphs=[])
+
+    monkeypatch.setattr(tracer.job, "read_job", read_job)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert read(["rank0.json"]).paths == ["rank0.json"]  # type: ignore[attr-defined]
+    assert seen == [alone]
+    assert "30.0/90.0 kB" in capsys.readouterr().err
+
+
+def test_a_recording_that_may_not_fit_is_warned_of() -> None:
+    assert too_large(5_000_000, 8e9) == "" == too_large(5_000_000, None)
+    said = too_large(5_000_000, 2e9)
+    assert "5.0 million events and 2.0 GB of memory are free" in said and "fewer ranks" in said

@@ -1,18 +1,21 @@
-"""Collectives of a recorded job on another network: steps worked out from the models' ratio, and what is refused."""
+"""Collectives of a recorded job on another network or on more ranks: by the models' ratio, jitter by its extremes."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from micro import Micro, read_ranks
 from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from foretrace.edits import OnTopology, ScaleLink
+from foretrace.edits import OnTopology, ScaleLink, ScaleOut
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.recorded.facts import further_out, kernel_jitter, slowest_of
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import (
     CollectiveCall,
@@ -24,11 +27,15 @@ from kernel_models.collectives import (
     Topology,
     find_topology,
     make_measurements,
+    planned_topology,
     price_calls,
+    topology_of,
 )
+from kernel_models.collectives.call import CommError
 from kernel_models.collectives.measurements import join
 from kernel_models.device import device
 from tracer.parallel_plan import PlanError
+from tracer.shape_only.devices import device_names
 
 ROOT = Path(__file__).resolve().parents[2]
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -70,9 +77,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
 
 @pytest.mark.parametrize(("name", "faster"), [("dgx-h100", True), ("pcie-a100", False)])
 def test_the_transfer_takes_the_models_ratio_and_nothing_else_changes(pair: Baseline, name: str, faster: bool) -> None:
-    assert pair.predict().step_time_us == 1000
+    recorded = find_topology("dgx-a100")
+    assert pair.predict().step_time_us == pair.predict([OnTopology(CollectiveModel(recorded))]).step_time_us == 1000
     said = pair.predict([OnTopology(CollectiveModel(find_topology(name)))])
-    ratio = all_reduce_us(find_topology(name), 2) / all_reduce_us(find_topology("dgx-a100"), 2)
+    ratio = all_reduce_us(find_topology(name), 2) / all_reduce_us(recorded, 2)
     assert (ratio < 1) == faster
     assert said.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER * ratio, abs=0.01)
     assert said.interval_us[0] < said.step_time_us < said.interval_us[1]
@@ -91,29 +99,19 @@ def test_faster_links_are_another_network(pair: Baseline, factor: float) -> None
         pair.predict([ScaleLink(-1.0)])
 
 
-def test_where_it_was_recorded_it_takes_what_it_took(pair: Baseline) -> None:
-    for edit in (OnTopology(CollectiveModel(find_topology("dgx-a100"))),
-                 OnTopology(CollectiveModel(find_topology("pcie-a100")), find_topology("pcie-a100"))):
-        assert pair.predict([edit]).step_time_us == 1000
-
-
-def test_one_recorded_rank_of_two_nodes_on_a_slower_network(tmp_path: Path) -> None:
+def test_one_recorded_rank_of_two_nodes_on_a_slower_or_too_small_network(tmp_path: Path) -> None:
     alone = baseline_of(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
-    slow, usual = find_topology("dgx-h100x2", 8.0), find_topology("dgx-h100x2")
+    slow, usual, small = find_topology("dgx-h100x2", 8.0), find_topology("dgx-h100x2"), find_topology("dgx-h100")
     ratio = all_reduce_us(slow, 16) / all_reduce_us(usual, 16)
     assert ratio > 1.5
     said = alone.predict([OnTopology(CollectiveModel(slow))])
     assert said.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER * ratio, abs=0.01)
     back = alone.predict([OnTopology(CollectiveModel(usual), slow)])
     assert back.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER / ratio, abs=0.01)
-
-
-def test_a_cluster_that_is_too_small_is_refused(tmp_path: Path) -> None:
-    alone = baseline_of(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
     with pytest.raises(EditError, match=r"16 ranks do not fit on dgx-h100, which has 8 GPUs; name .* dgx-h100x2"):
-        alone.predict([OnTopology(CollectiveModel(find_topology("dgx-h100")))])
+        alone.predict([OnTopology(CollectiveModel(small))])
     with pytest.raises(EditError, match="16 ranks do not fit on dgx-h100"):
-        alone.predict([OnTopology(CollectiveModel(find_topology("dgx-h100x2")), find_topology("dgx-h100"))])
+        alone.predict([OnTopology(CollectiveModel(usual), small)])
 
 
 def test_two_networks_contradict_each_other_and_none_is_needed_without_collectives(
@@ -151,3 +149,82 @@ def test_a_backend_that_nobody_measured_is_told(where: str, usual: str, other: s
         CollectiveModel(find_topology(where), None, other)
     result = CliRunner().invoke(app, ["predict", str(ROOT / "traces" / "llama-cpu"), "--comm-backend", "gloo"])
     assert result.exit_code == 2 and "name it with --topology" in plain(result.stderr)
+
+
+def test_collectives_of_all_ranks_take_the_models_ratio(pair: Baseline) -> None:
+    usual, times = all_reduce_us(find_topology("dgx-a100"), 2), []
+    for ranks in (2, 8, 16, 128, 1024):
+        said = pair.predict([ScaleOut(ranks)])
+        where = find_topology("dgx-a100" if ranks <= 8 else f"dgx-a100x{ranks // 8}")
+        ratio = all_reduce_us(where, ranks) / usual
+        assert said.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER * ratio, abs=0.01)
+        assert said.interval_us[0] < said.step_time_us < said.interval_us[1]
+        assert any("each rank's work" in note for note in said.notes)
+        times.append(said.step_time_us)
+    assert times == sorted(times)
+
+
+def test_another_network_between_nodes(pair: Baseline) -> None:
+    usual, slower = (pair.predict([ScaleOut.parse(text)]) for text in ("16", "16@ethernet-25"))
+    assert slower.step_time_us > usual.step_time_us and "16 ranks on ethernet-25" in slower.edits
+    assert pair.predict([ScaleOut.parse("8@ethernet-25")]).step_time_us == pair.predict([ScaleOut(8)]).step_time_us
+    with pytest.raises(EditError, match="no network 'carrier-pigeon'"):
+        pair.predict([ScaleOut.parse("16@carrier-pigeon")])
+    with pytest.raises(EditError, match="64@roce-100"):
+        ScaleOut.parse("16@")
+
+
+def test_one_gpu_needs_no_known_nodes_and_another_memory_no_others() -> None:
+    assert topology_of(device("a100-sxm-40g"), 8).name == topology_of(device("a100-sxm-80g"), 8).name == "dgx-a100"
+    assert topology_of(device("a10g"), 1).gpus == 1
+    with pytest.raises(PlanError, match="No node type"):
+        topology_of(device("a10g"), 2)
+    with pytest.raises(CommError, match="no network"):
+        topology_of(device("a10g"), 1, "carrier-pigeon")
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_a_plan_takes_a_server_of_pcie_devices_or_says_what_to_give(name: str) -> None:
+    spec = device(name)
+    with suppress(PlanError):
+        usual = topology_of(spec, 4)
+        assert planned_topology(spec, 4) == usual
+        return
+    if spec.vendor == "host" or not spec.pcie_width or spec.peer_gbps:  # links of unknown layout
+        with pytest.raises(PlanError, match=r"give --topology node\.toml"):
+            planned_topology(spec, 4)
+        return
+    where = planned_topology(spec, 4)
+    assert where.gpus == 8 and where.node.device == name and where.node.peer_gbps == spec.host_gbps
+    calls = [CollectiveCall(CollectiveKind.ALL_REDUCE, 1e8, where.first(ranks)) for ranks in (2, 4, 8)]
+    times = price_calls(calls, CollectiveModel(where)).time_us
+    assert (np.diff(times) > 0).all() and times[0] > 1e8 / spec.host_gbps / 1e3
+    with pytest.raises(PlanError, match=r"topologies pcie-l40s --toml > node\.toml"):
+        planned_topology(spec, 9)
+
+
+def test_the_slowest_of_many_lies_further_out() -> None:
+    drawn = np.random.default_rng(0).normal(size=(20_000, 16)).max(axis=1).mean()
+    assert slowest_of(16) == pytest.approx(drawn, abs=0.03)
+    assert slowest_of(1) == pytest.approx(0.0) and slowest_of(8) < slowest_of(64) < slowest_of(4096)
+
+
+def test_jitter_is_of_steps_that_launch_the_same(pair: Baseline, tmp_path: Path) -> None:
+    assert kernel_jitter(pair.built.graphs) is None  # there is nothing but the collective
+    graph = read_ranks([rank(0, 2)], tmp_path)[0]
+    kinds = graph.kernels.kind.copy()
+    graph.kernels.kind[:] = 0
+    graph.kernels.duration_ns[kinds != 0] = [100_000, 110_000, 90_000]
+    sigma = kernel_jitter([graph]) or 0.0
+    assert 0.05 < sigma < 0.15
+    alone, said = further_out([graph], 1, 8)
+    assert alone == pytest.approx(sigma * slowest_of(8)) and "the slowest rank's take +" in said
+    assert further_out([graph], 8, 8)[0] == 0.0 and further_out(pair.built.graphs, 1, 8)[0] == 0.0
+
+
+def test_what_cannot_be_scaled_is_told(pair: Baseline, tmp_path: Path) -> None:
+    for text in ("1", "many", "-8", "1e3", "99999999"):
+        with pytest.raises(EditError, match="is no number of ranks"):
+            ScaleOut.parse(text)
+    with pytest.raises(EditError, match="Only a recorded job of several GPUs"):
+        baseline_of(read_ranks([rank(0, 1)], tmp_path), device=device("a100-sxm-80g")).predict([ScaleOut(8)])
