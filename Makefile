@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out
 CASES ?= 20000
+COVERAGE ?= $(OUT)/coverage.json
 SEED ?=
 
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ CAPTURING := $(VENV)/.capturing
 TESTABLE := $(VENV)/.testable
 
 # What the goals need is installed at once: pip would resolve and build for each of several installations.
-EXTRAS := $(if $(filter test suite slow fuzz lint docs ledger $(TESTABLE),$(MAKECMDGOALS)),[dev],\
+EXTRAS := $(if $(filter test suite slow coverage fuzz lint docs ledger $(TESTABLE),$(MAKECMDGOALS)),[dev],\
 	$(if $(filter setup demo $(CAPTURING),$(MAKECMDGOALS)),[capture]))
 # Not by pip, which compiles every file to bytecode, one after the other: tests of packages, models and servers that
 # nothing here imports are more than a third of them.
@@ -23,7 +24,7 @@ INSTALL = $(PIP) install -qq --no-compile -c constraints.txt -e '.$(1)' && { \
 UNUSED = /tests?/|/torch/testing/_internal/|/transformers/models/|/ray/(rllib|data|serve|tune|train|llm)/|/fontTools/
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test suite slow newest fuzz lint check costs loops pieces bench docs ledger dist clean
+.PHONY: help setup demo test suite slow coverage newest fuzz lint check costs loops pieces bench docs ledger dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -54,6 +55,13 @@ slow: $(TESTABLE)  ## the slowest tests: campaigns and calibrations that are kil
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
 	@$(PIP) install -qq -c constraints.txt coverage
 	$(BIN)/python ci/gpu_lines.py --check
+
+# In one process, half an hour of a core. Two commits are compared by `ci/branches.py`.
+coverage: $(TESTABLE)  ## the branches that the tests take, into a file: make coverage COVERAGE=after.json
+	@$(PIP) install -qq -c constraints.txt slipcover
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m slipcover --branch --json --out $(COVERAGE) \
+		--source foretrace,planner,step_views,graph_predictor,kernel_models,tracer \
+		-m pytest -q -p no:cacheprovider --assert=plain -m 'not slow' --ignore=tests/fuzz
 
 newest:  ## captures, calibrations and a campaign with the newest releases of all packages, in an environment of their own
 	$(PYTHON) ci/newest.py $(if $(TORCH),--torch $(TORCH))
