@@ -41,7 +41,7 @@ test: lint check suite  ## linters, type check, the recorded traces' baseline an
 # they would make anew each time where Python is asked to keep none. Assertions that say what they compared would be
 # compiled by each process, for 16 s: tests that failed run once more, to say it. Real steps are recorded on a machine that
 # others may use: where at most two tests failed and pass alone, both outputs stay and the suite passes. Tests marked slow,
-# 426 of 6,744, run by themselves.
+# 374 of 5,679, run by themselves.
 suite: $(TESTABLE)
 	@$(BIN)/python -m compileall -q -j 0 foretrace tracer kernel_models graph_predictor step_views planner tests
 	@rm -f .pytest_cache/v/cache/lastfailed

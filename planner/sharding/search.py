@@ -525,7 +525,7 @@ def search(problem: ShardingProblem, top: int = 5, seed: int = 0, model: StepMod
         top: how many different ones.
         seed: of what is drawn: shakes, partners of swaps among very many tables, the random baseline.
         model: of the problem, where it is there already.
-        prove: weigh every sharding of a few tables over a few ranks, which takes as long as all else.
+        prove: weigh every sharding of a few tables over a few ranks; it doubles the time.
 
     Raises:
         ShardingError: a table fits nowhere, or all together do not.
