@@ -202,9 +202,12 @@ def _cat(op: Inputs) -> Iterator[OpCall]:
     if not tensors and out is None:
         op.missing("tensors")
     dim = op.integer("dim", 0)
-    if "stack" in op.name and tensors and tensors[0].shape:
-        tensors = [TensorSpec((1, *tensor.shape), tensor.dtype) for tensor in tensors]
-        dim = 0 if dim >= 0 else dim
+    if tensors and (rank := len(tensors[0].shape)):
+        if op.name.endswith(("::stack", "::_stack")):
+            dim %= rank + 1
+            tensors = [TensorSpec((*each.shape[:dim], 1, *each.shape[dim:]), each.dtype) for each in tensors]
+        elif op.name.endswith("::hstack"):
+            dim = min(rank - 1, 1)
     yield from concat("cat", tensors or [out for out in (out,) if out is not None], dim if tensors else 0,
                       out.dtype if out is not None else tensors[0].dtype)
 

@@ -188,6 +188,12 @@ CALLS = {
         expects(family=Family.CONCAT, dims=(32, 2, 4), dtype="bf16", bytes_moved=2 * 2 * 32)),
     "stacked": (
         operation("aten::stack", [[(4, 3), (4, 3)], None], "bf16", values=[None, 0]), expects(dims=(24, 2, 12))),
+    "stacked inside": (
+        operation("aten::stack", [[(4, 3), (4, 3)], None], "bf16", values=[None, 1]), expects(dims=(24, 2, 3))),
+    "stacked last": (
+        operation("aten::stack", [[(4, 3), (4, 3)], None], "bf16", values=[None, -1]), expects(dims=(24, 2, 1))),
+    "side by side": (
+        operation("aten::hstack", [[(4, 3), (4, 3)]], "bf16", values=[None]), expects(dims=(24, 2, 3))),
     "looked up": (
         operation("aten::embedding", [(1000, 64), (8, 16)], ["bf16", "int64"]),
         expects(dims=(128, 128, 1000, 64, 1))),
