@@ -20,7 +20,13 @@ from typing import Any
 import msgspec
 
 from kernel_models.collectives.call import CollectiveKind, CommError, Placement, collective_kind, dtype_name
-from kernel_models.collectives.measurements import CollectiveMeasurements, Hints, join, make_measurements
+from kernel_models.collectives.measurements import (
+    CollectiveMeasurements,
+    Hints,
+    check_measured,
+    join,
+    make_measurements,
+)
 from kernel_models.collectives.text_logs import is_mpi, is_nccl_tests, is_param, read_mpi, read_nccl_tests, read_param
 from tracer.columns import MOST_RANKS
 from tracer.input_file import read_input
@@ -80,11 +86,10 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
             dtype = dtype_name(str(values["dtype"][i])) if "dtype" in values else hints.dtype
             if not (math.isfinite(float(size)) and math.isfinite(float(time))):
                 raise ValueError("its size or its time is missing or infinite")
-            if not (float(size) >= 0 and float(time) > 0):
-                raise ValueError(f"{size} bytes in {time}")
+            check_measured(float(size), float(time) * scale)
         except (TypeError, ValueError, OverflowError, CommError) as error:
-            raise TableInputError(f"{place(path, i, '#')}: it is no measurement ({error}); mend or remove the "
-                                  "line.") from None
+            raise TableInputError(f"{place(path, i, '#')}: it is no measurement ({str(error).rstrip('.')}); mend or "
+                                  "remove the line.") from None
         backend = _text(values, "backend", i) or hints.backend
         origin = (backend, _text(values, "device", i), _text(values, "system", i))
         by_origin.setdefault(origin, []).append(

@@ -148,6 +148,13 @@ def join(parts: Iterable[CollectiveMeasurements]) -> CollectiveMeasurements:
     )
 
 
+def check_measured(size: float, time_us: float) -> None:
+    """Raise ``CommError`` where no collective of this many bytes takes this many µs."""
+    if not (0 <= size <= MOST_BYTES and LEAST_US <= time_us <= MOST_US):
+        raise CommError(f"A collective of {size:g} bytes that took {time_us:g} µs was measured wrongly: sizes are "
+                        "from 0 to an exabyte, times above zero and no longer than days.")
+
+
 def make_measurements(
         rows: Iterable[tuple[str | CollectiveKind, str, Placement, float, float]],
         backend: str = "nccl", device: str = "", system: str = "") -> CollectiveMeasurements:
@@ -160,9 +167,7 @@ def make_measurements(
     sizes: list[float] = []
     times: list[float] = []
     for kind, dtype, placement, size, time_us in rows:
-        if not (0 <= size <= MOST_BYTES and LEAST_US <= time_us <= MOST_US):
-            raise CommError(f"A collective of {size:g} bytes that took {time_us:g} µs was measured wrongly: sizes are "
-                            "from 0 to an exabyte, times above zero and no longer than days.")
+        check_measured(size, time_us)
         which = kind if isinstance(kind, CollectiveKind) else collective_kind(kind)
         columns.append((int(which), DTYPES.index(dtype_name(dtype)), placement.ranks, placement.nodes, placement.widest,
                         placement.narrowest))

@@ -222,7 +222,7 @@ BAD_TABLES = [
     ("collective,bytes,time_us\nall_reduce,1,1\n", "line 1: no column says the number of ranks"),
     (TABLE + "all_reduce,2,8,1\nall_reduce,2,8,-1\n", "line 3: it is no measurement"),
     (TABLE + "all_reduce,0,8,1\n", "line 2: it is no measurement"),
-    *((TABLE + f"all_reduce,2,{row}\n", "measured wrongly|no measurement|number")
+    *((TABLE + f"all_reduce,2,{row}\n", "line 2: it is no measurement")
       for row in ("1e30,5", "1024,1e300", "1024,1e-300", "inf,5", "1024,nan")),
     ("", "is an empty file"), (TABLE, "the table has no rows"),
 ]
@@ -235,7 +235,7 @@ def test_what_is_no_log_is_told_in_one_sentence_with_its_line(tmp_path, name, te
     with pytest.raises(ForetraceError, match=said) as error:
         read_log(write(tmp_path, text, name))
     assert "\n" not in str(error.value)
-    assert name in str(error.value) or "measured wrongly" in str(error.value)
+    assert name in str(error.value)
 
 
 @pytest.mark.parametrize(("text", "said"), [
