@@ -188,6 +188,12 @@ CALLS = {
         expects(family=Family.CONCAT, dims=(32, 2, 4), dtype="bf16", bytes_moved=2 * 2 * 32)),
     "stacked": (
         operation("aten::stack", [[(4, 3), (4, 3)], None], "bf16", values=[None, 0]), expects(dims=(24, 2, 12))),
+    "median along": (
+        operation("aten::median", [(32, 64), None, None], "bf16", values=[None, 1, 0]),
+        expects(kind="median", dims=(32, 64, 1), bytes_written=32 * (2 + 8))),
+    "layer without a batch": (
+        operation("aten::mkldnn_rnn_layer", [(20, 24), (160, 24), (160, 40), (160,), (160,), (32, 40), (32, 40)]),
+        expects(family=Family.OTHER)),
     "stacked inside": (
         operation("aten::stack", [[(4, 3), (4, 3)], None], "bf16", values=[None, 1]), expects(dims=(24, 2, 3))),
     "stacked last": (

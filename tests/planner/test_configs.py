@@ -115,6 +115,8 @@ def test_layers_are_of_the_kinds_that_the_types_have() -> None:
     assert runs(decoder_of_config(said, "x", "x").shape) == [(2, 0, 0), (1, 4096, 0), (1, 0, 0)]
     sparse = {**EVERY["Qwen1.5-MoE-A2.7B"], "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
     assert runs(decoder_of_config(sparse, "x", "x").shape) == [(1, 0, 0), (1, 0, 60), (2, 0, 0)]
+    dense = {**EVERY["DeepSeek-V2-Lite"], "n_routed_experts": None}
+    assert runs(decoder_of_config(dense, "x", "x").shape) == [(27, 0, 0)]
 
 
 def test_settings_say_what_a_config_does_not() -> None:
