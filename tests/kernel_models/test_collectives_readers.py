@@ -222,6 +222,7 @@ BAD_TABLES = [
     ("collective,bytes,time_us\nall_reduce,1,1\n", "line 1: no column says the number of ranks"),
     (TABLE + "all_reduce,2,8,1\nall_reduce,2,8,-1\n", "line 3: it is no measurement"),
     (TABLE + "all_reduce,0,8,1\n", "line 2: it is no measurement"),
+    (TABLE + "all_reduce,2,8,1" + 3000 * ",1" + "\n", "line 2 has 3,004 cells"),
     *((TABLE + f"all_reduce,2,{row}\n", "line 2: it is no measurement")
       for row in ("1e30,5", "1024,1e300", "1024,1e-300", "inf,5", "1024,nan")),
     ("", "is an empty file"), (TABLE, "the table has no rows"),
