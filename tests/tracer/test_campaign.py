@@ -411,7 +411,7 @@ def test_the_beginning_of_the_h200_workloads_is_rehearsed(torch: Any, tmp_path: 
     assert set(results.lines) <= {item.id for item in first}
     line = results.lines[first[0].id]
     assert line.settings["device"] == "cpu" and line.settings["dtype"] == first[0].settings["dtype"]
-    assert len(line.unprofiled_step_ns) == 30 and not line.notes
+    assert len(line.unprofiled_step_ns) == 30 and all("the machine was busy" in note for note in line.notes)
 
 
 @pytest.mark.slow
