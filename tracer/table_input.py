@@ -39,6 +39,8 @@ _HEAD_BYTES = 4096  # chosen: enough lines to tell text from another format
 _REASON = 120  # chosen: part of a sentence
 _MORE_FIELDS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 _KEY = re.compile(rb'"[^"\\]*"(?=\s*:)')
+_LONG_LINE = re.compile(rb'^[^"\n]{%d,}$' % MOST_COLUMNS, re.MULTILINE)
+"""A line that may have too many cells; in quotes a separator ends none."""
 _OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
 
 
@@ -247,10 +249,11 @@ def _check_cells(stream: BinaryIO, ending: str, separator: str) -> None:
         raise DecodeError(f"it has {columns:,} columns, and measurements have at most {MOST_COLUMNS:,}")
     check_cells(data.count(b"\n") + 1, columns, len(data))
     # What a row has beyond its columns is refused after parsing too, which takes a minute for 300,000 cells.
-    for number, line in enumerate(data.split(b"\n") if ending != ".jsonl" else (), 1):
-        cells = 0 if len(line) <= MOST_COLUMNS or b'"' in line else line.count(separator.encode()) + 1
-        if cells > MOST_COLUMNS:
-            raise DecodeError(f"line {number:,} has {cells:,} cells, and measurements have at most {MOST_COLUMNS:,}")
+    for line in _LONG_LINE.finditer(data) if ending != ".jsonl" else ():
+        if (cells := line[0].count(separator.encode()) + 1) > MOST_COLUMNS:
+            number = data.count(b"\n", 0, line.start()) + 1
+            raise DecodeError(f"line {number:,} has {cells:,} cells, and "
+                              f"measurements have at most {MOST_COLUMNS:,}")
 
 
 def _is_text(head: bytes) -> bool:
