@@ -29,6 +29,7 @@ import numpy as np
 from foretrace.edits import Sizes
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.sizes.retrace import retrace
+from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from graph_predictor.synthesis.baseline import baseline_of
 from graph_predictor.synthesis.recorded_operations import match, names_of_both, recorded_operations
 from kernel_models.operation import Operation
@@ -127,7 +128,9 @@ def compare(plan: Plan, folder: Path, profile: str | None) -> Row:
     known = recorded_operations(base.scenario, 0, names_of_both(graph))
     pairs = match(graph, known)
     rows = np.flatnonzero(pairs.own)
-    by_scaling = scaled.operations_of(base.scenario, known.op[pairs.row[rows]])
+    sizes = ScaledShapes(base.scenario.built.graphs[0], scaled.changes)
+    sizes.check()
+    by_scaling = [sizes.operation_of(int(row)) for row in known.op[pairs.row[rows]]]
     differing = []
     for row, other in zip(rows.tolist(), by_scaling, strict=True):
         own = Operation.from_graph(graph, row)

@@ -243,24 +243,17 @@ def outermost(parent: Parents) -> Int64:
 
 
 def nearest(parent: Parents, chosen: Bool, rows: Int64) -> Int64:
-    """Return the first chosen row at each of ``rows`` or above it; -1 where there is none."""
-    found = rows.astype(np.int64)
-    among = np.append(chosen, False)
-    while (above := (found >= 0) & ~among[found]).any():
-        found[above] = parent[found[above]]
-    return found
+    """Return the first chosen row at each of ``rows`` or above it; -1 where there is none. By pointer jumping, so that
+    rows nested many thousand deep take no longer than others."""
+    none = len(parent)
+    up = np.append(np.where(chosen, np.arange(none), parent), none)
+    up[up < 0] = none
+    while not np.array_equal(above := up[up], up):
+        up = above
+    found = up[rows]
+    return np.where(found < none, found, -1)
 
 
 def within(parent: Parents, chosen: Bool) -> Bool:
     """Return which rows are chosen or lie in a chosen one."""
     return nearest(parent, chosen, np.arange(len(parent))) >= 0
-
-
-def depths(parent: Parents) -> Int64:
-    """Return how many rows each row lies in, level by level."""
-    depth = np.zeros(len(parent), np.int64)
-    above = parent.astype(np.int64)
-    while (inside := above >= 0).any():
-        depth[inside] += 1
-        above[inside] = parent[above[inside]]
-    return depth

@@ -25,7 +25,7 @@ from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.input_file import DecodeError, PathLike, convert
 from tracer.join import join_execution_trace
 from tracer.lazy import pandas
-from tracer.ranks import FAKE, RankClass, Span, all_alike, missing_of, rank_in_name, renumbered, spans, work_digest
+from tracer.ranks import FAKE, RankClass, Span, all_alike, missing_of, rank_in_name, renumbered
 from tracer.shown import Chart, Shown, time_chart
 from tracer.step_work import check_cycle, group_steps
 from tracer.store.container import corrupt, write_file
@@ -250,28 +250,6 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
             f"those recorded; capture --rank {listed(str(each.first) for each in without)} into the same directory "
             "too.")
     return job
-
-
-def fold(job: Job) -> Job:
-    """Return the job with one graph for each class of ranks that do the same work; the first rank's, in order of rank.
-
-    Raises:
-        JobError: a graph does not know its rank.
-    """
-    merged: dict[bytes, tuple[ExecutionGraph, list[int]]] = {}
-    held = job.classes or [RankClass(((g.meta.rank, g.meta.rank, 1),), i) for i, g in enumerate(job.graphs)]
-    for each in held:
-        if each.graph == NONE:
-            continue
-        graph = job.graphs[each.graph]
-        if graph.meta.rank == NONE:
-            raise JobError(f"{graph.meta.source or 'A graph'} does not know its rank, so that it cannot be folded.")
-        merged.setdefault(work_digest(graph), (graph, []))[1].extend(each)
-    notes = list(job.notes)
-    if len(merged) < len(job.graphs) and any(graph.meta.era != SHAPE_ONLY for graph, _ in merged.values()):
-        notes.append("Ranks that do the same work were folded: the times are those of the first rank of each class.")
-    graphs = [graph for graph, _ in merged.values()]
-    return folded_job(graphs, [spans(ranks) for _, ranks in merged.values()], job.world_size, notes)
 
 
 def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, ...]], world_size: int,

@@ -31,7 +31,7 @@ from kernel_models.families.copy import memset, transfer
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of, is_free
 from kernel_models.spreads import HOST_AT_CAPTURED, RESIZED_WITH_DATA
-from tracer.arrays import Bool, Float64, Int64
+from tracer.arrays import Bool, Float64
 from tracer.graph import OpKind
 from tracer.input_file import list_of
 from tracer.views import Argument
@@ -111,12 +111,6 @@ class Sizes:
         """Return the edit as a phrase."""
         said = ", ".join(f"{name} {old} → {new}" for name, old, new in self.changes)
         return f"{said} by scaling one capture" if said else "sizes as recorded"
-
-    def operations_of(self, scenario: Scenario, rows: Sequence[int] | Int64, rank: int = 0) -> list[Operation]:
-        """Return rows of a rank's ``ops`` as operations at the new sizes. Raises ``EditError`` as ``apply`` does."""
-        scaled = ScaledShapes(scenario.built.graphs[rank], self.changes)
-        scaled.check()
-        return [scaled.operation_of(int(row)) for row in rows]
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``. Sizes are scaled once for all predictions from a scenario."""

@@ -95,13 +95,13 @@ def test_a_union_covers_every_moment_once(pairs: list[tuple[int, int]], others: 
 def test_ways_up_a_tree(rows: list[tuple[int, bool]]) -> None:
     parent = np.array([min(above, row - 1) for row, (above, _) in enumerate(rows)], np.int64)
     chosen = np.array([mark for _, mark in rows], np.bool_)
-    top, depth, marked = columns.outermost(parent), columns.depths(parent), columns.within(parent, chosen)
+    top, marked = columns.outermost(parent), columns.within(parent, chosen)
     for row in range(len(rows)):
         path = [row]
         while parent[path[-1]] >= 0:
             path.append(int(parent[path[-1]]))
         first = next((at for at in path if chosen[at]), -1)
-        assert (top[row], depth[row], marked[row]) == (path[-1], len(path) - 1, first >= 0)
+        assert (top[row], marked[row]) == (path[-1], first >= 0)
         assert columns.nearest(parent, chosen, np.array([row]))[0] == first
 
 

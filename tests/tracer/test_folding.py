@@ -16,7 +16,7 @@ import tracer
 from tracer import JobError
 from tracer.errors import GraphFileError
 from tracer.graph import NONE, SHAPE_ONLY, CollectiveTable, ExecutionGraph, OpKind, StepTable
-from tracer.job import Job, fold, folded_job, load_job, save_job
+from tracer.job import Job, folded_job, load_job, save_job
 from tracer.ranks import RankClass, checked_classes, groups_like, lattice, peers_like, renumbered, spans, work_digest
 
 MB = 1 << 20
@@ -88,9 +88,18 @@ def test_groups_that_are_no_mesh() -> None:
     assert peers_like([4, 8], 4, 6) == [6, 10]
 
 
+def folded_alike(graphs: list[ExecutionGraph], world: int) -> Job:
+    """The job of graphs of every rank in classes of those that do the same work."""
+    alike: dict[bytes, list[ExecutionGraph]] = {}
+    for graph in graphs:
+        alike.setdefault(work_digest(graph), []).append(graph)
+    return folded_job([each[0] for each in alike.values()],
+                      [spans([graph.meta.rank for graph in each]) for each in alike.values()], world)
+
+
 def test_fold_and_every_rank_again() -> None:
     graphs = [mesh_graph(rank, 4, 2, shift_ns=rank) for rank in range(8)]
-    folded = fold(Job(graphs, 8))
+    folded = folded_alike(graphs, 8)
     assert [(each.ranks, each.graph) for each in folded.classes] == [(((0, 7, 1),), 0)]
     assert (len(folded.graphs), folded.known_ranks, folded.missing_ranks, folded.world_size) == (1, 8, [], 8)
     for rank, original in enumerate(graphs):
@@ -102,16 +111,12 @@ def test_fold_and_every_rank_again() -> None:
     assert ranks_of(folded.graphs[0]) == ranks_of(graphs[0])
     with pytest.raises(JobError, match=r"Rank 8 is not in this job \(it has 0–7\)"):
         folded.rank(8)
-    assert fold(folded).classes == folded.classes and folded.notes == []
     assert renumbered(graphs[3], 3) is graphs[3]
-    for graph in graphs:
-        graph.meta.era = "kineto"
-    assert any("times are those of the first rank" in note for note in fold(Job(graphs, 8)).notes)
 
 
 def test_only_equal_work_is_folded() -> None:
     graphs = [mesh_graph(rank, 4, 2, rows=5 if rank == 3 else 4) for rank in range(8)]
-    folded = fold(Job(graphs, 8))
+    folded = folded_alike(graphs, 8)
     assert [str(each) for each in folded.classes] == ["0–2, 4–7", "3"]
     assert [graph.meta.rank for graph in folded.graphs] == [0, 3]
     assert len(folded.rank(3).ops) == 5 and len(folded.rank(4).ops) == 4
@@ -125,13 +130,11 @@ def test_only_equal_work_is_folded() -> None:
     }
     assert work_digest(base) == work_digest(graph_of(0, 2, {"other": ("all_reduce", [0, 1])}, shift_ns=9))
     assert all(work_digest(graph) != work_digest(base) for graph in others.values())
-    with pytest.raises(JobError, match="does not know its rank"):
-        fold(Job([replace(base, meta=replace(base.meta, rank=NONE))], 2))
 
 
 def test_pipeline_neighbours_keep_their_distance() -> None:
     middle = [graph_of(rank, 12, {"send": ("send", [rank, rank + 4])}) for rank in range(4, 8)]
-    folded = fold(Job(middle, 12))
+    folded = folded_alike(middle, 12)
     assert [str(each) for each in folded.classes] == ["4–7"]
     assert ranks_of(folded.rank(6)) == [[6, 10]]
     assert folded.missing_ranks == [0, 1, 2, 3, 8, 9, 10, 11]
@@ -219,7 +222,7 @@ def test_uneven_shards_are_classes_of_their_own(tmp_path: Path) -> None:
     predicted = classes_of(case.plan, case.ranks, depth=2, **case.settings)
     assert [str(each) for each in predicted] == ["0–1", "2"]  # 31 rows: 11, 11, 9; 20: 7, 7, 6; 100: 34, 34, 32
     graphs = [fake_rank(case, rank, tmp_path) for rank in range(case.ranks)]
-    assert [each.ranks for each in fold(Job(graphs, case.ranks)).classes] == [each.ranks for each in predicted]
+    assert [each.ranks for each in folded_alike(graphs, case.ranks).classes] == [each.ranks for each in predicted]
 
 
 def classes_of(plan: str, world: int, **settings: Any) -> list[RankClass]:

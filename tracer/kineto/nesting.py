@@ -13,11 +13,10 @@ overlap by less than a microsecond. Then the earlier one is cut, not the later o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from tracer.columns import covered, named
+from tracer.columns import covered, named, nearest
 from tracer.graph import NONE, GapKind, GapTable, LaunchTable, OpKind, OpTable, OverheadTable, Phase, StepTable
 from tracer.kineto.events import DATA_LOADER
 from tracer.kineto.host_loop import gaps_between, nest_rows, rows_around
@@ -98,17 +97,9 @@ def _jumps(parent: np.ndarray) -> list[np.ndarray]:
 
 
 def inherit(values: np.ndarray, nesting: Nesting, unset: int) -> np.ndarray:
-    """Fill rows whose value is ``unset`` from their nearest ancestor that has one (level by level, from the top)."""
-    out = values.copy()
-    if len(out) == 0:
-        return out
-    by_depth = np.argsort(nesting.depth, kind="stable")
-    borders = np.searchsorted(nesting.depth[by_depth], np.arange(1, int(nesting.depth.max()) + 2))
-    for low, high in pairwise(borders.tolist()):
-        rows = by_depth[low:high]
-        rows = rows[out[rows] == unset]
-        out[rows] = out[nesting.parent[rows]]
-    return out
+    """Fill rows whose value is ``unset`` from their nearest ancestor that has one."""
+    found = nearest(nesting.parent, values != unset, np.arange(len(values)))
+    return np.where(found >= 0, values[found], values) if len(values) else values
 
 
 PROFILER_SHARE = 0.5
