@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import Enum, IntEnum
 
+from tracer.columns import MOST_RANKS
 from tracer.errors import ForetraceError
 
 
@@ -220,6 +221,9 @@ class ParallelPlan:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise PlanError(f"{name}={value!r} is not possible in a plan: give a whole number, 1 or more.")
+        if self.world_size > MOST_RANKS:
+            raise PlanError(f"A plan of {self.world_size:.4g} ranks is more than a job can have; give one of "
+                            f"{MOST_RANKS:,} or fewer.")
         if self.microbatches is None and self.pp > 1:
             object.__setattr__(self, "microbatches", self.pp)
         if self.pp * self.chunks * self.passes > MOST_TASKS:

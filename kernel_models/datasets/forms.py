@@ -250,6 +250,8 @@ _HOST_LINK = ("Memcpy HtoD", "Memcpy DtoH", "Pageable", "Pinned")
 _NO_TYPES = frozenset({"", "Scalar", "ScalarList", "TensorList"})
 SOFTWARE = "torch"
 """The tables name no version."""
+_MOST_LITERAL = 100_000
+"""Characters of an argument that are read: a tensor list of some thousand shapes. Parsing takes a kilobyte for each."""
 
 
 def operation_of(name: str, dims: str, types: str, strides: str, values: str) -> Operation:
@@ -258,6 +260,8 @@ def operation_of(name: str, dims: str, types: str, strides: str, values: str) ->
     Raises:
         ValueError: a text is no literal.
     """
+    if max(map(len, (dims, types, strides, values))) > _MOST_LITERAL:
+        raise ValueError(f"an argument of {name[:60]} has more than {_MOST_LITERAL:,} characters")
     try:
         shapes, dtypes, steps, numbers = (tuple(ast.literal_eval(text)) for text in (dims, types, strides, values))
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:

@@ -174,7 +174,7 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
     times = np.bincount(of_kernel[~collective], weights=(end - start)[~collective], minlength=len(StepPart))
     # Not the ``active_ns`` of reports: it leaves collectives out, and what these take alone is asked here too.
     busy, active = union_ns(start[~collective], end[~collective]), union_ns(start, end)
-    times *= busy / max(times.sum(), 1.0)
+    times = times * (busy / max(times.sum(), 1.0))  # of no kernel, counts are whole numbers
     steps = scenario.cycle.steps
     times[StepPart.NOTHING] = max(length_ns * steps - active, 0.0)
     return times / steps / 1e3, (active - busy) / steps / 1e3

@@ -357,9 +357,10 @@ def test_operator_tables_need_a_device(run: Run, tmp_path: Path) -> None:
     code, _, error = run("fit", path, "-o", tmp_path / "x.profile")
     assert code == 2 and "--device" in only_sentence(error)
     assert run("fit", path, "-o", tmp_path / "x.profile", "--device", "h100-sxm")[0] == 0
-    broken = table(tmp_path / "broken.parquet", pd.read_parquet(path).assign(**{"Input Dims": "((64,"}))
-    with pytest.raises(TableInputError, match="literals"):
-        read_table(broken, device("h100-sxm"))
+    for dims, says in (("((64,", "literals"), ("(1" + ",1" * 60_000 + ")", "more than 100,000 characters")):
+        broken = table(tmp_path / "broken.parquet", pd.read_parquet(path).assign(**{"Input Dims": dims}))
+        with pytest.raises(TableInputError, match=says):
+            read_table(broken, device("h100-sxm"))
 
 
 def test_a_directory_is_read_as_far_as_it_can_be(run: Run, tmp_path: Path) -> None:

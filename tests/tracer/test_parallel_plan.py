@@ -76,6 +76,7 @@ def test_any_plan_is_read_back_and_its_groups_hold_a_rank_once(
     ("accumulation=2,microbatches=2", None, "name each dimension once"),
     ("fsdp2,tp", 8, "leave the size out of one at most"),
     ("ddp=8,sharding=3", 8, "contradicts itself"),
+    ("ddp=30000000", None, "give one of 1,000,000 or fewer"),
     ("fsdp2,tp=0", 8, "tp=0 is not possible in a plan"),
     ("pp=8,microbatches=0", 8, "microbatches=0 is not possible in a plan"),
     ("fsdp2=8,bucket_mb=50", 8, "bucket_mb is of DDP"),
