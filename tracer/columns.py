@@ -22,8 +22,6 @@ from tracer.columns_loop import UNSORTED, cover, place_rows, tally_rows
 
 NONE = -1
 """Code of a missing string, parent, step, launch, op or number in every integer column."""
-MOST_RANKS = 1_000_000
-"""Ten times the largest training jobs there have been; a larger number is damage, or no job at all."""
 
 
 def is_constant(column: np.ndarray) -> bool:

@@ -16,7 +16,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracer.arrays import Int8, Int32, Int64
-from tracer.columns import MOST_RANKS, NONE, Table
+from tracer.columns import NONE, Table
+from tracer.guard import MOST_RANKS
 from tracer.shown import Chart, Shown, time_chart
 
 if TYPE_CHECKING:

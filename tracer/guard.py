@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 else:
     ElementTree = late("xml.etree.ElementTree")
 
+MOST_RANKS = 1_000_000
+"""Ten times the largest training jobs there have been; a larger number is damage, or no job at all."""
 MOST_DEPTH = 64
 """Deepest nesting of untyped values, of XML and of modules: what goes through them may call itself for each level. The
 deepest modules of the recordings here nest 7 levels."""

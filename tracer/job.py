@@ -18,10 +18,10 @@ from tracer import kineto
 from tracer.capture_layout import find_parts, read_capture, shifted
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
-from tracer.columns import MOST_RANKS
 from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError, listed
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
+from tracer.guard import MOST_RANKS
 from tracer.input_file import DecodeError, PathLike, convert
 from tracer.join import join_execution_trace
 from tracer.lazy import pandas

@@ -25,10 +25,11 @@ import numpy.typing as npt
 
 from tracer.alignment_loop import align_windows
 from tracer.arrays import Bool, Int32, Int64
-from tracer.columns import MOST_RANKS, nearest
+from tracer.columns import nearest
 from tracer.execution_trace import ExecutionTrace, read_execution_trace
 from tracer.execution_trace.trace import profiler_arguments
 from tracer.graph import NONE, CodeOf, ExecutionGraph, OpKind, string_coder
+from tracer.guard import MOST_RANKS
 from tracer.kineto.linking import collective_kind
 
 if TYPE_CHECKING:

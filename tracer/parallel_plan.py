@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import Enum, IntEnum
 
-from tracer.columns import MOST_RANKS
 from tracer.errors import ForetraceError
+from tracer.guard import MOST_RANKS
 
 
 class PlanError(ForetraceError):

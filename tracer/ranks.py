@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tracer.columns import MOST_RANKS, NONE, named
+from tracer.columns import NONE, named
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, Table
+from tracer.guard import MOST_RANKS
 from tracer.input_file import DecodeError, from_json
 
 FAKE = "fake"

@@ -13,9 +13,8 @@ from graph_predictor.recorded.facts import further_out
 from graph_predictor.simulation.build import kernel_kinds
 from kernel_models.collectives import CollectiveModel, CommError, price_calls, topology_of
 from tracer.graph import KernelKind
+from tracer.guard import MOST_RANKS
 from tracer.parallel_plan import PlanError
-
-MOST_RANKS = 1 << 20  # chosen: more than any machine has
 
 
 @dataclass(frozen=True)

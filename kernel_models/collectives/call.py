@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from kernel_models.op_call import Source, Times
 from tracer.arrays import Bool, Float64, Int64
-from tracer.columns import MOST_RANKS
 from tracer.errors import ForetraceError
+from tracer.guard import MOST_RANKS
 
 BARRIER_BYTES = 4.0
 """A barrier is an all-reduce of one 4-byte element."""

@@ -28,7 +28,7 @@ from kernel_models.collectives.measurements import (
     make_measurements,
 )
 from kernel_models.collectives.text_logs import is_mpi, is_nccl_tests, is_param, read_mpi, read_nccl_tests, read_param
-from tracer.columns import MOST_RANKS
+from tracer.guard import MOST_RANKS
 from tracer.input_file import read_input
 from tracer.table_input import FORMATS, TableInputError, place, read_frame
 

@@ -27,8 +27,8 @@ from kernel_models.collectives.call import (
 from kernel_models.collectives.topology import Topology
 from kernel_models.device import DeviceError, DeviceSpec, device, find_device, resolve_device
 from tracer.arrays import Bool, Float64, Int64
-from tracer.columns import MOST_RANKS
 from tracer.errors import listed
+from tracer.guard import MOST_RANKS
 from tracer.shape_only.devices import device_names
 
 MOST_BYTES, LEAST_US, MOST_US = 1e18, 1e-6, 1e12

@@ -21,7 +21,7 @@ from step_views.cli.console import working
 from step_views.cli.running import one_sentence
 from step_views.pages import page, parts
 from step_views.pages import page as provenance
-from tracer import ranks, workloads
+from tracer import guard, workloads
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import PlanError
 from tracer.shape_only import devices
@@ -236,11 +236,11 @@ def numbers(text: str, option: str, example: str) -> list[int]:
 
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MOST_NUMBERS or not all(
-            part.isascii() and part.isdecimal() and len(part) <= len(str(ranks.MOST_RANKS))
-            and 0 < int(part) <= ranks.MOST_RANKS
+            part.isascii() and part.isdecimal() and len(part) <= len(str(guard.MOST_RANKS))
+            and 0 < int(part) <= guard.MOST_RANKS
             for part in parts):
         raise PlanError(f"{option} {text[:40]} is not possible; give a whole number from 1 to "
-                        f"{ranks.MOST_RANKS:,}, or up to "
+                        f"{guard.MOST_RANKS:,}, or up to "
                         f"{MOST_NUMBERS} separated by commas, such as {example}.")
     return list(dict.fromkeys(int(part) for part in parts))
 

@@ -12,8 +12,8 @@ import msgspec
 
 from graph_predictor.edits.registry import FACTOR, OPTIONS, EditOption, switched
 from graph_predictor.request.study import Configuration
-from tracer.columns import MOST_RANKS
 from tracer.errors import ForetraceError
+from tracer.guard import MOST_RANKS
 
 Value = str | int | float
 

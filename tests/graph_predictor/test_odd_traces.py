@@ -11,7 +11,7 @@ import pytest
 from micro import Micro
 from said import Run
 
-from tracer.columns import MOST_RANKS
+from tracer.guard import MOST_RANKS
 from tracer.job import read_job
 from tracer.ranks import rank_in_name
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from tracer.alignment_loop import align_windows
 from tracer.arrays import Bool, Int64
-from tracer.columns import MOST_RANKS
 from tracer.errors import TraceError
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind, string_coder
+from tracer.guard import MOST_RANKS
 from tracer.input_file import DecodeError, from_json, read_input, why_not_read
 from tracer.kineto.linking import SAME_SIZE, collective_kind
 from tracer.lookup_data.noted import note_counted

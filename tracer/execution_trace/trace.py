@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from tracer.arrays import Bool, Int32, Int64
-from tracer.columns import MOST_RANKS, NONE
+from tracer.columns import NONE
+from tracer.guard import MOST_RANKS
 from tracer.input_file import list_of
 from tracer.kineto.events import dtype_name
 

@@ -5,8 +5,8 @@ Whether a fake world can be, and whether a plan fits a workload, from numbers an
 
 from __future__ import annotations
 
-from tracer.columns import MOST_RANKS
 from tracer.errors import ForetraceError
+from tracer.guard import MOST_RANKS
 from tracer.parallel_plan import ParallelPlan, PlanError, Sharding, said
 from tracer.workloads.places import pieces_of
 from tracer.workloads.settings import Settings, WorkloadError

@@ -19,8 +19,8 @@ from typing import Annotated
 
 import msgspec
 
-from tracer.columns import MOST_RANKS
 from tracer.errors import ForetraceError
+from tracer.guard import MOST_RANKS
 from tracer.input_file import DecodeError, PathLike, from_json, read_input
 from tracer.lookup_data.tables import EmbeddingTable
 

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 
 from tracer.arrays import Int32
-from tracer.columns import MOST_RANKS, NONE
+from tracer.columns import NONE
 from tracer.errors import GraphFileError, StepRegionError
 from tracer.graph import LEAST_STEP_NS, ExecutionGraph, Meta, Thread
+from tracer.guard import MOST_RANKS
 from tracer.input_file import DecodeError, from_json
 from tracer.store.container import (
     MANIFEST,
