@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kernel_models.device import find_device as device
     from planner.parallel.comm_study import comm_study
     from planner.parallel.planning import plan
+    from planner.parallel.shape_search import shape_search
     from planner.parallel.shapes import shapes
     from planner.serving.layer_prices import price_layer
     from planner.serving.search import serve_search
@@ -80,6 +81,7 @@ _HOMES = {
     "retraced": "graph_predictor.synthesis.baseline",
     "serve": "planner.serving.serve",
     "serve_search": "planner.serving.search",
+    "shape_search": "planner.parallel.shape_search",
     "shapes": "planner.parallel.shapes",
     "shard": "planner.sharding.planning",
     "snapshot_timeline": "tracer.memory_snapshot",
@@ -92,9 +94,10 @@ _HOMES = {
 
 __all__ = [
     "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "device", "device_names",
-    "diff", "edits", "export", "fit_batch", "fleet", "handler", "hooks", "log", "memory_timeline", "opportunities",
-    "plan", "predict", "price_layer", "ranks", "read", "replay", "report", "retraced", "serve", "serve_search",
-    "shapes", "shard", "snapshot_timeline", "step_predictor", "survey", "sweep", "trace", "write_timeline",
+    "diff", "edits", "export", "fit_batch", "fleet", "handler", "hooks", "log", "memory_timeline",
+    "opportunities", "plan", "predict", "price_layer", "ranks", "read", "replay", "report", "retraced", "serve",
+    "serve_search", "shape_search", "shapes", "shard", "snapshot_timeline", "step_predictor", "survey", "sweep",
+    "trace", "write_timeline",
 ]
 
 _lazy, __dir__ = lazily(__name__, _HOMES)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import typer
+
 from graph_predictor.figures import percent, signed_percent
 from kernel_models import device as known_devices
 from kernel_models import op_call
 from kernel_models.heuristics import shape_terms
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.cli.plan import heads_text
+from planner.parallel import shape_search
 from planner.parallel import shapes as parallel_shapes
 from step_views.cli.console import Column, Report, print_json, working
 from step_views.cli.options import Json, Top, in_one_sentence, profile_of, shared
@@ -33,6 +36,9 @@ def shapes(
     parallel: Annotated[str, shared(
         "--parallel", "how layers are split and the micro-batch's size, such as tp=8,microbatch=4,sequence_parallel"
     )] = DEFAULT_PLAN,
+    search: Annotated[bool, typer.Option(
+        "--search", help="Search depths, widths, heads, inner widths, micro-batches and tp at equal parameters (±1%).",
+    )] = False,
     profile: Profiles = None,
     top: Top = None,
     json: Json = False,
@@ -44,10 +50,18 @@ def shapes(
 
     Collectives, the optimizer and the host are left out: foretrace plan has them.
     """
+    asked: dict[str, Any] = {"device": device, "settings": assignments or (), "preset": preset, "parallel": parallel,
+                             "profile": profile_of(profile, known_devices.find_device(device))}
+    if search:
+        with working("Tracing and pricing designs"):
+            designs = shape_search.shape_search(source, **asked)
+        if json:
+            print_json(_plain_designs(designs, top))
+        else:
+            _report_designs(designs, top or BEST)
+        return
     with working("Tracing and pricing"):
-        found = parallel_shapes.shapes(source, device=device, settings=assignments or (), preset=preset,
-                                       parallel=parallel,
-                                       profile=profile_of(profile, known_devices.find_device(device)))
+        found = parallel_shapes.shapes(source, **asked)
     if json:
         print_json(_plain(found, top))
     else:
@@ -96,6 +110,43 @@ def _report(found: parallel_shapes.ShapeReport, top: int) -> None:
         out.line(f"Not possible: {SETTINGS[change.setting]} {change.value}. {reason}")
     _report_losing(out, found)
     out.notes(found.notes)
+
+
+def _plain_designs(found: shape_search.ShapeDesigns, top: int | None) -> dict[str, Any]:
+    return {"model": found.model, "device": found.device.name, "plan": str(found.plan), "shape": asdict(found.shape),
+            "parameters": found.shape.parameters, "us_per_token": found.us, "memory_bytes": found.memory_bytes,
+            "designs": [shape_search.values_of(each) for each in found.designs[:top or None]],
+            "refused": found.refused, "notes": found.notes}
+
+
+def _report_designs(found: shape_search.ShapeDesigns, top: int) -> None:
+    out, shape = Report(), found.shape
+    out.line(f"{found.model} on {found.device.name}: {shape.layers} layers of width {shape.hidden:,}, "
+             f"{heads_text(shape, sized=True)}, inner width {shape.ffn:,}, micro-batch {found.plan.samples}, "
+             f"tp={found.plan.tp}: {found.us:,.4g} µs of a GPU a token and {found.memory_bytes / 1e9:,.1f} GB a rank.")
+    shown = found.designs[:top] + tuple(each for each in found.designs[top:] if each.best)
+    out.table(f"The quickest of {len(found.designs)} designs with as many parameters (±1%)", [
+        Column("layers × width", name=True, whole=True), Column("heads"), Column("inner"), Column("micro-\nbatch"),
+        Column("tp"), Column("GPU µs\na token"), Column("gain"), Column("80% between"), Column("memory\nGB"),
+        Column("", name=True)], [_design_row(each) for each in shown])
+    out.line("*: no design is quicker with no more memory. Gains are for each parameter; how well another depth learns "
+             "is not judged.")
+    if found.designs:
+        adds = found.designs[0].products
+        parts = sorted((name for name in adds if abs(adds[name]) >= 0.0005), key=lambda name: adds[name])
+        out.line("The first one's time against now: " + ", ".join(
+            f"{name} {signed_percent(adds[name])}" for name in parts) + ".")
+    if found.refused:
+        out.line(f"{found.refused} more cannot be split as the plan says.")
+    out.notes(found.notes)
+
+
+def _design_row(each: shape_search.ShapeDesign) -> list[str]:
+    advice, shape, plan = each.advice, each.advice.change.shape, each.advice.change.plan
+    return [f"{shape.layers} × {shape.hidden:,}", f"{shape.heads} of {shape.width_of_head}", f"{shape.ffn:,}",
+            str(plan.samples), str(plan.tp), f"{advice.us:,.4g}", signed_percent(advice.gain),
+            f"{signed_percent(advice.low)} – {signed_percent(advice.high)}", f"{each.memory_bytes / 1e9:,.1f}",
+            "*" if each.best else ""]
 
 
 def _now(found: parallel_shapes.ShapeReport, setting: str) -> str:

@@ -296,7 +296,7 @@ def advise(shape: TransformerShape, plan: ParallelPlan, pieces: LayerCosts,
         if settings is not None and change.setting not in settings:
             continue
         try:
-            found.append(_advice(change, shape, now, cost_of(change.shape, change.plan, pieces)))
+            found.append(compared(change, shape, now, cost_of(change.shape, change.plan, pieces)))
         except ShapeOnlyError as error:
             refused.append((change, str(error)))
     found.sort(key=lambda each: -each.gain)
@@ -338,8 +338,7 @@ def _parts(shape: TransformerShape, plan: ParallelPlan) -> Iterator[tuple[Transf
 
 def _lost(calls: Sequence[OpCall], us: Float64, device: DeviceSpec) -> dict[str, Float64]:
     """Return what each term costs of one run, µs [n]: without it the arithmetic is quicker, down to what the board's
-    power
-    feeds."""
+    power feeds."""
     share = arithmetic_share(calls, device)
     fed = np.array([call.flops / sustained_tflops(device, call.dtype) / 1e6 if call.family in LIMITED else 0.0
                     for call in calls])
@@ -347,7 +346,8 @@ def _lost(calls: Sequence[OpCall], us: Float64, device: DeviceSpec) -> dict[str,
             for name, factor in shape_terms(calls, device).items()}
 
 
-def _advice(change: ShapeChange, shape: TransformerShape, now: ShapeCost, then: ShapeCost) -> ShapeAdvice:
+def compared(change: ShapeChange, shape: TransformerShape, now: ShapeCost, then: ShapeCost) -> ShapeAdvice:
+    """Return what a change of a decoder gains, from its cost before and after."""
     more = change.shape.parameters / shape.parameters
     ratio = then.total_us / now.total_us / (more if change.credited else 1.0)
     spread = Z80 * _spread(now, then)

@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 import foretrace
 from foretrace.commands import app
 from kernel_models.device import device
+from planner.parallel import shape_search
 from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.shape_search import designs
 from planner.parallel.shapes import ShapeReport, advise, neighbours
-from tracer.parallel_plan import ParallelPlan
+from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
 
 PLAN = ParallelPlan(microbatch=2, microbatches=1)
@@ -88,3 +90,33 @@ def test_facade() -> None:
     kernels = found.to_pandas("kernels")
     assert kernels["us_per_token"].sum() == pytest.approx(found.cost.total_us)
     assert set(found.to_pandas("refused").columns) == {"setting", "value", "reason"}
+
+
+def test_designs_have_as_many_parameters_and_whole_sizes_on_each_rank() -> None:
+    grouped = replace(GPT, layers=24, heads=32, kv_heads=8, vocab=50_304, gated=True)
+    for plan in (PLAN, ParallelPlan(tp=4, microbatch=2, microbatches=1)):
+        found = list(designs(grouped, plan))
+        assert len({each.layers for each in found}) > 5 and grouped not in found
+        for each in found:
+            assert each.parameters == pytest.approx(grouped.parameters, rel=0.01)
+            assert each.heads % plan.tp == 0 and each.heads == 4 * each.kv_heads
+            assert {each.hidden % (64 * plan.tp), each.ffn % (64 * plan.tp), each.vocab % (64 * plan.tp)} == {0}
+
+
+def test_a_search_says_by_product_what_each_design_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shape_search, "WIDTHS", (1.0,))
+    monkeypatch.setattr(shape_search, "INNER", (1.0, 2.0))
+    monkeypatch.setattr(shape_search, "HEAD_SIZES", (128,))
+    monkeypatch.setattr(shape_search, "REPLANNED", 1)
+    found = shape_search.find_designs(replace(GPT, layers=4), PLAN, LayerCosts(device("a100-sxm-40g")))
+    assert found.designs[0].advice.gain > 0.05
+    assert {each.advice.change.plan.samples for each in found.designs} == {1, 2, 4}
+    for each in found.designs:
+        assert sum(each.products.values()) == pytest.approx(each.advice.us / found.us - 1)
+        beaten = any(other.advice.us < each.advice.us and other.memory_bytes <= each.memory_bytes
+                     for other in found.designs)
+        assert each.best != (beaten or (each.advice.us >= found.us and each.memory_bytes >= found.memory_bytes))
+    assert len(found.to_pandas()) == len(found.designs)
+    with pytest.raises(PlanError, match="decoder of equal blocks"):
+        shape_search.find_designs(replace(GPT, stack=(replace(GPT, layers=1), replace(GPT, layers=1, ffn=5120))), PLAN,
+                                  LayerCosts(device("a100-sxm-40g")))
