@@ -1,8 +1,7 @@
 """Assumptions behind intervals: every assumed half width in one place, with its evidence.
 
-Each constant is the half width, as a logarithm, of an 80% interval of a time (0.7: a factor of 2 either way), unless
-stated otherwise. "Added": to the price's own half width. Fitted models, collectives and repeated steps have measured
-widths.
+Unless stated otherwise, each is half the width, as a logarithm, of an 80% interval of a time (0.7: a factor of 2).
+"Added": to the price's own half width. Fitted models, collectives and repeated steps have measured widths.
 """
 
 from __future__ import annotations
