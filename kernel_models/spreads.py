@@ -41,8 +41,7 @@ left wholly out of the fit (RTX 3090 and 4090 in turn) errs by 1.4 and 1.6 times
 OTHER_LAYOUT = 0.25
 """A call priced from a measured call of another layout, added to the interval of that call's time.
 
-NVIDIA's "Matrix Multiplication Background User's Guide" shows nn, nt, tn and tt of large products within a fifth.
-"""
+NVIDIA's "Matrix Multiplication Background User's Guide" shows nn, nt, tn and tt of large products within a fifth."""
 TYPICAL_WORK = 0.5
 """Work of unknown sizes, scaled as typical work of its family, added. The ladders of 3×3 and of 1×1 convolutions differ
 by up to 0.43 between V100 and A100 (1 ms kernels, fp32 against TF32). Layers vary more than two examples."""

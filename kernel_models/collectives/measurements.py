@@ -1,8 +1,8 @@
 """Measured times of collectives as columns, the types they are stored in, and the machine behind them.
 
 Rows of different GPUs or clusters are never pooled. A row names its GPU as the driver or the table writes it, and its
-system (a table's ``topology`` or ``cluster`` column). Rows that name neither are assumed to be of the user's topology.
-"""
+system (a table's ``topology`` or ``cluster`` column). Rows that name neither are assumed to be of the user's
+topology."""
 
 from __future__ import annotations
 

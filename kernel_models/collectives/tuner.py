@@ -92,7 +92,7 @@ def _only_measured(times: CommTimes) -> CommTimes:
 
 
 def measured_groups(profiles: Sequence[CommProfile]) -> list[tuple[CollectiveKind, Placement, float, float]]:
-    """Return (kind, placement, least, most common size) of groups that several backends (or the only one) have."""
+    """Return (kind, placement, least, largest size) of groups that several backends (or the only one) measured."""
     ranges: dict[tuple[int, int, int, int, int], dict[tuple[int, str], tuple[float, float]]] = {}
     for number, profile in enumerate(profiles):
         for name, models in profile.backends.items():

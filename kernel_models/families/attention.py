@@ -15,8 +15,8 @@ With d = dᵥ these are 4·q·kv·d forward and 2.5 times that backward; a causa
 FlashAttention-2 (2023), section 4.1. "Math" is priced as if fused: its products and softmax have calls of their own.
 
 Inference servers keep their cache in pages, or outside the arguments. The attended tokens depend on how many tokens
-each sequence already has. If no argument holds that number, the user may state it (``Operation.told``; ``foretrace
-price --assume``). Else the step's tokens are assumed to be one new sequence, and the calls are flagged.
+each sequence already has. If no argument holds that number, the user may state it (``Operation.told``;
+``foretrace price --assume``). Else the step's tokens are assumed to be one new sequence, and the calls are flagged.
 """
 
 from __future__ import annotations
