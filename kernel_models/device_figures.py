@@ -23,7 +23,7 @@ OPERATIONS_A_CLOCK = {"vector_tflops.fp32": (2, 2048)}
 """Range of the fp32 rate per clock and unit, operations; shipped devices have 20 to 277. A value outside means that
 units, clock and rate are of different devices, or in wrong units."""
 OTHER_OPERATIONS_A_CLOCK = (0.5, 400_000)
-"""The same range for other types and for matrix units; shipped devices have 2 to 48,600."""
+"""Range of rates of other types and of matrix units per clock and unit; shipped devices have 2 to 48,600."""
 _MEMORY_KIND = re.compile(r"(HBM|GDDR|LPDDR|DDR)[1-9]\w{0,2}")
 _CAPABILITY = re.compile(r"\d{1,2}\.\d{1,2}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")

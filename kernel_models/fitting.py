@@ -92,7 +92,7 @@ class Options:
 
     @classmethod
     def of_one_machine(cls, *, refit: bool = False) -> Options:
-        """Return options for one machine's own measurements, some hundred calls a family: processes and formulas."""
+        """Return options for one machine's measurements, some hundred calls a family: Gaussian processes, formulas."""
         return cls(refit=refit, process_up_to=MOST_CALLS, formulas=True)
 
 

@@ -28,7 +28,7 @@ from kernel_models.pricing import Models, price
 from tracer.arrays import Float64
 
 STATES = {"adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "partial_rowwise_adam": 2}
-"""State tables that an optimizer writes in addition to the weights, where it is not fused into the backward pass."""
+"""Number of state tables that an optimizer writes in addition to the weights, if not fused into backward."""
 
 
 def forward_call(parts: Sequence[TablePart]) -> OpCall:

@@ -323,12 +323,12 @@ WATTS_PER_TFLOPS = {"ampere": 1.34, "hopper": 0.97, "blackwell": 0.91}
 Ampere: 0.718 of 312 TFLOP/s at the 300 W of an A100 PCIe 80 GB; Blackwell: 0.486 of 2,250 at the 1,000 W of a B200 (the
 fitted half of SimuMax's tables, ``benchmarks/sustained_products.py``). Hopper: 720 TFLOP/s at the 700 W of an H100 and
 an H200 SXM, as published by SemiAnalysis ("MI300X vs H100 vs H200 Benchmark", December 2024). These are products of
-training, not of zeros; fp8 reached 1,280. Boards without a figure are not slowed here."""
+training, not of zeros; fp8 reached 1,280. Boards without a figure are not slowed here (see ``heuristics.work``)."""
 COST_OF_TYPE = {"fp16": 1.0, "bf16": 1.0, "fp8": 0.56, "int8": 0.56, "fp4": 0.31, "tf32": 2.0}
 """Energy of an operation by type, relative to 16 bits. The figure of fp8 follows from Hopper's above; fp4 (below fp8 by
 the same ratio) and tf32 (twice) are assumed, from peak rates."""
 COST_ON = {"blackwell": {"fp8": 0.46, "int8": 0.46, "fp4": 0.26}}
-"""The same by architecture, where steps show them. Blackwell's 16-bit figure is one machine's (SimuMax's B200);
+"""Energies by architecture, where steps show them. Blackwell's 16-bit figure is one machine's (SimuMax's B200);
 narrower types follow NVIDIA's recipes. Its fp8 gives Llama 3.1 405B in MXFP8 on 256 GB200 the step time of
 Megatron-Bridge's summary (26.06). The figure of fp4 lies between those that do so for NVFP4 and for Llama 3 70B. Other
 rows judge them (``benchmarks/weak_scaling.py --rows recipes``). Other boards (B300, GB300) are extrapolated."""

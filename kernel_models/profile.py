@@ -75,7 +75,7 @@ _CHECKSUM_BYTES = 8  # 32 bits in hexadecimal
 _COMMENT_BYTES = 64  # more than the longest comment
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same models give the same bytes
 _FREE_BYTES, _MOST_EXPANSION = 64 << 20, 50
-"""Most bytes that all members may unpack to: the larger of this number and this multiple of the file's size."""
+"""Most bytes that all members may unpack to: the larger of the first and the second times the file's size."""
 
 LOADERS: dict[str, tuple[str, str]] = {
     "boosted": ("kernel_models.learned.boosted", "BoostedModel"),

@@ -110,7 +110,7 @@ def choose_blend(curves: Sequence[tuple[Float64, Float64]]) -> tuple[float, Floa
 
     Returns:
         The weight, and [m, 2] of the left-out points: size and residual log(measured / predicted) at that weight.
-            Curves of fewer than ``SHORTEST`` sizes leave nothing out.
+        Curves of fewer than ``SHORTEST`` sizes leave nothing out.
     """
     weights = np.array(BLENDS)
     errors: list[Float64] = []

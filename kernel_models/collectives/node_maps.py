@@ -41,7 +41,7 @@ class NodeMap:
     """Facts that a file gives about a node.
 
     Attributes:
-        of: name of the file, as the source of figures.
+        of: source of the figures, such as "NCCL's dump (FILE)".
         nvlinks: NVLinks from each GPU to all others, or to the switch.
         switched: whether the NVLinks lead to a switch.
         pcie_gbps: rate of a GPU's slot, one way, 10⁹ bytes/s; 0.0 where not given.

@@ -19,7 +19,7 @@ Output of PARAM's comms.py: one ``COMMS-RES-<collective>`` row for each size.
     COMMS-RES        size (B)  nElementsPerRank  Latency(us):p50  p75   p95   Min   Max  AlgBW(GB/s)  BusBW(GB/s)
     COMMS-RES-all_reduce  1024              256             24.1  24.5  25.0  23.0  26.0       0.042        0.074
 
-The 50th percentile over ranks is taken. The number of ranks follows from BusBW / AlgBW where ``--ranks`` does not say.
+The 50th percentile over ranks is taken. Without ``--ranks`` the number of ranks follows from BusBW / AlgBW.
 
 Output of the OSU micro-benchmarks of MPI libraries (``osu_allreduce`` and its siblings) and of ``ucc_perftest``.
 
@@ -31,9 +31,9 @@ Output of the OSU micro-benchmarks of MPI libraries (``osu_allreduce`` and its s
     4                       1.95                                                            avg         min       max
     8                       1.97                                1           4             17.97       17.29     18.99
 
-Neither says how many ranks there were; OSU's test of two ranks needs no word. The mean over ranks is taken. A *size* is
-what a rank sends to each other one in an all-to-all, and what it brings to an all-gather (both programs): the payload
-is that times the ranks."""
+Neither program prints the number of ranks; only OSU's test of two ranks implies it. The mean over ranks is taken. In
+both programs the *size* of an all-to-all is what a rank sends to each other rank, that of an all-gather what a rank
+contributes. The payload is the size times the number of ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Micro-benchmark tables of ``foretrace campaign``: one Parquet file per family, ``campaign.json`` next to the folder.
 
-Each row becomes the operation that was timed, and that its call, by the rules for a trace's operations. Rows with warm
+Each row becomes the timed operation, and the operation its call, by the rules for a trace's operations. Rows with warm
 caches are used. Where one kernel ran, the time is the median between two events, minus the time of an empty pair of
 events. Where several ran, it is the kernels' own time by the profiler. On a host it is the 10th percentile: other
 processes lengthen a run and never shorten it. Rows that are no single call (optimizers' steps, cross entropy,

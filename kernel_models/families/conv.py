@@ -156,7 +156,7 @@ def _convolution(op: Inputs) -> Iterator[OpCall]:
          "aten::mkldnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups)",
          "aten::_slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask)")
 def _backward(op: Inputs) -> Iterator[OpCall]:
-    """Yield the gradients that the mask asks for; operations of 2020 and of the CPU compute none of the bias."""
+    """Yield the gradients that the mask asks for; operations of 2020 and of the CPU have no bias gradient."""
     grad = op.tensor("grad_output")
     source = op.tensor("input" if "input" in op.names else "self")
     mask = op.ints("output_mask") or (1, 1, int(bool(op.ints("bias_sizes"))))

@@ -73,7 +73,7 @@ def _common_run(source: TensorSpec, target: TensorSpec) -> int:
 
 
 def concat(kind: str, tensors: list[TensorSpec], dim: int, dtype: str) -> Iterator[OpCall]:
-    """Yield the call that joins tensors along a dimension, or splits a tensor into them."""
+    """Yield the call that joins these tensors along a dimension, or splits a tensor into these."""
     tensors = [tensor for tensor in tensors if tensor.elements]
     if not tensors:
         return

@@ -97,7 +97,7 @@ _UPSAMPLES = ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_neare
 
 def interpolate(kind: str, channels: int, in_size: int, out_size: int, dtype: str, layout: str = "",
                 ) -> Iterator[OpCall]:
-    """Yield a resize; its kind is the mode, with or without "_backward". None if it has no elements."""
+    """Yield a resize; its kind is the mode, with or without "_backward". No call if it has no elements."""
     if not channels * in_size * out_size:
         return
     size, mode = itemsize(dtype), kind.removesuffix("_backward")

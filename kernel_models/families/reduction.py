@@ -297,7 +297,7 @@ def norm(
     kind: str, rows: int, columns: int, dtype: str, affine: int, *, weight: bool = True, bias: bool = True,
     flags: tuple[str, ...] = (), weight_dtype: str = "", layout: str = "",
 ) -> Iterator[OpCall]:
-    """Yield one normalisation; ``affine`` is the length of its weight. None if there is nothing to normalise."""
+    """Yield one normalisation; ``affine`` is the length of its weight. No call if there is nothing to normalise."""
     elements = rows * columns
     if not elements:
         return
@@ -386,7 +386,7 @@ def _synchronised(op: Inputs) -> Iterator[OpCall]:
 
 
 def _by_channel(op: Inputs, weight: bool, flags: tuple[str, ...], typed: bool = True) -> Iterator[OpCall]:
-    """Yield a batch norm; ``typed``: its weight's own type counts."""
+    """Yield a batch norm; ``typed``: whether the type of its weight is used."""
     tensor = op.tensor("input")
     if len(tensor.shape) < 2:
         raise Unpriceable(f"{op.name}: {tensor.shape}")

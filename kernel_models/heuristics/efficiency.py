@@ -180,8 +180,8 @@ def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
 
 
 def predicted_us(done: KernelWork, device: DeviceSpec, compute: Float64, memory: Float64, fixed: Float64) -> Float64:
-    """Return the time of work at the given efficiencies, µs [n]: kernels' fixed costs, and ``together`` arithmetic and
-    traffic."""
+    """Return the time of work at the given efficiencies, µs [n]: kernels' fixed costs plus the time of arithmetic and
+    traffic (``together``)."""
     fixed_us = fixed * device.kernel_floor_us * done.kernels
     return fixed_us + together(done.compute_us / compute, done.memory_us / memory, device)
 
@@ -197,7 +197,7 @@ def fit_efficiencies(
     """Return the efficiencies of one device from measured calls, which need not cover every family.
 
     Family by family, along each call's chain of ``keys``, every key starts from the next wider key; with few calls it
-    stays close to it. A parameter minimises the mean absolute log error of the calls that determine it; half of a
+    stays close to that key. A parameter minimises the mean absolute log error of the calls that determine it; half of a
     call's weight is its share of the measured time. Intervals are the 10% and 90% quantiles of the log residuals, for
     few calls mixed with the start's.
 

@@ -191,8 +191,8 @@ STREAMED = {"hopper": 0.83, "ampere": 0.96}
 bandwidth and at 0.77 of an A100's (``gemm_forward``, m up to 64; weights of 64 MB and more)."""
 DEPTH_FLOORS, DEEPEST = 6e-5, 8192.0
 """Kernel floors that each step of the contraction adds to a product's fixed cost, and the depth from which it is split:
-blocks run through all steps in order. From these rows with 1 to 8 MB: 0.2 ns for each of k on A100, H100 and H200
-alike. For 16 bits, and for 8 where the product does not also cast its activations."""
+blocks run through all steps in order. From rows of ``gemm_forward`` with 1 to 8 MB: 0.2 ns for each of k on A100, H100
+and H200. For 16 bits, and for 8 where the product does not also cast its activations."""
 GROUPED = {"nt": 0.92, "nn": 0.86, "tn": 0.75}
 """Rate of grouped products over that of single ones, by layout: forward, input gradient, weight gradient. From
 SimuMax's rows of an A100, and those of a B200 with 1,000 rows a group and more, compared with their single products."""
@@ -210,10 +210,10 @@ ROUTED = 0.5
 recorded step of gpt-oss the experts of 8,192 tokens reach 0.5 on an MI300X (trace ``vllm-cuda-graph``)."""
 
 ROUTED_WIDENED, ROUTED_FP8 = 0.23, 0.3
-"""That rate on NVIDIA's GPUs where each expert has ``FILLED`` rows or more, as in prompts. The first is for weights
-widened to 16 bits as they are read (Marlin's and Triton's kernels for int4 and MXFP4), the second for 8 bits scaled by
-blocks. Set with times to the first token of one half of the serving table (``benchmarks/serving.py``), which judges
-them by the other half. Experts of few rows reach ``ROUTED``."""
+"""The rate ``ROUTED`` on NVIDIA's GPUs where each expert has ``FILLED`` rows or more, as in prompts. The first is for
+weights widened to 16 bits as they are read (Marlin's and Triton's kernels for int4 and MXFP4), the second for 8 bits
+scaled by blocks. Set with times to the first token of one half of the serving table (``benchmarks/serving.py``), which
+judges them by the other half. Experts of few rows reach ``ROUTED``."""
 FILLED, BARE = 16.0, 4.0
 """Rows of an expert from which a block's products limit it, and up to which its weights do. Set, not measured."""
 
@@ -300,8 +300,8 @@ def convolution_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
     Forward: m = batch·output positions, n = output channels of a group, k = input channels of a group · kernel size.
     The input's gradient swaps input and output channels, with k divided by the stride. The weights' gradient contracts
-    over batch and positions. Depthwise kernels may sum without them: the quicker counts. Source: cuDNN (Chetlur et al.,
-    2014, "implicit GEMM"); NVIDIA "Convolutional Layers User's Guide".
+    over batch and positions. Depthwise kernels may do without matrix units: the quicker counts. Source: cuDNN (Chetlur
+    et al., 2014, "implicit GEMM"); NVIDIA "Convolutional Layers User's Guide".
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
     groups, inputs, outputs, m, n, k = table.once("product", lambda: _product(table))

@@ -76,7 +76,7 @@ priced at twice their time, but with a limit recorded steps err more the other w
 
 
 def most_floors(device: DeviceSpec, family: Family, scattered: bool = False) -> float:
-    """Return the most kernel floors that a kernel of a family costs before its work (``SCATTERED``)."""
+    """Return a kernel's most kernel floors before its work, by family, times ``SCATTERED`` if ``scattered``."""
     most = MOST_FLOORS.get(device.architecture, {}).get(family, float("inf"))
     return SCATTERED * most if scattered else most
 
@@ -168,9 +168,9 @@ def sector_bytes(pieces: Float64, piece_bytes: Float64, sector: float) -> Float6
     """Return the bytes moved for pieces scattered over memory: their own and, on average, a sector's unused rest.
 
     A piece of p bytes at an arbitrary place touches p/sector + 1 sectors on average, at least one; aligned rows of
-    whole sectors have no unused rest. Whole sectors, p + (sector − p mod sector), would jump between these; p +
-    sector·exp(−p/sector) does not. Source: 32-byte sectors of NVIDIA GPUs (CUDA C++ Best Practices Guide, "Coalesced
-    Access").
+    whole sectors have no unused rest. Whole sectors, p + (sector − p mod sector), would jump between these;
+    ``p + sector·exp(−p/sector)`` does not. Source: 32-byte sectors of NVIDIA GPUs (CUDA C++ Best Practices Guide,
+    "Coalesced Access").
     """
     return pieces * (piece_bytes + sector * np.exp(-piece_bytes / sector))
 

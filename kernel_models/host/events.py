@@ -142,7 +142,7 @@ class HostMoment:
 
     Attributes:
         label: Label that it shares with equal events.
-        tensors: Tensors of its list, or for the four special events of the program.
+        tensors: Tensors in its list; for a special event the program's parameters or nodes.
         cold: Its cost over that of an equal event with warm caches.
         ns: Its time, ns.
         calls: Calls of Python functions in it; 0 where they are ignored.

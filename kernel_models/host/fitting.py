@@ -67,7 +67,7 @@ def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
                              "Profile whole steps, with ProfilerActivity.CPU.")
     found = _corrected(steps, host, False)
     has_calls = sum(step.calls is not None for step in steps)
-    hooks = any(step.calls is None and step.sharded for step in steps)  # lie before operations: all have calls or none
+    hooks = any(step.calls is None and step.sharded for step in steps)  # their time is before operations: needs calls
     if has_calls == len(steps) or (has_calls >= LEAST_PROGRAMS and not hooks):
         return replace(found, counted=_corrected(steps, host, True))
     return found

@@ -10,8 +10,8 @@ after c calls of Python functions, costs
 programs have the event, its cost is mixed with that of its kind: ``log base = (n · own + pool) / (n + 1)`` over n
 programs, pool by pool. *Cold*: a host's own computation fills its caches with other data. Code costs more, the more was
 computed since an operation of its name last ran, around the end of the step. Where a GPU computes, only other code
-fills them: the events since the equal event ran count. *Tensors*: an optimizer's list operations, and the Python around
-them, cost a fixed time for each tensor. The four special events cost such a time for each parameter or node of
+fills them: the number of events since the equal event counts. *Tensors*: an optimizer's list operations, and the Python
+around them, cost a fixed time for each tensor. The four special events cost such a time for each parameter or node of
 autograd. *Calls*: no name shows the work of a model's own Python between two operations. It grows with its calls, and a
 call costs less where there are many: ``python = ((c + 3) / 13)^0.85``, and 1 without any. For a step whose calls were
 not counted python is 1. ``HostModel.counted`` is the fit with calls. It uses programs with counted calls; from all

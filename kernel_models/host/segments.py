@@ -53,7 +53,7 @@ class Overhead(IntEnum):
     CALL = 3
     """T4: a runtime or driver call, without the time in which it blocked."""
     BETWEEN_CALLS = 4
-    """T5, between two calls of one operation."""
+    """T5, between two launches of one operation."""
     NO_CALL = 5
     """T5, a whole operation without launches."""
     DATA = 6

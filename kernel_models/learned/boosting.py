@@ -106,7 +106,7 @@ def stop_early(features: Float32, target: Float64, how: Boosting, left_out: Floa
 
     Returns:
         For each member the share of the trees that it kept, and its predictions of the rows left out, [m]. With fewer
-            than ``STOPPED_FROM`` rows in all every tree is kept.
+        than ``STOPPED_FROM`` rows in all every tree is kept.
     """
     bins = Bins.of(features)
     codes, others = bins.codes(features), bins.codes(left_out)
