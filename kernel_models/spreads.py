@@ -35,15 +35,15 @@ PUBLISHED_CPU = 0.7
 """Added half width for a CPU by its data sheet: a factor of two. Its clock depends on instructions and cooling, and the
 default efficiencies are one thread's of one other processor. Set, not measured."""
 OTHER_DEVICE = 1.5
-"""Factor on the standard deviation of a family's time in a step, for a device whose steps taught no corrections. A GPU
-left wholly out of the fit (RTX 3090 and 4090 in turn) errs by 1.4 and 1.6 times as much as a fitted one
+"""Factor on the standard deviation of a family's time in a step, for a device without steps in the fit of corrections.
+A GPU left wholly out of the fit (RTX 3090 and 4090 in turn) errs by 1.4 and 1.6 times as much as a fitted one
 (benchmarks/zoo.py fit)."""
 OTHER_LAYOUT = 0.25
 """Added half width for a call priced from a measured call of another layout.
 
 NVIDIA's "Matrix Multiplication Background User's Guide" shows nn, nt, tn and tt of large products within a fifth."""
 TYPICAL_WORK = 0.5
-"""Added half width for work of unknown sizes, scaled as its family's typical work. Ladders of 3×3 and 1×1 convolutions
+"""Added half width for work of unknown sizes, scaled as its family's typical work. Series of 3×3 and 1×1 convolutions
 differ by up to 0.43 between V100 and A100 (1 ms kernels, fp32 against TF32). Layers vary more than two examples."""
 REPLACED_ON_CPU = 0.3
 """Half width of replaced work on a CPU: the formulas know little of its caches and threads. Set, not measured."""
@@ -69,7 +69,7 @@ measured; TorchRec's planner assumes both kernels to be ten times slower than th
 
 UNKNOWN_HOST = 1.1
 """Half width of the host time of an unmeasured host (a factor of 3), on top of differences between known hosts'
-programs. Set before a check on ten hosts, each predicted by the shipped law fitted without it. Nine lie within; they
+programs. Set before a check on ten hosts, each predicted by the shipped model fitted without it. Nine lie within; they
 take 0.8 to 3.7 times the predicted time (``benchmarks/host_prior.py``)."""
 OTHER_HOST = 0.3
 """Half width of host time without a matching operation in another host's recording. Quartiles of two hosts' ratios by

@@ -43,7 +43,7 @@ HELD_OUT_SHARE = 0.25
 CHECK_S, SAY_S = 20.0, 2.0
 """Seconds between checks of the device's health and the canary, and between lines of progress: chosen."""
 SLOWER = 1.12
-"""If the canary is slower than at first by this factor, the device has changed."""
+"""If the canary (a repeated benchmark) is slower than at first by this factor, the device has changed."""
 COVERAGE = 16
 """Number of measurements that every family gets before others are preferred: chosen, twice ``LEAST_TO_LEARN``."""
 LONGER = 2.0
@@ -182,7 +182,7 @@ class Measurements:
             self._take_up(item, line)
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """Return the next item: anchors, then the canary when it is due, then the most useful measurement."""
+        """Return the next item: anchors, then the canary (a repeated benchmark) if due, then the most useful one."""
         self._look()
         while self._first:
             item = self._first.pop(0)

@@ -191,7 +191,7 @@ def _added_to(table: CallTable) -> LookupParts:
 
 
 def _misses(parts: LookupParts, size: Float64, held: float) -> Float64:
-    """Return the look-ups [p] whose row is not among the most popular rows that fit ``held``; a row has ``size``.
+    """Return the look-ups [p] whose row is not among the most popular that fit in ``held``; a row takes ``size``.
 
     The rows of a few batches compete for the cache; rows looked up once in a batch are new rows in the next batch.
     """

@@ -346,8 +346,8 @@ SECTOR_BYTES = 32.0
 ROWS_PER_UNIT = 2.0
 """Rows that each unit needs for the whole bandwidth: one block works on a row. Set, not measured."""
 LONE_ROWS = 8.0
-"""Bandwidth of a single block, in rows' shares: its threads have 64 KB in flight, and a load takes some 0.6 µs. It
-matters where a step has a row or two, as in decoding for one sequence."""
+"""Number of rows whose share of the bandwidth a single block can use: its threads have 64 KB in flight, and a load
+takes some 0.6 µs. It matters where a step has a row or two, as in decoding for one sequence."""
 RADIX_PASS_BITS = 8
 """Bits of the key sorted in one pass over the data (CUB's radix sort: 5 to 8)."""
 

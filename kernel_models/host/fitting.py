@@ -258,17 +258,17 @@ def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Flo
 
 
 ENOUGH_PROGRAMS = 10
-"""From this number of programs on, a host's own programs predict others as well as the law of other hosts would
+"""From this number of programs on, a host's own programs predict others as well as with the model of other hosts
 (``benchmarks/host_few.py``)."""
 
 
 def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = None) -> HostModel:
-    """Fit to recorded steps of one host, one of each program, together with the law of other hosts.
+    """Fit to recorded steps of one host, one of each program, starting from the model of other hosts (``law``).
 
     Args:
         steps: steps of the programs, which compute on the host.
         host: name of the host.
-        law: law of other hosts; default: the shipped one.
+        law: model of other hosts; default: the shipped one.
 
     Raises:
         ForetraceError: there is no host time in them.
@@ -284,7 +284,7 @@ def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = N
 
 
 def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostModel:
-    """Return the law times the host's factor, mixed with its own programs, and corrected by left-out programs."""
+    """Return ``law`` scaled to the host, mixed with its own programs, and corrected by left-out programs."""
     count = len(steps)
     factors = np.array([_missed(law, step) for step in steps])
     model = _drawn_to(own, law, steps, factors)
@@ -303,8 +303,8 @@ def _missed(model: HostModel, step: HostStep) -> float:
 
 
 def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors: Float64) -> HostModel:
-    """Return the law times the programs' factor, mixed with their cost of each operation. ``own`` gives the name,
-    launches and number of programs."""
+    """Return ``law`` scaled by the programs' median factor, mixed with their cost of each operation. ``own`` gives the
+    name, launches and number of programs."""
     # The median: one odd program, such as one whose Python does most of its work, moves the mean of five by a tenth.
     factor = float(np.median(factors))
     pools = {label: replace(pool, log_base=pool.log_base + factor) for label, pool in law.pools.items()}

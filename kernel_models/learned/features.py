@@ -175,8 +175,7 @@ class Described(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A named recipe; ``work``: whether it needs the calls' FLOPs and bytes. The variant codes it receives are 0 or
-    more."""
+    """A named recipe; ``work``: whether it needs FLOPs and bytes. The variant codes that it receives are 0 or more."""
 
     name: str
     describe: Callable[[Columns, Figures], Described]
