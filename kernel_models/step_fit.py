@@ -47,9 +47,8 @@ HUBER = 0.15
 STRENGTH = (0.6, 2.0, 6.0, 12.0, 6.0, 100.0, 200.0)
 """Pull of corrections to zero: four classes from wide to narrow, kind of memory or arithmetic, architecture, device.
 
-Chosen among eight sets on the first 170 traced architectures of ``benchmarks/zoo.py``, by leaving out families of
-models and by leaving out a GPU. Strong pulls on a device's own make devices share corrections, which a new device
-needs.
+Chosen among eight sets on the first 170 models of ``benchmarks/zoo.py``, by leaving out families of models and by
+leaving out a GPU. Strong pulls on a device's own make devices share corrections, which a new device needs.
 """
 CURVE_STRENGTH, SMOOTHNESS = (2.0, 6.0), 4.0
 """Pull to zero of a curve's knots, and pull of neighbouring knots together: chosen with ``STRENGTH``."""

@@ -32,8 +32,8 @@ UNLIKELY = 3.0
 LEAST_ERRORS = 8
 """Fewest errors of left-out steps that give new standard deviations; else those of the starting corrections stay."""
 BELIEF = (1.0, 0.1, 0.01)
-"""Weights of the steps against the starting corrections that are tried. The weight that predicts left-out graphs best
-is used, so that a few steps do not change much what many have taught."""
+"""Weights of the steps, relative to the starting corrections, that are tried. The weight that predicts left-out graphs
+best is used, so that a few steps do not change much what many have taught."""
 LEAST_LEFT = 0.2
 """Least share of a step's time outside the known families; with less the step shows nothing about the others. Set."""
 

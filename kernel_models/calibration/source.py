@@ -36,8 +36,8 @@ from tracer.campaign.source import Rows, Setup
 from tracer.campaign.tables import WARM, quickest_visits, read_kernels, warm_variant
 
 DRAWS = 12
-"""Settings of a family to draw; one is taken, with odds inversely proportional to its seconds. Chosen: with more draws
-the long ones would come last."""
+"""Number of settings of a family to draw; one is taken, with odds inversely proportional to its seconds. Chosen: with
+more draws the long ones would come last."""
 HELD_OUT_SHARE = 0.25
 """Part of a family's measurements that is held out, provided that its draws have held-out shapes (a third of all)."""
 CHECK_S, SAY_S = 20.0, 2.0
@@ -155,7 +155,7 @@ class Measurements:
     # --- called by the run -------------------------------------------------------------------------------------------
 
     def begin(self, lines: Mapping[str, ItemResult]) -> int:
-        """Learn from the measurements of an earlier run."""
+        """Learn from the measurements of an earlier run; return the number of items that are done."""
         for line in lines.values():
             if line.kind == "kernel" and line.name in FAMILIES:
                 self._earlier.append((kernel_item(line.name, line.settings, seconds=max(line.seconds, 1e-3)), line))

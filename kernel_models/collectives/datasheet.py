@@ -43,7 +43,7 @@ class Algorithm(IntEnum):
     HIERARCHICAL = 4
     """Reduce-scatter inside nodes, all-reduce of each GPU's part between nodes, all-gather inside nodes."""
     DIRECT = 5
-    """Every rank sends to every other: all-to-all, send and receive."""
+    """Every rank sends to its peers directly: all-to-all, send and receive."""
 
     @property
     def label(self) -> str:

@@ -225,7 +225,7 @@ def read_inspector(files: list[Path], hints: Hints) -> CollectiveMeasurements:
 
 
 def _payload(kind: CollectiveKind, ranks: int, done: _Performance) -> float:
-    """Return the bytes of the whole buffer. Some logs hold one rank's share: there the bandwidth counts all ranks'."""
+    """Return the bytes of the whole buffer. Some logs hold one rank's share, and the bandwidth of all ranks."""
     size = done.coll_msg_size_bytes
     if kind not in _SCALED or done.coll_algobw_gbs <= 0 or size <= 0:
         return size

@@ -183,7 +183,7 @@ Size = Annotated[float, msgspec.Meta(gt=0, le=MOST_BYTES)]
 Bytes = Annotated[float, msgspec.Meta(ge=0, le=MOST_BYTES)]
 Micros = Annotated[float, msgspec.Meta(ge=LEAST_US, le=MOST_US)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=MOST_US)]
-"""A latency or a time for each byte, µs: zero is possible."""
+"""A latency, or a time per byte, µs; it may be 0."""
 LogRatio = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Spread = Annotated[float, msgspec.Meta(ge=0, le=100)]

@@ -234,5 +234,5 @@ def padded_heads(table: CallTable) -> Float64:
 
 
 def idle_units(table: CallTable, device: DeviceSpec) -> Float64:
-    """Return the factor on the time for units that blocks leave idle [n]."""
+    """Return the factor by which idle units lengthen the time, where blocks do not fill all units [n]."""
     return 1.0 / filled_units(blocks_of(table, device).blocks, device)

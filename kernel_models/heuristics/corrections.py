@@ -125,7 +125,7 @@ class Corrections:
         return np.exp(compute), traffic_factor(memory, excess)[0], np.exp(fixed)
 
     def of_family(self, family: Family, device: DeviceSpec) -> Corrections:
-        """Return the numbers that calls of a family on a device use."""
+        """Return the corrections that calls of a family on a device use."""
         made = maker(device)
         # Some copies stream as element-wise kernels do.
         names = "(copy|elementwise)" if family is Family.COPY else family.value

@@ -26,8 +26,8 @@ from tracer.arrays import Float64
 DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
 HOST_DEFAULTS_FILE = Path(__file__).with_name("efficiencies_host.toml")
 FEW = 3
-"""Distinct calls that a key needs for its own fit; with fewer the next wider key is used. Set: the fewest whose median
-is not an end."""
+"""Distinct calls that a key needs for its own fit; with fewer the next wider key is used. Set: the median of three is
+not an extreme."""
 ENOUGH = 20
 """Number of calls of a family below which a set counts less among several sets. Set."""
 PRIOR_WEIGHT = 0.03

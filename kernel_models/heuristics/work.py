@@ -272,11 +272,11 @@ class CallTable:
             (flag in call.flags for call in self.calls), np.float64, len(self)))
 
     def by_dtype(self, value: Callable[[str], float]) -> Float64:
-        """Return a number of each call by its dtype [n]."""
+        """Return ``value`` of each call's dtype [n]."""
         return np.array([value(dtype) for _, dtype in self.groups], np.float64)[self.group]
 
     def by_kind(self, value: Callable[[str], float]) -> Float64:
-        """Return a number of each call by its kind (with its layout after a colon) [n]."""
+        """Return ``value`` of each call's kind (with its layout after a colon) [n]."""
         return np.array([value(kind) for kind, _ in self.groups], np.float64)[self.group]
 
     def item_bytes(self) -> Float64:

@@ -53,7 +53,7 @@ still finds its caches warm. The second: natural logarithm of its cost's growth 
 LOOP_CALLS = 3
 """Least calls of Python before a step's first operation that include the model's own; fewer are the training loop's."""
 LOADER_CALLS, PLAIN_END_CALLS = 7, 5
-"""Least calls that show a loader before a step, and most calls after a step that are only an optimizer's end."""
+"""Fewest Python calls before a step that show a loader; most after it that are only an optimizer's end."""
 SHARDED = "s"
 """Suffix of phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors surround the
 operations. Figures of such programs take precedence over others."""

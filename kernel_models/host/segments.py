@@ -82,7 +82,7 @@ class HostIntervals:
     end_ns: Int64
 
     def within(self, thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
-        """Return how much of each given interval these cover, ns; overlapping parts count once."""
+        """Return how much of each given interval the intervals of ``self`` cover, ns; overlaps count once."""
         kept = self.end_ns > self.start_ns
         found = np.zeros(len(thread), np.int64)
         if not kept.any() or not len(thread):
@@ -270,7 +270,7 @@ RETURN_DEFAULT_NS = 6_000
 STAGED_TAIL_DEFAULT_NS = 100_000
 """Defaults: typical of the traces named in the module's text (V100 to B200)."""
 FEW = 3
-"""Fewest samples for a constant of its own. Set: the fewest whose median is not an end."""
+"""Fewest samples for a constant of its own. Set: the median of three is not an extreme."""
 KINDS = len(KernelKind)
 
 
@@ -369,7 +369,7 @@ LEAST_WRAPPERS = 8
 SPREAD = 0.2
 """Standard deviation of the log of the true cost over that median: 0.16 of 19 programs, 0.20 of eight others."""
 USUAL_NS, USUAL_SPREAD_NS = 1_000.0, 2_000.0
-"""Cost of an event in a recording with too few such operations, and its standard deviation. The median of those
+"""Cost of an event in a recording with fewer than ``LEAST_WRAPPERS``, and its standard deviation. The median of those
 programs is 0.9 µs, on one CPU; half of 72 captures on another, busy one lie between 1.8 and 5.6 µs."""
 OBSERVED_NS, OBSERVED_SPREAD_NS = 20_000.0, 10_000.0
 """Added cost of an event, and its standard deviation, where an execution trace is recorded in the same window."""
