@@ -37,7 +37,7 @@ MOST_TO_LEARN = 700
 """Most measurements in a fit: with more, fitting the process would take longer than measuring."""
 GAPS, LEAST_GAP_S = (1 / 16, 1 / 6, 1 / 3), 1.0
 """Gaps between a benchmark's visits, as shares of the whole time, and the least gap in seconds. Most disturbances end
-before the next visit; within two seconds they had not (``docs/calibration.md``)."""
+before the next visit; within two seconds they did not (``docs/calibration.md``)."""
 CLOSING = 0.85
 """After this share of the time visits come before they are due, so that late measurements get a second visit too."""
 AGREE = 0.08

@@ -419,7 +419,7 @@ def overlap_slowdown(device: DeviceSpec, busbw_gbps: float) -> Overlap:
 
 
 ENGINE_REACHED = 0.63
-"""Share of the links' rate that the kernels reach: the median of the slopes above."""
+"""Share of the links' rate that the kernels reach: the median of the slopes in the module's text."""
 ENGINE_STEP_US = 0.12
 """Time that each further GPU adds to the least time, µs, because the flags of all are awaited. From the same table."""
 ENGINE_BYTES = 8 << 20
