@@ -1,9 +1,9 @@
-"""How quickly a processor multiplies narrow numbers where nothing was measured: by the instructions that it has.
+"""Prices of narrow element types on a processor that was not measured, from its vector and matrix instructions.
 
-A unit's gain over fp32 lies between nothing (memory, casts and small sizes decide) and the ratio of peaks. The
-geometric middle is taken, and the interval holds both. Without a unit PyTorch widens or emulates. No single number says
-what that costs: it follows measured products without a unit (``benchmarks/narrow_products.py``), by sizes and by which
-operand is transposed.
+A unit's gain over fp32 lies between none (memory, casts and small sizes decide) and the ratio of peak rates. The
+geometric middle is taken, and the interval holds both. Without a unit PyTorch widens or emulates the type. Products
+measured without a unit set that cost (``benchmarks/narrow_products.py``); it differs by size and by which operand is
+transposed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Manual: AMX does 1,024 operations of bf16 or 2,048 of int8 a cycle and core wher
 fp16 instructions do two where fp32 does one, VNNI four. Arm Architecture Reference Manual: an instruction of BFMMLA has
 16 products and one of SMMLA 32 where FMLA has 4."""
 AROUND_UNITS = 0.25
-"""Log half width beyond both ends of a unit's gain. Set, not measured."""
+"""Log half width added beyond both ends of a unit's possible gain. Set, not measured."""
 EMULATED = math.log(6.0)
-"""Log half width of 80% of products without a unit. On an EPYC with AVX2, bf16 took 2.4 to 152 times as long as fp32
-(16 in the geometric mean of nine products), and fp16 5 to 162 times (``benchmarks/narrow_products.py``)."""
+"""Log half width (80%) of products without a unit. On an EPYC with AVX2, bf16 took 2.4 to 152 times as long as fp32 (16
+in the geometric mean of nine products), and fp16 5 to 162 times (``benchmarks/narrow_products.py``)."""
 UNKNOWN = math.log(16.0)
-"""The same where it is unknown whether there is a unit: from emulation to the widest unit. Set, not measured."""
+"""Log half width where the processor's units are unknown: from emulation to the widest unit. Set, not measured."""
 OTHER_WORK = math.log(3.0)
-"""The same of work that is no product, whose numbers are converted on their way. Set, not measured."""
+"""Log half width, without a unit, of work that is no product: its numbers are converted. Set, not measured."""
 MEASURED = 0.3
-"""The same where a calibration measured products of the type. Set, not measured."""
+"""Log half width where a calibration measured products of the narrow type. Set, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Retyped:
     """An operation in another element type.
 
     Attributes:
-        calls: to be priced in its place.
-        factor: on their time.
-        spread: log half width of what this adds to the interval; 0 where the type is the same.
-        dtype: the narrow type among both.
+        calls: Calls to price instead of the recorded ones.
+        factor: Factor on the time of these calls.
+        spread: Log half width that the change of type adds to the interval; 0 where the type is unchanged.
+        dtype: The narrow type before or after the change.
     """
 
     calls: tuple[OpCall, ...]
@@ -57,18 +57,18 @@ class Retyped:
 
 
 def unit_of(dtype: str, units: tuple[str, ...]) -> tuple[str, float]:
-    """Return the unit that multiplies a narrow type, and its peak over fp32's; empty and 0 where there is none."""
+    """Return the unit that multiplies a narrow type and its peak rate over fp32's; ("", 0.0) without such a unit."""
     return next(((unit, peak) for unit, peak in _PEAKS[dtype].items() if unit in units), ("", 0.0))
 
 
 def retyped(was: tuple[OpCall, ...], will: tuple[OpCall, ...], units: tuple[str, ...], *, measured: bool) -> Retyped:
-    """Return how an operation that ran on a processor in one element type is priced in another.
+    """Return how to price an operation that ran on a processor in one element type and shall run in another.
 
     Args:
-        was: As it ran.
-        will: As it shall run.
-        units: Of the processor (``tracer.cpu_units``); empty where unknown.
-        measured: The models were fitted to products of narrow types on this processor.
+        was: The calls as they ran.
+        will: The calls as they shall run.
+        units: Units of the processor (``tracer.cpu_units``); empty where unknown.
+        measured: Whether the models were fitted to products of narrow types on this processor.
     """
     old, new = _narrow(was), _narrow(will)
     if old == new or not was or not will:
@@ -90,7 +90,7 @@ def retyped(was: tuple[OpCall, ...], will: tuple[OpCall, ...], units: tuple[str,
 
 
 def said_of(dtype: str, units: tuple[str, ...], *, measured: bool) -> str:
-    """Say in a sentence how products of a narrow type were priced on a processor."""
+    """Return a sentence that says how products of a narrow type were priced on a processor."""
     unit, peak = unit_of(dtype, units)
     if measured:
         return f"Products in {dtype} are priced as calibrated on this processor."
@@ -105,7 +105,7 @@ def said_of(dtype: str, units: tuple[str, ...], *, measured: bool) -> str:
 
 
 def _narrow(calls: tuple[OpCall, ...]) -> str:
-    """Return the narrow type among calls; empty where there is none."""
+    """Return the first narrow element type among the calls; "" where there is none."""
     return next((call.dtype for call in calls if call.dtype in NARROW), "")
 
 

@@ -2,7 +2,7 @@
 
 ``device("h200-sxm")`` gives a ``DeviceSpec``; ``resolve_device("NVIDIA H100 80GB HBM3")`` finds the device by the name
 in a trace or a table of measurements. Rates are dense (without structured sparsity), bandwidths of links are one way.
-A device is added by adding a file.
+To add a device, add a file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tracer.input_file import DecodeError, from_toml, read_input, why_unopened
 from tracer.shape_only.devices import FOLDER, TracedDevice, device_names
 
 OWN = ".toml"
-"""A name with this ending is a file, in the format of ``tracer/devices``."""
+"""Ending that marks a name as a TOML file of the user's own, in the format of ``tracer/devices``."""
 MEMORY_TOLERANCE = 0.12
-"""A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
+"""Tolerance of reported memory: 1 to 9% less than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
 _PUNCTUATION = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
-_SHOWN = 60  # chosen: characters of a name that a sentence bears
+_SHOWN = 60  # chosen: most characters of a name inside an error's sentence
 _GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
 REPORTED = "reported by the device's driver"
 """The source of a figure of a device that no file describes."""
@@ -39,15 +39,15 @@ _MIG = re.compile(r"(?P<whole>.+?)[ -]MIG[ -]((?P<compute>[1-7])c[.-])?(?P<slice
                   r"(\+me(\.all)?|\+gfx|-me)?", re.IGNORECASE)
 _PARTITION = re.compile(r"(?P<whole>.+?)[ -](?P<mode>[DTQC]PX)", re.IGNORECASE)
 UNITS_OF_A_DIE = {"cdna3": 38, "cdna4": 32}
-"""Compute units of an accelerator die (AMD CDNA 3 and CDNA 4 white papers); a partition is some whole dies."""
+"""Compute units of an accelerator die (AMD CDNA 3 and CDNA 4 white papers); a partition consists of whole dies."""
 PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4}
-"""Parts that a mode makes of a device (AMD SMI reference, compute partitions); CPX makes each die one."""
+"""Parts into which a mode divides a device (AMD SMI reference, compute partitions); CPX makes each die a part."""
 _ATTRIBUTES = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_bandwidth_gbps",
                "launch.latency_us": "launch_latency_us"}
-"""Names of figures that are not those of their keys."""
+"""Attributes of ``DeviceSpec`` whose names differ from the figure's key in the file."""
 _AS_ALIKE = {"compute.shared_memory_per_sm_kb", "compute.registers_per_sm_kb", "links.pcie_generation",
              "links.pcie_width", "links.host_gbps", "launch.kernel_floor_us", "launch.latency_us"}
-"""Figures that an unknown device has of the known one most alike."""
+"""Figures that an unknown device copies from the known device most similar to it."""
 MIG_GB = {
     "a30": 24, "a100-pcie-40g": 40, "a100-sxm-40g": 40,
     **dict.fromkeys(("a100-pcie-80g", "a100-sxm-80g", "a800-pcie-80g", "a800-sxm-80g", "h100-pcie", "h100-sxm",
@@ -55,19 +55,19 @@ MIG_GB = {
     "h100-nvl": 94, "gh200-96g": 96, "h20": 96, "h200-sxm": 141, "h200-nvl": 141, "h20-3e": 141, "gh200-144g": 144,
     "b200": 180, "gb200": 186, "b300": 269, "gb300": 278,
     "rtx-pro-6000": 96, "rtx-pro-6000-max-q": 96, "rtx-pro-6000-server": 96}
-"""Devices that MIG divides, with the memory that names of their profiles divide, GB (NVIDIA MIG user guide, supported
-GPUs and profiles; B300 and GB300 as drivers list them; A800, H800, H20-3e as the chips that they are made of)."""
+"""Devices that MIG divides, and the GB that the names of their profiles divide (NVIDIA MIG user guide, supported GPUs
+and profiles; drivers' lists for B300 and GB300; A800, H800 and H20-3e as their chips)."""
 MIG_EIGHTHS = {1: (1, 2), 2: (2,), 3: (4,), 4: (4,), 7: (8,)}
-"""Eighths of the memory that an instance may have, by its slices (likewise); those of four slices have quarters."""
+"""Eighths of the memory that an instance may have, by its slices, on devices of seven slices (MIG user guide)."""
 MIG_COMPUTE = {2: (1,), 3: (1, 2), 4: (1, 2), 7: (1, 2, 3, 4)}
-"""Slices of a compute instance inside an instance of more, as ``nvidia-smi mig -lcip`` lists them."""
+"""Possible slices of a compute instance, by the slices of the larger instance around it (``nvidia-smi mig -lcip``)."""
 MIG_ROUNDING = 0.04
-"""Names are of whole GB, and drivers differ in the memory that they divide: 1g.23gb and 1g.24gb on a GB200."""
+"""Tolerance of the GB in a profile's name: names are whole GB, and drivers differ (1g.23gb and 1g.24gb on a GB200)."""
 MIG_UNITS = {"ampere": {1: 14, 2: 28, 3: 42, 4: 56, 7: 98}, "hopper": {1: 16, 2: 32, 3: 60, 4: 64, 7: 132}}
-"""Multiprocessors of an instance by architecture and slices, as ``nvidia-smi mig -lgip`` lists them; elsewhere the
-slices' share of a device's."""
+"""Multiprocessors of an instance by architecture and slices, as ``nvidia-smi mig -lgip`` lists them. Other
+architectures take the slices' share of the device's multiprocessors."""
 _FALLBACK_DTYPES = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
-"""The next wider dtype, whose rate replaces a rate that a device does not list; fp32 for dtypes not here."""
+"""The next wider dtype, whose rate replaces a rate that a device does not list; dtypes missing here take fp32's."""
 
 
 class DeviceError(ForetraceError):
@@ -79,27 +79,27 @@ class DeviceSpec:
     """A device's published figures.
 
     Attributes:
-        name: By which commands know it.
+        name: Name that commands accept.
         vendor: "nvidia", "amd" or "host".
-        architecture: Such as "hopper"; constants no data sheet gives are kept by architecture.
+        architecture: Such as "hopper". Constants that no data sheet gives are kept by architecture.
         compute_capability: As CUDA or HIP reports it.
         reported_names: Names that traces and tables report.
         short_names: Names that people write; several devices may share one.
-        default_for: Short names that mean this device when nothing else tells them apart.
-        placeholder: Whether the figures only stand in for a calibration (``cpu``).
+        default_for: Short names that mean this device when nothing else distinguishes the candidates.
+        placeholder: Whether the figures only replace a missing calibration (``cpu``).
         sm_count: Streaming multiprocessors, compute units or cores.
-        boost_clock_mhz: At which the peak rates are counted.
+        boost_clock_mhz: Clock at which the peak rates are counted.
         shared_memory_per_sm_kb, registers_per_sm_kb: KiB.
         power_w: Board power limit.
-        memory_kind, memory_gb, memory_bandwidth_gbps: "HBM3", 10⁹ bytes, 10⁹ bytes/s read and written together.
+        memory_kind, memory_gb, memory_bandwidth_gbps: "HBM3", 10⁹ bytes, 10⁹ bytes/s of reads plus writes.
         l2_mb: Last cache shared by all units, MiB; ``l3_mb`` a cache behind it (AMD's Infinity Cache), 0 for none.
         matrix_tflops: Peak of the matrix (tensor) units, 10¹² operations/s by dtype; empty without such units.
-        vector_tflops: Peak of the other units.
-        pcie_generation, pcie_width: 0 where the host is reached otherwise.
-        host_gbps, peer_gbps: To the host and to the other devices of its node together, one way, 10⁹ bytes/s.
-        kernel_floor_us: A kernel that does next to nothing; launch_latency_us: launch call to start on an idle device.
+        vector_tflops: Peak of the other units, 10¹² operations/s by dtype.
+        pcie_generation, pcie_width: 0 where another link connects the host.
+        host_gbps, peer_gbps: Bandwidth to the host, and to all other devices of the node in sum, one way, 10⁹ bytes/s.
+        kernel_floor_us: Time of an almost empty kernel; launch_latency_us: from launch call to start on an idle device.
         sources: The source of each figure, by "table.key" of the file.
-        note: A sentence for predictions on what the figures are, where they are no data sheet's.
+        note: Sentence for predictions that says where the figures come from if not from a data sheet.
     """
 
     name: str
@@ -134,8 +134,8 @@ class DeviceSpec:
     def peak_tflops(self, dtype: str, *, matrix: bool = False) -> float:
         """Return the peak rate of a dtype, 10¹² operations/s, dense.
 
-        ``matrix`` asks for the matrix units; where they do not compute that dtype the other units do. A dtype without
-        a rate of its own takes the next wider one's (fp8 on an A100 is computed as fp16), integers fp32's.
+        ``matrix`` asks for the matrix units; for a dtype that they do not compute the other units' rate is returned. A
+        dtype without a rate takes the next wider dtype's (fp8 on an A100 is computed as fp16), integers fp32's.
         """
         for _ in range(len(_FALLBACK_DTYPES) + 1):
             rates = [rate for rate in (self.matrix_tflops.get(dtype) if matrix else None,
@@ -146,14 +146,14 @@ class DeviceSpec:
         raise DeviceError(f"{self.name} lists no fp32 rate; complete its file.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for a profile of a device whose figures were measured; see ``from_json``."""
+        """Return the figures as JSON values, for the profile of a measured device; ``from_json`` reads them."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
                 for name, value in found.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> DeviceSpec:
-        """Return the device of ``to_json``.
+        """Return the device that ``to_json`` stored.
 
         Raises:
             DeviceError: a figure is missing, of another type, or out of range.
@@ -181,7 +181,7 @@ class DeviceSpec:
         return cls(**found)
 
     def features(self) -> dict[str, float]:
-        """Return the figures as numbers for models that learn across devices; rates in 10¹²/s, sizes as above."""
+        """Return the figures as numbers for models that learn across devices; units as in ``DeviceSpec``."""
         return {
             "sm_count": self.sm_count, "boost_clock_mhz": self.boost_clock_mhz,
             "shared_memory_per_sm_kb": self.shared_memory_per_sm_kb, "registers_per_sm_kb": self.registers_per_sm_kb,
@@ -195,10 +195,10 @@ class DeviceSpec:
 
 @cache
 def device(name: str) -> DeviceSpec:
-    """Return the device of a name (see ``device_names``; case does not matter).
+    """Return the device with this name, one of ``device_names``; case does not matter.
 
     Raises:
-        DeviceError: No device has that name; the error lists near ones.
+        DeviceError: No device has that name; the error lists similar names.
     """
     if name.lower() not in device_names():
         raise DeviceError(f"There is no device named {cut_text(name, _SHOWN)!r}; {_near(name)}")
@@ -208,15 +208,15 @@ def device(name: str) -> DeviceSpec:
 def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count: int | None = None) -> DeviceSpec:
     """Return the device that a trace or table reports, such as "NVIDIA A100-SXM4-80GB".
 
-    Where a name fits several devices ("A100"), the nearest memory and the unit count narrow them down. If several are
-    left, a short name means the device whose file says so. An empty name is resolved where memory and unit count fit
-    one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device named before it.
-    AMD's compute partition is a slice too: by its mode ("… CPX"), or where it reports the units of some whole dies.
+    Where a name fits several devices ("A100"), the nearest memory and the unit count narrow the choice; then a short
+    name means the device that lists it in ``default_for``. An empty name is resolved where memory and unit count fit
+    one device only, apart from export variants. A MIG name ("… MIG 3g.40gb") is a slice of the device named first.
+    AMD's compute partition is a slice too: by its mode ("… CPX"), or by a unit count of some whole dies.
 
     Args:
-        reported_name: As the driver reports it, a name of ours, or a short one.
+        reported_name: The driver's name, foretrace's name, or a short name.
         memory_bytes: Reported memory; ``None`` or negative where unknown.
-        sm_count: Reported multiprocessors or compute units; likewise.
+        sm_count: Reported multiprocessors or compute units; ``None`` or negative where unknown.
 
     Raises:
         DeviceError: No device fits, or several do; the error lists them.
@@ -245,7 +245,7 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
         for mode, units in _amd_partitions(matches[0]).items():
             if units == sm_count:
                 return _amd_partition(matches[0], mode, memory_bytes)
-        # A virtual device may report less than the whole; its name decides. More units are of another.
+        # A virtual device may report fewer units than the whole: its name decides. More units mean another device.
         whole = matches[0]
         if 0 < (sm_count or whole.sm_count) < whole.sm_count:
             return replace(whole, note=f"{reported_name} reports {sm_count} of the {whole.sm_count} units of "
@@ -262,8 +262,8 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
 
 
 def _named(wanted: str) -> list[DeviceSpec]:
-    """Return the devices with a plain name; all but processors where it is empty."""
-    # A file is decoded where the name is in its text: most of the time would go into the other ones.
+    """Return the devices that have a plain name (``_plain``); for an empty name all devices except CPUs."""
+    # A file is decoded only where its text has the name: decoding all files would take most of the time.
     every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
              if wanted in _plain(path.read_text(encoding="utf-8"))]
     if not wanted:
@@ -273,8 +273,8 @@ def _named(wanted: str) -> list[DeviceSpec]:
 
 
 def reported_figure(hardware: Mapping[str, Any], key: str) -> float | None:
-    """Return a figure of a device as its driver reported it; ``None`` where it is missing. Raises ``DeviceError``: it
-    is no number."""
+    """Return a figure that a device's driver reported; ``None`` where it is missing. Raises ``DeviceError``: the
+    recorded value is no number."""
     value = hardware.get(key)
     try:
         number = None if value is None else number_of(value)
@@ -289,24 +289,24 @@ def reported_figure(hardware: Mapping[str, Any], key: str) -> float | None:
 def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int | None, compute_capability: str = "", *,
                    l2_mb: float | None = None, clock_mhz: float | None = None, bandwidth_gbps: float | None = None,
                    ) -> DeviceSpec:
-    """Return a GPU that no file describes, by what its driver reports: a placeholder, whose intervals are wide.
+    """Return a placeholder for a GPU that no file describes, from what its driver reports; its intervals are wide.
 
-    What the driver does not report is the median of the known devices of its compute capability, or of its generation,
-    or of its maker, for each unit and clock. Each shipped device was guessed so without its own file: 80% of bandwidths
-    are within a factor of 1.35, fp16 matrix rates within 2.0 (GeForce boards have half), fp32 rates within 1.12. All
-    with matrix units are within ``PLACEHOLDER_DEVICE``.
+    A figure that the driver does not report is the median per unit (rates: per unit and clock) of known devices: of the
+    same compute capability, else generation, else maker. Each shipped device was predicted in this way without its own
+    file. 80% of bandwidths lie within a factor of 1.35, fp16 matrix rates within 2.0 (GeForce boards have half), fp32
+    rates within 1.12. All with matrix units are within ``PLACEHOLDER_DEVICE``.
 
     Args:
-        reported_name: As the driver reports it; it says whose the GPU is.
-        memory_bytes: Reported memory; ``None`` or negative where unknown, as the following.
+        reported_name: As the driver reports it; the name shows the maker.
+        memory_bytes: Reported memory; ``None`` or negative where unknown, as for the arguments below.
         sm_count: Reported multiprocessors or compute units.
         compute_capability: As the driver reports it, empty where unknown.
         l2_mb: Last cache, MiB.
         clock_mhz: Highest clock.
-        bandwidth_gbps: Of its memory.
+        bandwidth_gbps: Memory bandwidth, 10⁹ bytes/s.
 
     Raises:
-        DeviceError: The number of units is not known, or the name is of no maker whose GPUs are.
+        DeviceError: The number of units is unknown, or the name shows no known maker.
     """
     vendor = next((maker for maker, names in _MAKERS.items() if names.search(reported_name)), None)
     if vendor is None or (sm_count or 0) <= 0 or sm_count is None:
@@ -322,7 +322,7 @@ def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int |
         (all_, f"of {vendor.upper() if vendor == 'amd' else 'NVIDIA'}")) if found)
 
     def each(figure: Callable[[DeviceSpec], float]) -> float:
-        """Return the median over the units of known devices, times this one's units."""
+        """Return the median per unit of the known devices, times the units of this device."""
         return rounded(median(figure(spec) / spec.sm_count for spec in kin) * sm_count)
 
     clock = clock_mhz or median(spec.boost_clock_mhz for spec in kin)
@@ -358,8 +358,8 @@ def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int |
 
 def _mig_slice(name: str, compute: int, slices: int, gigabytes: int, memory_bytes: int | None, sm_count: int | None
                ) -> DeviceSpec:
-    """Return a MIG instance: its share of the units and of the memory, with its bandwidth and cache; with ``compute``
-    one of those that share a larger instance's memory. Raises ``DeviceError``: there is none such of the device."""
+    """Return a MIG instance with its share of units, memory, bandwidth and cache. With ``compute`` it is a compute
+    instance, which shares a larger instance's memory. Raises ``DeviceError``: the device has no such instance."""
     part = f"MIG {f'{compute}c.' if compute else ''}{slices}g.{gigabytes}gb"
     whole = resolve_device(name)
     if _mig_eighths(whole, compute, slices, gigabytes) is None:
@@ -368,11 +368,11 @@ def _mig_slice(name: str, compute: int, slices: int, gigabytes: int, memory_byte
             raise DeviceError(f"{whole.name} has no {part}; " + (
                 f"its MIG profiles are {', '.join(_mig_profiles(whole, compute=bool(compute)))}."
                 if whole.name in MIG_GB else "MIG does not divide it: name it whole."))
-        # A short name may mean a device with other memory: "A100", of which boards differ by their power.
+        # A short name may mean a device with other memory, such as "A100": its boards differ in power.
         whole = min(others, key=lambda spec: abs(spec.power_w - whole.power_w))
     share = (_mig_eighths(whole, compute, slices, gigabytes) or 0) / 8
     known, all_slices = MIG_UNITS.get(whole.architecture, {}), 4 if _has_quarters(whole) else 7
-    known = known if known.get(7, 0) <= whole.sm_count else {}  # an H20's chip has fewer
+    known = known if known.get(7, 0) <= whole.sm_count else {}  # an H20's chip has fewer units
     units = sm_count if sm_count and sm_count > 0 else (
         compute * known.get(1, whole.sm_count // all_slices) if compute else
         known.get(slices, whole.sm_count * slices // all_slices))
@@ -380,12 +380,12 @@ def _mig_slice(name: str, compute: int, slices: int, gigabytes: int, memory_byte
 
 
 def _has_quarters(whole: DeviceSpec) -> bool:
-    """Return whether MIG divides a device into four slices, instead of seven with eighths of the memory."""
+    """Return whether MIG divides a device into four slices; other devices have seven slices and eighths of memory."""
     return whole.name == "a30" or whole.architecture == "rtx-blackwell"
 
 
 def _mig_memory(whole: DeviceSpec) -> dict[int, tuple[int, ...]]:
-    """Return eighths of the memory by slices; empty for a device without MIG."""
+    """Return the possible eighths of the memory, by slices; empty for a device without MIG."""
     return {} if whole.name not in MIG_GB else {1: (2,), 2: (4,), 4: (8,)} if _has_quarters(whole) else MIG_EIGHTHS
 
 
@@ -398,21 +398,21 @@ def _mig_eighths(whole: DeviceSpec, compute: int, slices: int, gigabytes: int) -
 
 
 def _mig_profiles(whole: DeviceSpec, *, compute: bool) -> list[str]:
-    """Return the names of a device's profiles; of its compute instances if asked."""
+    """Return the names of a device's MIG profiles; with ``compute`` those of its compute instances."""
     return [f"{part}{slices}g.{math.floor(MIG_GB[whole.name] * eighths / 8 + 0.5)}gb"
             for slices, several in _mig_memory(whole).items() for eighths in several
             for part in ([f"{one}c." for one in MIG_COMPUTE.get(slices, ())] if compute else [""])]
 
 
 def _amd_partitions(whole: DeviceSpec) -> dict[str, int]:
-    """Return the units of a compute partition by each of the device's modes; empty for a device with one die."""
+    """Return the number of units of a compute partition, by mode; empty for a device with one die."""
     dies = whole.sm_count // UNITS_OF_A_DIE.get(whole.architecture, whole.sm_count)
     counts = {**PARTITIONS, "CPX": dies} if dies > 1 else {}
     return {mode: whole.sm_count // parts for mode, parts in counts.items() if dies % parts == 0}
 
 
 def _amd_partition(whole: DeviceSpec, mode: str, memory_bytes: int | None) -> DeviceSpec:
-    """Return a compute partition: some dies, with their part of memory, caches and links while all dies work."""
+    """Return a compute partition: some dies, with their share of memory, caches and links while all dies work."""
     units = _amd_partitions(whole)[mode]
     share = units / whole.sm_count
     return _part(whole, mode, "compute partition", units, share, share, memory_bytes)
@@ -420,7 +420,7 @@ def _amd_partition(whole: DeviceSpec, mode: str, memory_bytes: int | None) -> De
 
 def _part(whole: DeviceSpec, part: str, kind: str, units: int, share: float, links: float, memory_bytes: int | None
           ) -> DeviceSpec:
-    """Return a part of a device: ``units`` of it, a share of its memory, bandwidth and caches, and its links."""
+    """Return ``units`` of a device, a ``share`` of its memory, bandwidth and caches, and a ``links`` share of links."""
     compute = units / whole.sm_count
     memory_gb = memory_bytes / 1e9 if memory_bytes and memory_bytes > 0 else whole.memory_gb * share
     name = f"{whole.name}-{re.sub(r'[ .]', '-', part.lower())}"
@@ -436,7 +436,7 @@ def _part(whole: DeviceSpec, part: str, kind: str, units: int, share: float, lin
 
 
 def scaled(spec: DeviceSpec, factors: Mapping[str, float]) -> DeviceSpec:
-    """Return the device with figures times factors, by "table.key" or "table"; each source notes its factor."""
+    """Return the device with figures multiplied by factors, by "table.key" or "table"; each source notes its factor."""
     def source(key: str, text: str) -> str:
         factor = factors.get(key, factors.get(key.partition(".")[0], 1.0))
         return text if factor == 1.0 else f"{text}, × {factor:g}"
@@ -454,7 +454,7 @@ def read_device(path: Path) -> DeviceSpec:
     """Read one device's file.
 
     Raises:
-        DeviceError: A figure is missing, not plausible (``device_figures``), or without a known source.
+        DeviceError: A figure is missing, not plausible (``device_figures``), or has no known source.
     """
     try:
         data = from_toml(read_input(path))
@@ -472,7 +472,7 @@ def read_device(path: Path) -> DeviceSpec:
 
 
 def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping[str, str]) -> DeviceSpec:
-    """Return the device of a checked file."""
+    """Return the device described by a checked file."""
 
     def rates(table: str) -> Mapping[str, float]:
         return MappingProxyType({name.partition(".")[2]: value for name, value in values.items()
@@ -491,7 +491,7 @@ def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping
 
 
 def rounded(value: float) -> float:
-    """Return a figure with four significant digits."""
+    """Return a figure rounded to four significant digits."""
     return float(f"{value:.4g}")
 
 
@@ -521,7 +521,7 @@ def _fits(spec: DeviceSpec, memory_bytes: int | None, sm_count: int | None) -> b
 
 
 def _nearest(specs: list[DeviceSpec], memory_bytes: int | None) -> list[DeviceSpec]:
-    """Return the devices whose memory is nearest to the reported one, by ratio; all where none is reported."""
+    """Return the devices whose memory is nearest to the reported one, by ratio; all devices where none is reported."""
     if not memory_bytes or memory_bytes <= 0:
         return specs
     away = [abs(math.log(memory_bytes / (spec.memory_gb * 1e9))) for spec in specs]
@@ -539,10 +539,10 @@ def _near(name: str) -> str:
 
 
 def find_device(name: str) -> DeviceSpec:
-    """Return the device of a name.
+    """Return the device with this name.
 
     Args:
-        name: ours, one that drivers report, or a TOML file of one's own.
+        name: foretrace's name, a name that drivers report, or the path of a TOML file.
 
     Raises:
         DeviceError: No device has the name, or the file is not complete; the error says what is missing.
@@ -560,16 +560,16 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def shape_device(spec: DeviceSpec) -> TracedDevice:
-    """Return what decides which operations a step traced for the device runs."""
+    """Return the device's properties that decide which operations a step traced for it runs."""
     return TracedDevice.of(spec.name, spec.vendor, spec.compute_capability, spec.reported_names, spec.memory_gb,
                            spec.sm_count)
 
 
 def scaled_device(spec: DeviceSpec, *, clock: float = 1.0, bandwidth: float = 1.0, memory: float = 1.0,
                   power: float = 1.0) -> DeviceSpec:
-    """Return the device with figures times factors, each with the factor in its source; itself where all are 1.
+    """Return the device with figures multiplied by factors, which its sources note; unchanged where all factors are 1.
 
-    All peak rates follow the clock; caches, launches and what the board's power feeds do not.
+    All peak rates follow the clock; caches, launches and the rate that board power can sustain do not.
     """
     if clock == bandwidth == memory == power == 1.0:
         return spec

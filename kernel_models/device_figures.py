@@ -15,15 +15,15 @@ ARCHITECTURES = {
     "amd": ("cdna2", "cdna3", "cdna4"),
     "host": ("cpu", "alder-lake", "cascade-lake", "emerald-rapids"),
 }
-"""Architectures by vendor. Constants that no data sheet gives are kept by them, and one that is spelled otherwise would
-silently have none."""
+"""Architectures by vendor. Constants that no data sheet gives are kept by architecture: a misspelled one would silently
+have none."""
 RATED = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
-"""Element types that devices list rates of."""
+"""Element types for which devices list rates."""
 OPERATIONS_A_CLOCK = {"vector_tflops.fp32": (2, 2048)}
-"""Operations of a rate, a clock and unit; shipped devices: 20 to 277. Outside, units, clock and rate are not of one
-device, or not in their units."""
+"""Range of the fp32 rate per clock and unit, operations; shipped devices have 20 to 277. A value outside means that
+units, clock and rate are of different devices, or in wrong units."""
 OTHER_OPERATIONS_A_CLOCK = (0.5, 400_000)
-"""The same of other types and of matrix units; shipped devices: 2 to 48,600."""
+"""Range of rates of other types and of matrix units per clock and unit; shipped devices have 2 to 48,600."""
 _MEMORY_KIND = re.compile(r"(HBM|GDDR|LPDDR|DDR)[1-9]\w{0,2}")
 _CAPABILITY = re.compile(r"\d{1,2}\.\d{1,2}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -45,7 +45,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType({
     "launch.kernel_floor_us": Figure(0.05, 100, "µs"),
     "launch.latency_us": Figure(0, 100, "µs"),
 })
-"""Figures by "table.key" of the file, and what each may be."""
+"""Figures by "table.key" of the file, with the range and the unit of each."""
 _RATE = Figure(0.001, 200_000, "10¹² operations/s")
 _KEYS = {"name", "vendor", "architecture", "compute_capability", "reported_names", "short_names", "default_for",
          "placeholder", "sources", *TABLES}
@@ -56,7 +56,7 @@ def figures_in(data: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str
 
     Raises:
         ValueError: A table, a figure or a source is missing, unknown, of another type or not plausible. The text is a
-            clause without an end: it names the item, what was found and what is expected.
+            clause without a full stop: it names the item, what was found and what is expected.
     """
     unknown = [key for key in data if key not in _KEYS]
     if unknown:
@@ -86,10 +86,10 @@ def check_architecture(name: str, known: Sequence[str]) -> None:
 
 
 def check_texts(data: Mapping[str, Any]) -> None:
-    """Check what of a device's file are no figures: its names, its kind and the kind of its memory.
+    """Check the texts of a device's file: its names, its vendor and architecture, and the kind of its memory.
 
     Raises:
-        ValueError: one is missing, of another type or unknown; likewise.
+        ValueError: one is missing, of another type or unknown; the text is a clause as in ``figures_in``.
     """
     for key in ("name", "vendor", "architecture", "compute_capability"):
         text_in(data, key, key)
@@ -130,7 +130,7 @@ def _figure(name: str, entry: Any, sources: Mapping[str, str]) -> tuple[float, s
 
 
 def _check_together(values: Mapping[str, float]) -> None:
-    """Check that units, clock and rates are of one device."""
+    """Check that units, clock and rates can belong to one device."""
     units, mhz = values["compute.sm_count"], values["compute.boost_clock_mhz"]
     for name, tflops in values.items():
         if "_tflops." in name:

@@ -36,35 +36,35 @@ from tracer.arrays import Float64
 from tracer.versions import installed_version
 
 LEAST_ROWS = 60
-"""Fewer distinct calls are left to the formulas: trees of ten rows a leaf could not distinguish them."""
+"""Fewest distinct calls to learn from: trees of ten rows a leaf could not distinguish fewer, so formulas price them."""
 SELECTION_ROWS = 30_000
-"""Calls that cross-validation looks at, whole shape groups of them."""
+"""Most calls used for cross-validation, in whole shape groups."""
 FULL_ROWS = 60_000
 """Above this number of calls there are fewer trees, each adding more, so that a fit's time stays about the same. Only
-two of the folds are cross-validated then: they leave out thousands of calls."""
+two of the folds are cross-validated then, since each fold leaves out thousands of calls."""
 TWO_FOLDS_ROWS = 10_000
-"""Above this number of calls of more than ``FEW_GROUPS`` groups two folds are enough, too: they leave out thousands."""
+"""Above this number of calls in more than ``FEW_GROUPS`` groups two folds suffice: each leaves out thousands."""
 REFIT_ROWS = 100_000
 """Above this number of calls the held-out fifth is not fitted to in the end: it adds little and doubles the time."""
 FEW_GROUPS = 10
-"""Up to this number of shape groups, such as models, each one is left out once."""
+"""Up to this number of shape groups (such as models), each group is a fold of its own."""
 HEURISTIC_ROWS = 1_000
-"""Calls that formulas are fitted to at most. These numbers of calls are chosen, for a fit to take a minute or two."""
+"""Most calls to which formulas are fitted. These numbers are chosen so that a fit takes a minute or two."""
 
 BOOSTING: dict[Family, tuple[Boosting, ...]] = {
     Family.GEMM: (Boosting(300, 0.13, 63, 0.2, 10, members=(Member(), Member(neighbours=True))),),
     Family.ATTENTION: (Boosting(500, 0.1, 31, 0.3, 10),),
 }
-"""Candidates by family. Settings were chosen by cross-validation over the (n, k) sites of one set only, the fit split
-of the H200's matrix products. The choice was among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf,
-one to three seeds, squared and absolute error. That half of the trees see neighbouring weights was chosen on two folds
-each of four stacks' fit splits (H200, H100 and A100). Each fit finds for itself how many of the trees help, and which
-weights the two halves have. Attention has the same settings, except half the leaves and more of the features."""
+"""Candidate settings by family. They were chosen by cross-validation over the (n, k) sites of one set only, the fit
+split of the H200's matrix products. The choice was among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a
+leaf, one to three seeds, squared and absolute error. Half of the trees see neighbouring weights: chosen on two folds
+each of four stacks' fit splits (H200, H100 and A100). Each fit chooses how many trees help and the weights of both
+halves. Attention has the same settings, except half the leaves and more of the features."""
 OTHERS = (Boosting(200, 0.15, 31, 0.5, 5), Boosting(120, 0.15, 8, 0.5, 5))
 SMALL, _FEW = Boosting(120, 0.15, 8, 0.5, 4), 3_000
-"""Also tried where calls are fewer."""
+"""Settings also tried where there are fewer than ``_FEW`` calls."""
 _CHOSEN, _JUDGED = 0.25, 0.6
-"""Shares of a fit's time after which its choice is made, and its model judged, of 28,000 products."""
+"""Shares of a fit's time, for 28,000 products: until its model is chosen, and until the model is judged."""
 Progress = Callable[[str, float], None]
 """Called with a fit's name and the share of it that is done, 0 to 1; by several threads at a time."""
 
@@ -78,11 +78,11 @@ class Options:
     """Options of a fit.
 
     Attributes:
-        refit: Whether the stored models are fitted to the held-out rows too, once these have judged them.
-        process_up_to: Calls up to which a Gaussian process is tried instead of trees: it learns more from few, as a
-            calibration has, in less time; 0 for never.
-        formulas: Whether a family whose best model is learned has its fitted formulas too, for what it does not cover.
-        until: On the monotonic clock, after which a fit ends with what it has; its facts say "ended_early" then.
+        refit: Whether the stored models are fitted to the held-out rows too, once these have judged the models.
+        process_up_to: Most calls for which a Gaussian process replaces trees: from few calls, as a calibration has, it
+            learns more in less time; 0 for never.
+        formulas: Whether a family with a learned model also has fitted formulas, for calls that it does not cover.
+        until: Time on the monotonic clock after which a fit ends with what it has; its facts say "ended_early" then.
     """
 
     refit: bool = True
@@ -92,7 +92,7 @@ class Options:
 
     @classmethod
     def of_one_machine(cls, *, refit: bool = False) -> Options:
-        """Return options for one machine's own measurements, some hundred calls a family: processes and formulas."""
+        """Return options for one machine's measurements, some hundred calls a family: Gaussian processes, formulas."""
         return cls(refit=refit, process_up_to=MOST_CALLS, formulas=True)
 
 
@@ -104,10 +104,10 @@ def fit_profile(
 
     Args:
         samples: Measured calls.
-        spec: The device; samples of others are left out. Without it all samples must be of one device.
+        spec: The device; samples of other devices are left out. Without it all samples must be of one device.
         options: See ``Options``.
-        progress: Called with the share of each fit that is done; fits run in threads, one a core.
-        notes: Sentences on what of the data was of no use, kept in the provenance.
+        progress: Called with the share of each fit that is done; fits run in threads, one per core.
+        notes: Sentences on data that could not be used, kept in the provenance.
 
     Raises:
         DataError: There is nothing to fit, or the samples are of several devices.
@@ -132,14 +132,14 @@ def fit_profile(
 def fit_entries(
     samples: Samples, spec: DeviceSpec, options: Options | None = None, progress: Progress = _unseen,
 ) -> list[ProfileEntry]:
-    """Return the model of one family and stack, and the formulas for what it does not cover if these are asked for."""
+    """Return the model of one family and stack, and if asked the formulas for calls that it does not cover."""
     options = options or Options()
     best = fit_entry(samples, spec, options, progress)
     return [best] if best.kind == "roofline" or not options.formulas else [best, formula_entry(samples, spec)]
 
 
 def formula_entry(samples: Samples, spec: DeviceSpec) -> ProfileEntry:
-    """Return a family's formulas with efficiencies fitted to what is not held out."""
+    """Return a family's formulas with efficiencies fitted to the rows that are not held out."""
     fit = samples.taken(~samples.split())
     return ProfileEntry("roofline", _formulas(fit, spec), fit.software, len(fit), {"data": fit.source})
 
@@ -147,7 +147,7 @@ def formula_entry(samples: Samples, spec: DeviceSpec) -> ProfileEntry:
 def fit_entry(
     samples: Samples, spec: DeviceSpec, options: Options | None = None, progress: Progress = _unseen,
 ) -> ProfileEntry:
-    """Choose, judge and fit the model of one family and stack; ``samples`` are aggregated."""
+    """Choose, judge and fit the model of one family and software stack; ``samples`` are aggregated."""
     options = options or Options()
     name = f"{samples.family.value}, {samples.software or 'unnamed software'}: {len(samples):,} calls"
     progress(name, 0.0)
@@ -187,7 +187,7 @@ def _ended(until: float) -> dict[str, Any]:
 
 
 def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) -> ProfileEntry:
-    """Return the process, or the formulas where rows left out say that it is no better."""
+    """Return the Gaussian process, or the formulas where these have smaller errors on rows left out of the fit."""
     model, out = fit_gaussian(fit, spec, until)
     heuristic, learned = _heuristic_errors(fit, spec), errors_of(out, fit.measured_us)
     best: KernelModel = model if learned.mape < heuristic.mape else model.formula
@@ -201,21 +201,21 @@ def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) ->
 
 
 def scaled_to(how: Boosting, rows: int) -> Boosting:
-    """Return boosting for a number of rows: above ``FULL_ROWS`` fewer trees, each adding more."""
+    """Return boosting settings for a number of rows: above ``FULL_ROWS`` fewer trees, each adding more."""
     return how if rows <= FULL_ROWS else how.scaled(max(FULL_ROWS / rows, 0.5))
 
 
 def candidates_of(family: Family, rows: int) -> tuple[Boosting, ...]:
-    """Return the boosting settings that are tried for a family."""
+    """Return the boosting settings to try for a family."""
     found = BOOSTING.get(family, OTHERS)
     return (*found, SMALL) if rows < _FEW and SMALL not in found else found
 
 
 def _choose(fit: Samples, spec: DeviceSpec, until: float) -> tuple[
         Boosting | None, dict[str, Any], Intervals | None]:
-    """Return the best candidate by cross-validated MAPE (``None``: the formulas), all errors, and intervals.
+    """Return the best candidate by cross-validated MAPE (``None``: the formulas), the errors of all, and intervals.
 
-    After ``until`` no further one is tried.
+    After the time ``until`` no further candidate is tried.
     """
     some = _thinned(fit, SELECTION_ROWS)
     problem = each_left_out(Problem.of(some, spec), some.labels())
@@ -241,7 +241,7 @@ def _choose(fit: Samples, spec: DeviceSpec, until: float) -> tuple[
 
 
 def _folds(rows: int, labels: Sequence[str]) -> int:
-    """Return how many folds are looked at: two where these leave out thousands of calls of many groups."""
+    """Return how many folds to cross-validate: two where each leaves out thousands of calls of many groups."""
     groups = len(set(labels))
     if rows > FULL_ROWS or (rows > TWO_FOLDS_ROWS and groups > FEW_GROUPS):
         return 2
@@ -261,13 +261,13 @@ def _formulas(samples: Samples, spec: DeviceSpec) -> RooflineModel:
 
 
 def each_left_out(problem: Problem, labels: Sequence[str]) -> Problem:
-    """Return the same with a fold for each shape group where they are few."""
+    """Return the problem with each shape group as a fold, if there are few groups; else the problem unchanged."""
     groups, fold = np.unique(np.array(labels), return_inverse=True)
     return replace(problem, fold=fold) if len(groups) <= FEW_GROUPS else problem
 
 
 def _heuristic_errors(fit: Samples, spec: DeviceSpec) -> Errors:
-    """Return cross-validated errors over two halves of the groups: few parameters hardly depend on the half."""
+    """Return cross-validated errors over two halves of the groups, which suffice for a few parameters."""
     some = _thinned(fit, HEURISTIC_ROWS)
     half = np.array([share_of(f"half {label}") < 0.5 for label in some.labels()])
     if half.all() or not half.any():
@@ -276,7 +276,7 @@ def _heuristic_errors(fit: Samples, spec: DeviceSpec) -> Errors:
     for rows in (half, ~half):
         if rows.any():
             learn = some.taken(~rows)
-            # A single call has no other one to fit to: the default efficiencies price it.
+            # With a single call nothing is left to fit to: the default efficiencies price the call.
             model = RooflineModel(fit.family, spec, fit_efficiencies(learn.calls, learn.measured_us, spec)
                                   if len(learn) else None)
             predicted[rows] = model.predict(some.taken(rows).calls).time_us
@@ -329,7 +329,7 @@ def _provenance(
 
 
 def stamp() -> dict[str, Any]:
-    """Return when and with which software something was fitted."""
+    """Return the date and the software versions of a fit."""
     return {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
             "software": {name: installed_version(name) or "not installed" for name in ("foretrace", "numpy", "numba")}
             | {"python": platform.python_version()}}

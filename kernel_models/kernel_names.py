@@ -1,6 +1,6 @@
 """Facts read from a kernel's name alone: its family, whether it computes in TF32, the type of its elements.
 
-Used where no operation was recorded (traces without host events, kernels of a CUDA graph), and for what the operation's
+Used where no operation was recorded (traces without host events, kernels of a CUDA graph), and for what an operation's
 arguments leave out. Sources: Names seen in the traces of V100 to B200 and MI210 to MI300X, 2020 to 2026; naming schemes
 of cuBLAS, cuDNN, CUTLASS, Tensile ("Cijk"), MIOpen, ATen, FBGEMM, Triton and vLLM.
 """
@@ -65,9 +65,9 @@ def uses_tf32(name: str) -> bool:
 
 @cache
 def element_dtype(name: str) -> str:
-    """Return the short name of the first element type among a kernel's template arguments, "" if it has none.
+    """Return the short name of the first element type among a kernel's template arguments, "" if there is none.
 
-    Kernels that only move bytes tell a size instead: 2 bytes are taken for bf16, 4 for fp32.
+    Names of kernels that only move bytes give a size instead: 2 bytes count as bf16, 4 as fp32.
     """
     opaque = _OPAQUE.search(name)
     if opaque is not None:

@@ -1,4 +1,4 @@
-"""Look-ups of tables as op calls, batched or table by table, and their cost in terms that add up, for searches over
+"""Look-ups of tables as op calls, batched or table by table, and their cost in additive terms, for searches over
 placements of tables."""
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from kernel_models.pricing import Models, price
 from tracer.arrays import Float64
 
 STATES = {"adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "partial_rowwise_adam": 2}
-"""Tables of state, in addition to the table's weights, that an optimizer which is not fused writes."""
+"""Number of state tables that an optimizer writes in addition to the weights, if not fused into backward."""
 
 
 def forward_call(parts: Sequence[TablePart]) -> OpCall:
     """Return one kernel that looks up all these parts and sums their bags.
 
     Raises:
-        ValueError: there are no parts, or none is looked up.
+        ValueError: no row of any part is looked up.
     """
     return _call("bag", parts)
 
 
 def backward_call(parts: Sequence[TablePart], fused: bool = True) -> OpCall:
-    """Return the gradients of parts in one pass: with the optimizer (``fused``), or as large as the tables."""
+    """Return one kernel for the gradients of parts: with the optimizer (``fused``), or as large as the tables."""
     return _call("bag_backward_fused" if fused else "bag_backward", parts)
 
 
 def unfused_calls(part: TablePart) -> tuple[OpCall, ...]:
-    """Return what a part's gradient and optimizer take where they are not fused, as with
+    """Return the calls of a part's gradient and optimizer where they are not fused, as with
     ``nn.EmbeddingBag(sparse=True)``.
 
-    The gradient is a row for each look-up, and the optimizer adds those to the table and to each of its states.
+    The gradient has a row for each look-up, and the optimizer adds these rows to the table and to each of its states.
     """
     elements, rows = part.lookups * part.columns, part.rows * part.columns
     added = [replace(call, accesses=(part,)) for call in index("index_add", elements, part.columns, rows, "fp32")]
@@ -83,7 +83,7 @@ def _call(kind: str, parts: Sequence[TablePart]) -> OpCall:
 
 
 def _dtype(parts: Sequence[TablePart]) -> str:
-    """Return the precision of most of the bytes read, for parts in any order."""
+    """Return the element type of most of the bytes read; the order of the parts does not matter."""
     read: dict[str, float] = {}
     for part in parts:
         read[part.dtype] = read.get(part.dtype, 0.0) + part.lookups * part.row_bytes
@@ -92,7 +92,7 @@ def _dtype(parts: Sequence[TablePart]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartCosts:
-    """Costs that parts of tables add to a device's look-ups, and to their gradients with the optimizer, [p]."""
+    """Costs that parts of tables add to a device's look-ups, and to their gradients with the optimizer, [parts]."""
 
     forward: LookupTerms
     backward: LookupTerms
@@ -101,15 +101,15 @@ class PartCosts:
 
     @classmethod
     def of(cls, parts: Sequence[TablePart], device: DeviceSpec, share_of_cache: float = 1.0) -> PartCosts:
-        """Return the costs of parts each on its own, with a share of the device's cache (one over the tables that a
+        """Return the costs of each part by itself, with a share of the device's cache (1 / number of tables that a
         device will hold).
 
-        The cache is what the tables of a device share: terms that add up can only assume its division. Price the call
-        of a device's parts for what they cost together.
+        All tables of a device share its cache: additive terms can only assume a division. For the cost of parts
+        together price one call of all of them.
         """
         spec = replace(device, l2_mb=device.l2_mb * share_of_cache, l3_mb=device.l3_mb * share_of_cache)
         columns = columns_of(parts, np.arange(len(parts)))
-        # Of a batch worth splitting over devices no block sorts the look-ups alone, and all rows together are many.
+        # In a batch worth splitting over devices, no single block sorts the look-ups, and all rows together are many.
         alone, passes = sorting(np.full(len(parts), np.inf), np.full(len(parts), columns.rows.sum()))
         return cls(forward_terms(columns, spec),
                    gradient_terms(columns, spec, np.ones(len(parts), np.bool_), alone, passes),
@@ -118,10 +118,10 @@ class PartCosts:
     @classmethod
     def apart(cls, parts: Sequence[TablePart], device: DeviceSpec, models: Models | None = None,
               fused: bool = False) -> PartCosts:
-        """Return the costs of parts whose times add up: each is looked up by itself, its optimizer ``fused`` into
-        its gradient or not.
+        """Return the costs of parts that run one after another, so that their times add up: a kernel for each look-up,
+        its optimizer ``fused`` into the gradient or not.
 
-        So ``nn.EmbeddingBag`` does it, and a thread of a CPU with any kernel.
+        ``nn.EmbeddingBag`` runs so, and a CPU's thread with any kernel.
         """
         used = [i for i, part in enumerate(parts) if part.lookups]
         calls = [(forward_call([parts[i]]), *([backward_call([parts[i]])] if fused else unfused_calls(parts[i])))
@@ -139,14 +139,14 @@ class PartCosts:
 
 def batched_forward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, device: DeviceSpec,
                        ) -> Float64:
-    """Return the time of one look-up over many parts from sums and maximum of their terms, µs [n]; 0 for none."""
+    """Return the time of one batched look-up of many parts from sums and maximum of their terms, µs [n]; 0 for none."""
     done = KernelWork(np.maximum(wait_us, flight_us), stream_us, np.ones(len(stream_us)))
     return _time_us(done, device, "bag")
 
 
 def batched_backward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, lookups: Float64, rows: Float64,
                         device: DeviceSpec) -> Float64:
-    """Return the time of the fused gradient likewise; ``lookups`` and ``rows`` are sums over the parts."""
+    """Return the time of the fused gradient in the same way; ``lookups`` and ``rows`` are sums over the parts, [n]."""
     kernels = gradient_kernels(np.ones(len(lookups), np.bool_), *sorting(lookups, rows))
     done = KernelWork(np.maximum(wait_us, flight_us), stream_us, kernels)
     return _time_us(done, device, "bag_backward_fused")

@@ -2,14 +2,14 @@
 
 ``TensorSpec`` is what a call needs to know of a tensor: sizes, strides, element type.
 
-Profilers, C++ and PyTorch name element types differently; each has one short name here, and a size. Sizes are bytes of
-one stored element (``torch/headeronly/core/ScalarType.h``). Both 8-bit floats are "fp8": they cost the same. A packed
-pair of 4-bit floats is one element of one byte, as its tensor's shape counts it.
+Profilers, C++ and PyTorch name element types differently; each type has one short name here, and a size. Sizes are
+bytes of one stored element (``torch/headeronly/core/ScalarType.h``). Both 8-bit floats are "fp8": they cost the same. A
+packed pair of 4-bit floats is one element of one byte, as the tensor's shape counts it.
 
-A call is described by what it computes rather than by the name of a kernel. Families (``kernel_models.families``) turn
-a framework operation into its calls; models turn calls into microseconds. A call is small, hashable and equal to every
-other call of the same work, so that repeated work is priced once. A model gives times with intervals and a source for a
-batch of calls of one family.
+A call is described by what it computes, not by the name of a kernel. Families (``kernel_models.families``) turn a
+framework operation into calls; models turn calls into microseconds. A call is small, hashable and equal to every other
+call of the same work, so that repeated work is priced once. A model gives times with intervals and a source for a batch
+of calls of one family.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NAMES: dict[str, str] = {
 }
 
 MULTIPLY_ADDS: dict[str, int] = {"fp4": 2, "complex32": 4, "complex64": 4, "complex128": 4}
-"""Real multiply-adds in one product of two elements where it is not one: packed pairs have 2, complex numbers 4."""
+"""Real multiply-adds in one product of two elements where not 1: packed pairs have 2, complex numbers 4."""
 
 _SCALAR_TYPES: dict[int, str] = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16", 6: "fp32", 7: "fp64", 8: "complex32",
@@ -65,16 +65,16 @@ _RANK = ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64",
 
 
 def short_dtype(name: str) -> str:
-    """Return the short name of an element type ("c10::BFloat16" → "bf16"); "" if it is none.
+    """Return the short name of an element type ("c10::BFloat16" → "bf16"); "" if the name is no element type.
 
-    Number types such as "Scalar", "Int" or "Double" are no element types: they describe arguments, not tensors.
+    Number types such as "Scalar", "Int" or "Double" are not element types: they describe arguments, not tensors.
     """
     name = name.removeprefix("torch.")
     return name if name in ITEMSIZE else _NAMES.get(name, "")
 
 
 def scalar_type(text: str) -> str:
-    """Return the short name of a recorded ``ScalarType`` argument's element type ("15" → "bf16"), "" if none."""
+    """Return the element type of a recorded ``ScalarType`` argument by its short name ("15" → "bf16"), else ""."""
     return _SCALAR_TYPES.get(int(text), "") if text.isdecimal() and len(text) < 5 else short_dtype(text)
 
 
@@ -84,13 +84,13 @@ def itemsize(dtype: str) -> int:
 
 
 def stored_itemsize(kind: str) -> float:
-    """Return the bytes of a quantised weight's element with its scales; of other types, ``itemsize``. An "fp4" is one
-    value here (with a scale for each 16 or 32), and so is "int4" (a scale for each 128)."""
+    """Return the bytes of one value of a quantised weight, its share of scales included; for other types ``itemsize``.
+    Both "fp4" (a scale for each 16 or 32 values) and "int4" (a scale for each 128) are one value here."""
     return {"fp4": 0.5 + 1 / 24, "int4": 0.5 + 2 / 128}.get(kind, float(itemsize(kind)))
 
 
 def multiply_adds(dtype: str) -> int:
-    """Return how many real multiply-adds a product of two elements takes."""
+    """Return the number of real multiply-adds in a product of two elements."""
     return MULTIPLY_ADDS.get(dtype, 1)
 
 
@@ -112,12 +112,12 @@ class TensorSpec:
 
     @property
     def elements(self) -> int:
-        """Elements as the shape counts them; 1 for a tensor without dimensions."""
+        """Number of elements that the shape counts; 1 for a tensor without dimensions."""
         return prod(self.shape)
 
     @property
     def stored(self) -> int:
-        """Distinct elements: a broadcast (stride 0) dimension counts once."""
+        """Number of distinct elements: a broadcast (stride 0) dimension counts once."""
         if self.stride is None or len(self.stride) != len(self.shape):
             return self.elements
         return prod(size if step or not size else 1 for size, step in zip(self.shape, self.stride, strict=True))
@@ -141,7 +141,7 @@ class TensorSpec:
 
     @property
     def run(self) -> int:
-        """Elements that lie side by side in one piece (= elements: all of them, in any order of dimensions)."""
+        """Number of contiguous elements in one piece, in any order of dimensions; ``elements`` if dense."""
         expected = 1
         for step, size in sorted((s, n) for s, n in zip(self.strides, self.shape, strict=True) if n > 1):
             if step != expected:
@@ -151,7 +151,7 @@ class TensorSpec:
 
     @property
     def is_channels_last(self) -> bool:
-        """Return whether these are batched images whose channels lie side by side ("nhwc")."""
+        """Return whether the tensor is a batch of images whose channels are contiguous ("nhwc")."""
         return len(self.shape) > 3 and self.shape[1] > 1 and self.order[-1:] == (1,)
 
     @property
@@ -162,7 +162,7 @@ class TensorSpec:
 
 
 def channels_last(tensor: TensorSpec) -> str:
-    """Return the layout of a call on images, for kinds that name only channels last: "nhwc", else ""."""
+    """Return "nhwc" for channels-last images, else "": the layout of calls whose kinds name only channels last."""
     return "nhwc" if tensor.is_channels_last else ""
 
 
@@ -176,7 +176,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape that these broadcast to; where they do not fit, the larger size (of another era's records)."""
+    """Return the shape to which these shapes broadcast; where sizes conflict (old recordings), the larger size."""
     rank = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True))
@@ -187,15 +187,15 @@ class TablePart:
     """One table's share of a batched look-up.
 
     Attributes:
-        rows, columns: Of the part.
-        dtype: Of the weights.
-        lookups, bags: Of the batch, in this part; ``bags`` are output rows (look-ups where nothing is pooled).
+        rows, columns: Size of the part.
+        dtype: Element type of the weights.
+        lookups, bags: Number in the batch, in this part; ``bags`` are output rows (look-ups where nothing is pooled).
         longest: Look-ups of the longest bag; 0: not known.
-        reuse: Histogram of the look-ups (``tracer.lookup_data.tables``); nothing: rows are drawn evenly.
+        reuse: Histogram of the look-ups (``tracer.lookup_data.tables``); empty: rows are drawn evenly.
         weighted: Whether each look-up has a weight.
-        optimizer: Fused into the backward pass; "none": rows are only looked up.
-        output_bytes: Of an element of a bag.
-        location: Of the weights (``tracer.lookup_data.tables.LOCATIONS``).
+        optimizer: Optimizer fused into the backward pass; "none": rows are only looked up.
+        output_bytes: Bytes of an element of a bag.
+        location: Memory of the weights (``tracer.lookup_data.tables.LOCATIONS``).
         missed: Rows that cross the host's link for these look-ups (``EmbeddingTable.missed``).
     """
 
@@ -214,7 +214,7 @@ class TablePart:
 
     @classmethod
     def of(cls, table: EmbeddingTable, samples: int) -> TablePart:
-        """Return the part that is a whole table, for a number of samples."""
+        """Return the part that is a whole table, for a batch of ``samples``."""
         lookups = round(table.lookups(samples))
         pooled = table.pooling != "none"
         even = not table.reuse and not table.skew
@@ -223,9 +223,9 @@ class TablePart:
                    table.optimizer, table.output_bytes, table.location, table.missed(samples))
 
     def cut(self, share_of_rows: float = 1.0, columns: int = 0) -> TablePart:
-        """Return a share of the rows (and of the look-ups, which fall on all rows alike), or some columns.
+        """Return a part with a share of the rows (and of the look-ups, which are spread evenly), or with some columns.
 
-        Every sample still has its bag in a row-wise part, if an emptier one.
+        In a row-wise part every sample still has its bag, with fewer look-ups.
         """
         pooled = self.longest != 1 or self.bags != self.lookups
         lookups = round(self.lookups * share_of_rows)
@@ -236,27 +236,27 @@ class TablePart:
 
     @property
     def trained(self) -> bool:
-        """Return whether a step changes its rows."""
+        """Return whether a training step changes the rows."""
         return self.optimizer != "none"
 
     @property
     def row_bytes(self) -> float:
-        """Return bytes of a row's weights, as they are stored."""
+        """Return the bytes of a row's weights as stored."""
         return stored_row_bytes(self.dtype, self.columns)
 
     @property
     def state_bytes(self) -> float:
-        """Return bytes of the optimizer's state of a row in the device's memory."""
+        """Return the bytes of the optimizer's state of a row in the device's memory."""
         return sum(row_state_bytes(self.optimizer, self.columns)) - self.host_state_bytes
 
     @property
     def host_state_bytes(self) -> float:
-        """Return bytes of the optimizer's state of a row in the host's memory (``EmbeddingTable.host_state_bytes``)."""
+        """Return the bytes of a row's optimizer state in the host's memory (``EmbeddingTable.host_state_bytes``)."""
         return 0.0 if self.location == "hbm" else row_state_bytes(self.optimizer, self.columns)[1]
 
 
 def with_host_rows(flags: Iterable[str], parts: Iterable[TablePart]) -> tuple[str, ...]:
-    """Return flags of a look-up of parts: "host_rows" keeps it from models fitted to rows on the device."""
+    """Return a look-up's flags; parts in host memory add "host_rows", which models of device memory exclude."""
     far = any(part.location != "hbm" for part in parts)
     return tuple(sorted({*flags} | {"host_rows"})) if far else tuple(each for each in flags if each != "host_rows")
 
@@ -264,7 +264,7 @@ def with_host_rows(flags: Iterable[str], parts: Iterable[TablePart]) -> tuple[st
 class Family(str, Enum):
     """Kinds of work that share a model, each with the names of its calls' sizes (``OpCall.dims``).
 
-    ``OTHER`` is work no family knows: priced by its bytes, and listed.
+    ``OTHER`` is work that no family knows: it is priced by its bytes, and listed.
     """
 
     dimensions: tuple[str, ...]
@@ -283,20 +283,20 @@ class Family(str, Enum):
                     "dilation_d", "dilation_h", "dilation_w")
     # `window` is 0 for full attention.
     ATTENTION = "attention", ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim", "window")
-    # Elements of the output, tensors read, and elements of all inputs as stored (a broadcast input counts once).
+    # Elements of the output, number of tensors read, elements of all inputs as stored (a broadcast one once).
     ELEMENTWISE = "elementwise", ("elements", "inputs", "elements_in")
-    # `outer` results, each of `reduced` values; `inner` is the stride between them (1: they lie side by side).
+    # `outer` results, each of `reduced` values; `inner` is the stride between these values (1: contiguous).
     REDUCTION = "reduction", ("outer", "reduced", "inner")
     SOFTMAX = "softmax", ("outer", "reduced", "inner")
     # Layer and RMS norm: rows × normalised columns. Batch and group norm: groups × values in each.
     NORM = "norm", ("rows", "columns")
     # Lookups in all, output rows (bags), rows and columns of the table, tables in one kernel.
     EMBEDDING = "embedding", ("lookups", "bags", "table_rows", "columns", "tables")
-    # Elements moved, side-by-side elements of each piece, elements of the indexed tensor.
+    # Elements moved, contiguous elements of each piece, elements of the indexed tensor.
     INDEX = "index", ("elements", "inner", "source_elements")
     SORT = "sort", ("rows", "columns", "k")
     CONCAT = "concat", ("elements", "tensors", "inner")
-    # Elements, and how many lie side by side in both tensors (= elements: one run).
+    # Elements, and how many of them are contiguous in both tensors (= elements: one run).
     COPY = "copy", ("elements", "inner")
     TRANSFER = "transfer", ("bytes",)
     MEMSET = "memset", ("bytes",)
@@ -306,16 +306,16 @@ class Family(str, Enum):
     INTERPOLATE = "interpolate", ("channels", "in_size", "out_size")
     RECURRENT = "recurrent", ("sequence", "batch", "input", "hidden", "layers", "directions")
     OPTIMIZER = "optimizer", ("tensors", "elements")
-    # Elements of the output (OTHER: of the largest tensor), tensors among the arguments, elements of all of them.
+    # Elements of the output (OTHER: of the largest tensor), number of tensor arguments, elements of all of them.
     TRITON = "triton", ("elements", "tensors", "elements_all")
     OTHER = "other", ("elements", "tensors", "elements_all")
 
-    # Enum's own is a Python function and differs from the equal string's; a call's hash asks for it every time.
+    # Enum's own hash is a Python function and differs from the equal string's; a call's hash uses it every time.
     __hash__ = str.__hash__
 
 
 DIMENSIONS: dict[Family, tuple[str, ...]] = {family: family.dimensions for family in Family}
-"""Names of the numbers of ``OpCall.dims``, by family."""
+"""Names of the sizes in ``OpCall.dims``, by family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,19 +323,19 @@ class OpCall:
     """One piece of device work.
 
     Attributes:
-        family: Which models price it.
+        family: Family of the models that price the call.
         kind: The variant within the family, such as "mm", "dgrad", "flash_backward", "layer_norm_backward", "adamw".
-        dims: Sizes, as ``DIMENSIONS[family]`` names them.
+        dims: Sizes, in the order of ``DIMENSIONS[family]``.
         dtype: Of the computation: "fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int64", "int32", "int8", "bool", ….
-        layout: How operands lie. GEMM: two letters, A then B, "n" row-major, "t" column-major ("nt" is a linear layer's
-            forward). Convolution: "nchw" or "nhwc". Norms, pooling, interpolation: "" or "nhwc".
-            Elsewhere "" or "strided", "broadcast".
+        layout: Memory order of operands. GEMM: two letters, A then B, "n" row-major, "t" column-major ("nt" is a linear
+            layer's forward). Convolution: "nchw" or "nhwc". Norms, pooling, interpolation: "" or "nhwc". Others: "" or
+            "strided", "broadcast".
         flags: Further properties that change the time, sorted, such as ("bias",) or ("causal", "dropout").
-        accesses: Of look-ups what is known of each table, where it is: sizes, bags, and how often rows are reused.
+        accesses: For look-ups, what is known of each table: sizes, bags, and how often rows are reused.
         flops: Floating-point operations (a multiply-add is two).
-        bytes_read, bytes_written: Device memory the work must move at least, each stored element once.
+        bytes_read, bytes_written: Device memory that the work must move at least, each stored element once.
 
-    ``flops`` and bytes follow from the rest, so they take no part in equality.
+    ``flops`` and bytes follow from the rest, so equality ignores them.
     """
 
     family: Family
@@ -369,16 +369,16 @@ class Source(IntEnum):
 
     @property
     def label(self) -> str:
-        """Lower-case name, as reports and JSON show it."""
+        """The source's name in lower case, as reports and JSON show it."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times of n calls: ``time_us`` the median expected, ``low_us`` to ``high_us`` the 80% interval, all [n] µs.
+    """Times of n calls: ``time_us`` is the expected median, ``low_us`` to ``high_us`` the 80% interval, all [n] µs.
 
-    ``common`` [n] is the share of an interval's width, as a logarithm, that the calls of a family have in common: sums
-    over many calls are no surer than that. ``None``: all of it.
+    ``common`` [n] is the share of an interval's log width that all calls of a family have in common. A sum over many
+    calls has at least that relative width. ``None``: the whole width is common.
     """
 
     time_us: Float64
@@ -390,26 +390,25 @@ class Times:
 class KernelModel(Protocol):
     """A model of one family on one device (or, with the device's figures as features, on any).
 
-    ``source`` is ``LEARNED`` or ``HEURISTIC`` for fitted ones, ``DATASHEET`` for formulas from specifications only.
+    ``source`` is ``LEARNED`` or ``HEURISTIC`` for fitted models, ``DATASHEET`` for formulas from specifications only.
     """
 
     @property
     def family(self) -> Family:
-        """Return the family it prices."""
+        """Return the family that the model prices."""
         ...
 
     @property
     def source(self) -> Source:
-        """Return where its times come from."""
+        """Return the source of the model's times."""
         ...
 
     def covers(self, calls: Sequence[OpCall]) -> Bool:
-        """Return which of the calls lie within what the model was made for (kind, dtype, range of sizes): [n]
-        booleans."""
+        """Return which of the calls lie within the model's range (kind, dtype, sizes), [n] booleans."""
         ...
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Return the times of calls of this family; vectorised, no work per call beyond collecting its numbers."""
+        """Return the times of calls of this family; vectorised, no work per call except collecting its numbers."""
         ...
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
@@ -418,8 +417,8 @@ class KernelModel(Protocol):
 
 
 def covered_times(model: KernelModel, calls: Sequence[OpCall]) -> tuple[Bool, Times]:
-    """Return which calls a model covers, [n], and the times of those; by the model's own method where it has a quicker
-    one."""
+    """Return which calls a model covers, [n], and the times of the covered calls. A model's own faster method is used
+    if it has one."""
     own = getattr(model, "covered_times", None)
     if own is not None:
         found: tuple[Bool, Times] = own(calls)

@@ -1,11 +1,11 @@
 """Device work of a framework operation: ``calls_of`` and ``backward_calls_of``.
 
 An ``Operation`` is a name and its recorded arguments. Each family's file registers functions that turn operations into
-calls (see ``kernel_models.families.registry``). What no family knows is priced by its bytes, as ``Family.OTHER``.
+calls (see ``kernel_models.families.registry``). Unknown operations are priced by bytes, as ``Family.OTHER``.
 
-A recorded step shows by its kernels which operations worked on the device. In a step that never ran, the place of an
-operation's tensors shows it (``tracer.graph.Place``). An optimizer's step counters and a batch that is put together
-live on the host, and a batch that moves to the device crosses the link.
+In a recorded step the kernels show which operations worked on the device. In a step that never ran, the place of an
+operation's tensors shows it (``tracer.graph.Place``). An optimizer's step counters and a batch in assembly are on the
+host; a batch that moves to the device crosses the link.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOLD: dict[str, str] = {
     "experts": "experts on this device", "visits": "experts that a token visits", "expert_width": "width of an expert",
     "weights": "type that experts' weights are stored in", "imbalance": "exponent of experts' popularity, 0 for even",
 }
-"""Values that inference servers' operators leave to the server's state, and ``Operation.told`` may give."""
+"""Values that operators of inference servers keep in the server's state; users may state them in ``Operation.told``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Operation:
 
     Attributes:
         name: As the profiler writes it.
-        arguments: What was recorded of each; may be empty.
+        arguments: The recorded facts of each argument; may be empty.
         list_dtype: Short dtype of tensors in lists that record none ("TensorList", unlike "TensorList[c10::Half]").
     """
 
@@ -69,15 +69,15 @@ def operation(
     strides: Sequence[Any] | None = None,
     values: Sequence[Any] | None = None,
 ) -> Operation:
-    """Return an operation put together by hand.
+    """Return an operation from given shapes, without a recording.
 
     Args:
         name: Such as "aten::linear".
-        shapes: One entry an argument: a tuple of sizes for a tensor, a list of tuples for a list of tensors, ``None``
+        shapes: One entry per argument: a tuple of sizes for a tensor, a list of tuples for a list of tensors, ``None``
             for anything else.
-        dtypes: Element types by any of their names, one for all tensors or one an argument.
+        dtypes: Element types by any of their names, one for all tensors or one per argument.
         strides: In elements, in the form of ``shapes``; ``None`` means contiguous.
-        values: Numbers, booleans or lists of numbers of the arguments that are no tensors, else ``None``.
+        values: Numbers, booleans or lists of numbers for arguments that are not tensors; ``None`` for tensors.
 
     >>> operation("aten::linear", shapes=[(32, 128), (256, 128), None], dtypes="bf16").arguments[1].shape
     (256, 128)
@@ -105,8 +105,8 @@ def operation(
 def calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
     """Return the device work of an operation: no call if it is free or works on nothing, one or more otherwise.
 
-    Never an error: what no family knows, or cannot be read, becomes ``Family.OTHER`` by its bytes. Operations without
-    any recorded size give a call flagged "unsized".
+    This raises no error: an operation that no family knows or that cannot be read becomes ``Family.OTHER`` by its
+    bytes. An operation without any recorded size gives a call flagged "unsized".
 
     Args:
         op: the operation.
@@ -119,10 +119,10 @@ def calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
 
 
 def backward_calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
-    """Return the device work of an operation's gradient, all of its floating-point inputs wanting one.
+    """Return the device work of an operation's gradient, for all of its floating-point inputs.
 
-    An operation whose family registers no gradient of its own is assumed to read and write in backward what it reads
-    and writes in forward: the same call, flagged "backward". Elementwise ones read the gradient too.
+    If the family registers no gradient of its own, backward is assumed to read and write what forward does: the same
+    call, flagged "backward". Elementwise operations read the gradient too.
     """
     rule = registry.backward_rule(op.name)
     if rule is not None:
@@ -133,19 +133,19 @@ def backward_calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
 
 
 def family_of(name: str) -> Family:
-    """Return the family an operation of this name belongs to; ``Family.OTHER`` where none knows it or it is free."""
+    """Return the family of an operation by its name; ``Family.OTHER`` if unknown or free (``is_free``)."""
     rule = registry.forward_rule(name)
     return rule.family if rule is not None else Family.OTHER
 
 
 def is_free(name: str) -> bool:
-    """Return whether an operation of this name only makes a view or looks at metadata: it has no device work."""
+    """Return whether operations of this name have no device work: they only make views or look at metadata."""
     rule = registry.forward_rule(name)
     return rule is not None and rule.is_free
 
 
 def by_bytes(op: Operation) -> OpCall:
-    """Return an unknown operation's call: it reads every tensor argument once and writes as much as the largest."""
+    """Return an unknown operation's call: it reads every tensor argument once and writes the size of the largest."""
     inputs = Inputs(op.name, op.arguments, (), op.list_dtype)
     tensors = inputs.tensors()
     kind = re.sub(r"[0-9a-fx]{6,}|\d+(?=\W|$)", "", op.name.split("(")[0]).strip() or op.name
@@ -175,7 +175,7 @@ def _apply(rule: registry.Rule, op: Operation, tf32: bool) -> tuple[OpCall, ...]
     try:
         return tuple(rule.function(inputs))
     except (Unpriceable, ArithmeticError, LookupError, TypeError, ValueError):
-        # Arguments of another version's schema do not fit the formula: bytes always do.
+        # The arguments of another version's schema do not fit the formula; the price by bytes always works.
         if any(tensor.shape for tensor in inputs.tensors()):
             return (by_bytes(op),)
         return (unsized(rule.family, registry.plain_name(op.name)),)
@@ -185,16 +185,16 @@ HOST_TENSOR_NS = 2_000.0
 """Host time for each tensor an operation works on there: ``torch._foreach_add_`` of a number on 50 to 291 step counters
 takes 1.8 to 2.3 µs a tensor (PyTorch 2.13, one thread of an AMD EPYC)."""
 HOST_BYTES_PER_NS = 4.0
-"""Read and written on the host, 10⁹ bytes/s: ``torch.stack`` of 32 and 256 images reaches 4.6 and 2.1 there."""
+"""Reads and writes on the host, bytes/ns: ``torch.stack`` of 32 and 256 images reaches 4.6 and 2.1 on the same EPYC."""
 _PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 _NON_BLOCKING = {"aten::_to_copy": 5, "aten::copy_": 2}
-"""Position of the ``non_blocking`` argument. A copy without blocking has pinned the host's side, or gains nothing."""
+"""Position of the ``non_blocking`` argument. A non-blocking copy is assumed to use pinned host memory."""
 
 
 def placed_calls(graph: ExecutionGraph, op: int) -> tuple[OpCall, ...]:
     """Return the device work of row ``op`` of ``graph.ops``: none on the host, a transfer between memories.
 
-    Where no place is known, as in recorded windows, every operation counts as one of the device.
+    Where no place is known, as in recorded windows, an operation counts as device work.
 
     Raises:
         IndexError: there is no such operation.
@@ -203,7 +203,7 @@ def placed_calls(graph: ExecutionGraph, op: int) -> tuple[OpCall, ...]:
 
 
 def calls_at(operation: Operation, place: int, tf32: bool = False) -> tuple[OpCall, ...]:
-    """Return the device work of an operation that works at a ``Place`` (``NONE``: unknown, taken for the device)."""
+    """Return the device work of an operation at a ``Place``; an unknown place (``NONE``) counts as the device."""
     if place == Place.HOST:
         return ()
     if place in (Place.TO_DEVICE, Place.TO_HOST):
@@ -217,8 +217,8 @@ def calls_at(operation: Operation, place: int, tf32: bool = False) -> tuple[OpCa
 def host_work_ns(graph: ExecutionGraph, op: int) -> float:
     """Return the time of an operation's own work on the host, ns; 0 for views and for operations of the device.
 
-    Each tensor costs ``HOST_TENSOR_NS``, each byte its share of ``HOST_BYTES_PER_NS``. Products take at least what the
-    data sheet of a usual CPU says.
+    Each tensor costs ``HOST_TENSOR_NS``, each byte its share of ``HOST_BYTES_PER_NS``. Products take at least the time
+    that a usual CPU's data sheet gives.
     """
     if graph.ops.place[op] != Place.HOST:
         return 0.0
@@ -226,7 +226,7 @@ def host_work_ns(graph: ExecutionGraph, op: int) -> float:
 
 
 def work_on_host_ns(operation: Operation) -> float:
-    """Return the time of an operation that is known to work on the host, ns."""
+    """Return the time of an operation that works on the host, ns."""
     if is_free(operation.name):
         return 0.0
     inputs = Inputs(operation.name, operation.arguments, (), operation.list_dtype)
@@ -238,7 +238,7 @@ def work_on_host_ns(operation: Operation) -> float:
 
 
 def _moved_bytes(operation: Operation) -> int | None:
-    """Return the bytes that cross the link: a copy that also casts does so at its source, so of the target's type."""
+    """Return the bytes that cross the link, in the target's type: a copy that also casts does so at its source."""
     tensors = Inputs(operation.name, operation.arguments, (), operation.list_dtype).tensors()
     if not tensors:
         return None

@@ -1,26 +1,26 @@
-"""Pricing: every call gets a time, an interval and a source. Nothing is free, and nothing unknown is an error.
+"""Pricing: every call gets a time, an interval and a source. No work has price 0, and no unknown work raises an error.
 
-Calls are grouped by family and each distinct one is priced once. The best model that covers a call prices it. The order
-is: learned; heuristic with efficiencies fitted to the device; another form of the same work that is covered
+Calls are grouped by family, and each distinct call is priced once, by the best model that covers it. The order is:
+learned; heuristic with efficiencies fitted to the device; another form of the same work that is covered
 (``times_by_variant``); the data sheet.
 
-A call by its variant: a profile of linear layers' forward products knows nothing of their gradients', which differ in
-how operands lie. The data sheet's formula knows what the difference costs, the profile how far this device is from that
-formula:
+Pricing by a variant: a profile of linear layers' forward products has no measurements of the gradients, whose operands
+are laid out differently. The data sheet's formula gives the cost of that difference, the profile the device's distance
+from the formula:
 
     t(call) = t_datasheet(call) · t_profile(variant) / t_datasheet(variant)
 
-so that forward and backward of one layer are priced by the same measurements.
+so that the same measurements price forward and backward of one layer.
 
-A power limit: tables of kernels are measured in bursts, at the boost clock. Where products follow each other for
-milliseconds, a board whose matrix units would draw more than it may lowers their clock until they do not:
+Power limit: tables of kernels are measured in bursts, at the boost clock. Where products follow each other for
+milliseconds, a board whose matrix units exceed its power limit lowers their clock:
 
     t = max(t of the burst, operations · joules per operation / watts)
 
 Energy per operation is assumed to be the same at every clock. Bursts would run 240 products of a B200 at 0.6 to 0.8 of
-the peak; sustained, all ended near 0.49 of it, from any of those rates (``benchmarks/sustained_products.py``).
-Memory traffic and other work are not slowed. All steps are priced so, traced, anchored or planned; an isolated call
-(``foretrace price``) is not.
+the peak; sustained, all ended near 0.49 of it (``benchmarks/sustained_products.py``). Memory traffic and other work are
+not slowed. The limit applies to all steps, traced, anchored or planned; it does not apply to an isolated call
+(``foretrace price``).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from kernel_models.spreads import OTHER_LAYOUT
 from tracer.arrays import Bool, Float64, Int8, Int64
 
 LEAST_US = 0.5
-"""No kernel takes less: the shortest that CUPTI and roctracer report are 0.7 to 1 µs. Keeps broken models from pricing
-work at nothing."""
+"""Least time of a kernel: the shortest that CUPTI and roctracer report take 0.7 to 1 µs. It keeps a broken model from
+pricing work at 0."""
 WIDEST = 1e3
-"""Ends of an interval are at most this factor from the time. Set."""
+"""An interval's ends are at most this factor from the time. Set."""
 
 
 class Models(Protocol):
@@ -54,7 +54,7 @@ class Models(Protocol):
 
     @property
     def device(self) -> DeviceSpec:
-        """Return the device its models were fitted to."""
+        """Return the device to which the models were fitted."""
         ...
 
     def models_of(self, family: Family) -> Sequence[KernelModel]:
@@ -68,10 +68,10 @@ class PricedCalls:
 
     Attributes:
         calls: The m distinct calls, in order of first appearance.
-        index: Of each call into the distinct ones [n].
+        index: Index of each call into the distinct calls [n].
         time_us, low_us, high_us: Expected time and 80% interval of each distinct call, µs [m].
         source: A ``Source`` of each distinct call [m].
-        by_variant: Which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
+        by_variant: Whether the profile covers only another form of the call (a ``Source.HEURISTIC``), [m].
         common: Share of an interval's width that the calls of a family have in common [m] (see ``op_call.Times``).
     """
 
@@ -89,7 +89,7 @@ class PricedCalls:
 
     @property
     def times_us(self) -> Float64:
-        """Return the time of every call, repeated ones too, µs [n]."""
+        """Return the time of every call, repeated calls included, µs [n]."""
         return self.time_us[self.index]
 
     def part(self, rows: Sequence[int]) -> PricedCalls:
@@ -106,10 +106,10 @@ class PricedCalls:
         return float(self.times_us.sum())
 
     def total_interval_us(self) -> tuple[float, float]:
-        """Return the 80% interval of the sum, µs. Errors share their cause within a family, not between families.
+        """Return the 80% interval of the sum, µs. Errors have a common cause within a family, not between families.
 
-        Within a family the distances to the interval's ends add up as far as they are common; the rest of each call's,
-        and the families', add up in quadrature.
+        Within a family the common parts of the distances to the interval's ends add up linearly. The other parts, and
+        the distances of the families, add up in quadrature.
         """
         counts = np.bincount(self.index, minlength=len(self.calls))
         total = self.total_us
@@ -117,7 +117,7 @@ class PricedCalls:
         return max(total - low, 0.0), total + high
 
     def _distance(self, distance_us: Float64) -> float:
-        """Return the distance from the sum to an end of its interval, µs, from those of the distinct calls."""
+        """Return the distance from the sum to one end of its interval, µs, from the distances of the distinct calls."""
         common = self.common if len(self.common) else np.ones(len(self.calls))
         together: dict[Family, float] = {}
         for call, distance in zip(self.calls, (common * distance_us).tolist(), strict=True):
@@ -126,7 +126,7 @@ class PricedCalls:
         return float(np.sqrt(np.sum(np.square(list(together.values()))) + own.sum()))
 
     def share_by_source(self) -> dict[str, float]:
-        """Return the share of the total time from each source, best first; sources without any are left out."""
+        """Return the share of the total time from each source, best first, without sources that priced no call."""
         times, sources = self.times_us, self.source[self.index]
         total = times.sum()
         shares = {source.label: float(times[sources == source].sum() / total) if total else 0.0 for source in Source}
@@ -134,14 +134,14 @@ class PricedCalls:
 
 
 class CallBatch:
-    """Calls that are priced on one device after another: what does not depend on the device is found once.
+    """Calls to be priced on several devices: what does not depend on the device is computed once.
 
     Args:
-        calls: any, repeated ones too.
+        calls: the calls; repeats are allowed.
 
     Attributes:
-        distinct: those that differ, in order of first appearance.
-        index: the place of each call among them.
+        distinct: the distinct calls, in order of first appearance.
+        index: the index of each call into ``distinct``.
     """
 
     def __init__(self, calls: Iterable[OpCall]) -> None:
@@ -149,7 +149,7 @@ class CallBatch:
 
     @cached_property
     def families(self) -> Mapping[Family, tuple[Int64, FamilyCalls]]:
-        """Return the places of the distinct calls of each family, and these calls."""
+        """Return by family the positions of its distinct calls, and these calls."""
         return {family: (rows, FamilyCalls(self.distinct[i] for i in rows.tolist()))
                 for family, rows in _by_family(self.distinct).items()}
 
@@ -158,9 +158,9 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
     """Return the time of every call on a device, with its interval and source.
 
     Args:
-        calls: Any, repeated ones too.
-        device: Where they would run.
-        profile: Fitted models of that device; without it, or for what its models do not cover, the data sheet's
+        calls: The calls; repeats are allowed.
+        device: Device that the calls would run on.
+        profile: Fitted models of that device; without it, or for calls that its models do not cover, the data sheet's
             figures with default efficiencies.
     """
     batch = calls if isinstance(calls, CallBatch) else CallBatch(calls)
@@ -179,7 +179,7 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
         left = rows
 
         def take(covered: Bool, times: Times, by: Source) -> Int64:
-            """Take the sound times of calls that are left and covered; return which calls got theirs."""
+            """Store the valid times of covered calls that have no time yet; return which calls got a time."""
             nonlocal left
             sound = np.isfinite(times.time_us) & (times.time_us > 0)
             taken: Int64 = left[covered][sound]
@@ -212,7 +212,7 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
 
 
 def _distinct(calls: Iterable[OpCall]) -> tuple[list[OpCall], Int64]:
-    """Return the distinct calls in order of first appearance, and each call's place in them; hashes each once."""
+    """Return the distinct calls in order of first appearance, and each call's index; each call is hashed once."""
     known: defaultdict[OpCall, int] = defaultdict(count().__next__)
     index = np.fromiter(map(known.__getitem__, calls), np.int64)
     return list(known), index
@@ -236,12 +236,12 @@ _DIRECTIONS = ("forward", "dgrad", "wgrad")
 def times_by_variant(
     calls: Sequence[OpCall], fitted: Sequence[KernelModel], datasheet: KernelModel,
 ) -> tuple[Bool, Times]:
-    """Return which of a family's calls have a variant that a fitted model covers [n], and the times of those, µs.
+    """Return which of a family's calls have a variant that a fitted model covers [n], and the times of these calls, µs.
 
     Args:
-        calls: of one family, none covered by a fitted model.
+        calls: calls of one family that no fitted model covers.
         fitted: the family's fitted models, best first.
-        datasheet: prices any call of the family.
+        datasheet: model that prices any call of the family.
     """
     variant: list[OpCall | None] = [None] * len(calls)
     by: list[KernelModel | None] = [None] * len(calls)
@@ -265,20 +265,20 @@ def times_by_variant(
         if near:
             times, formula = model.predict(near), datasheet.predict(near).time_us
             time[mine] = datasheet.predict([calls[chosen[at]] for at in mine]).time_us * times.time_us / formula
-            with np.errstate(all="ignore"):  # times of nonsense are the caller's to pass over
+            with np.errstate(all="ignore"):  # the caller skips times that are not finite
                 low[mine] = time[mine] * np.exp(-np.hypot(np.log(times.time_us / times.low_us), OTHER_LAYOUT))
                 high[mine] = time[mine] * np.exp(np.hypot(np.log(times.high_us / times.time_us), OTHER_LAYOUT))
     return found, Times(time, low, high)
 
 
 def _variants(call: OpCall) -> Iterator[OpCall]:
-    """Yield the same work in other forms, nearest first."""
+    """Yield the same work in other forms, most similar first."""
     if "unsized" not in call.flags:
         yield from _VARIANTS.get(call.family, lambda call: iter(()))(call)
 
 
 def _products(call: OpCall) -> Iterator[OpCall]:
-    """Yield other layouts, then the product without what is added to it."""
+    """Yield the product in other layouts, then without the bias or other addition."""
     plain = tuple(flag for flag in call.flags if flag not in ("bias", "accumulate"))
     for flags in dict.fromkeys((call.flags, plain)):
         for layout in dict.fromkeys((call.layout, *_LAYOUTS)):
@@ -287,7 +287,7 @@ def _products(call: OpCall) -> Iterator[OpCall]:
 
 
 def _convolutions(call: OpCall) -> Iterator[OpCall]:
-    """Yield the other directions, whose operations are as many, then the other layout."""
+    """Yield the other directions, which have as many operations, then the other layout."""
     plain = tuple(flag for flag in call.flags if flag != "bias")
     for layout in dict.fromkeys((call.layout, "nchw", "nhwc")):
         for flags in dict.fromkeys((call.flags, plain)):
@@ -297,7 +297,7 @@ def _convolutions(call: OpCall) -> Iterator[OpCall]:
 
 
 def _attentions(call: OpCall) -> Iterator[OpCall]:
-    """Yield the other direction of the same kernel."""
+    """Yield the other direction (forward or backward) of the same kernel."""
     name, _, direction = call.kind.rpartition("_")
     batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, window = call.dims
     yield from attention(
@@ -307,7 +307,7 @@ def _attentions(call: OpCall) -> Iterator[OpCall]:
 
 
 def _images(call: OpCall) -> Iterator[OpCall]:
-    """Yield the same on images of the usual layout."""
+    """Yield the call on images of the default layout."""
     if call.layout == "nhwc":
         yield replace(call, layout="")
 
@@ -318,26 +318,25 @@ _VARIANTS: dict[Family, Callable[[OpCall], Iterator[OpCall]]] = {
 
 
 WATTS_PER_TFLOPS = {"ampere": 1.34, "hopper": 0.97, "blackwell": 0.91}
-"""Board power that 10¹² operations/s of 16-bit products take, all of the board's included.
+"""Power of the whole board for 10¹² operations/s of 16-bit products, W, by architecture.
 
 Ampere: 0.718 of 312 TFLOP/s at the 300 W of an A100 PCIe 80 GB; Blackwell: 0.486 of 2,250 at the 1,000 W of a B200 (the
 fitted half of SimuMax's tables, ``benchmarks/sustained_products.py``). Hopper: 720 TFLOP/s at the 700 W of an H100 and
 an H200 SXM, as published by SemiAnalysis ("MI300X vs H100 vs H200 Benchmark", December 2024). These are products of
-training, not of zeros; the source also gives 1,280 in fp8. Newer processes take less, as they should. Boards without a
-they are (GeForce and T4 to L40S boards: ``heuristics.work``)."""
+training, not of zeros; fp8 reached 1,280. Boards without a figure are not slowed here (see ``heuristics.work``)."""
 COST_OF_TYPE = {"fp16": 1.0, "bf16": 1.0, "fp8": 0.56, "int8": 0.56, "fp4": 0.31, "tf32": 2.0}
-"""Energy of an operation of each type, 16-bit ones 1: fp8 by the two Hopper figures above; fp4 half as much again less,
-tf32 twice, by their peaks: assumed."""
+"""Energy of an operation by type, relative to 16 bits. The figure of fp8 follows from Hopper's above; fp4 (below fp8 by
+the same ratio) and tf32 (twice) are assumed, from peak rates."""
 COST_ON = {"blackwell": {"fp8": 0.46, "int8": 0.46, "fp4": 0.26}}
-"""The same by architecture, where steps say so. Blackwell's 16-bit figure is one machine's (SimuMax's B200); its
-narrower ones follow NVIDIA's recipes. The figure of fp8 gives Llama 3.1 405B in MXFP8 on 256 GB200 the step time of
-Megatron-Bridge's summary (26.06). That of fp4 lies between those that do so for NVFP4 and for Llama 3 70B's. Other rows
-judge them (``benchmarks/weak_scaling.py --rows recipes``). Boards of other power (B300, GB300) are extrapolated."""
+"""Energies by architecture, where steps show them. Blackwell's 16-bit figure is one machine's (SimuMax's B200);
+narrower types follow NVIDIA's recipes. Its fp8 gives Llama 3.1 405B in MXFP8 on 256 GB200 the step time of
+Megatron-Bridge's summary (26.06). The figure of fp4 lies between those that do so for NVFP4 and for Llama 3 70B. Other
+rows judge them (``benchmarks/weak_scaling.py --rows recipes``). Other boards (B300, GB300) are extrapolated."""
 LIMITED = frozenset((Family.GEMM, Family.ATTENTION, Family.CONV))
 
 
 def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
-    """Return the rate of products that the board's power feeds, 10¹² operations/s; infinite where unknown."""
+    """Return the rate of products that the board's power sustains, 10¹² operations/s; infinite where unknown."""
     watts = WATTS_PER_TFLOPS.get(device.architecture)
     computed = computed_as(device, dtype)
     cost = COST_ON.get(device.architecture, {}).get(computed, COST_OF_TYPE.get(computed))
@@ -347,7 +346,7 @@ def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
 
 
 def sustained(priced: PricedCalls, device: DeviceSpec) -> PricedCalls:
-    """Return the calls as priced in a step that keeps the device busy; intervals keep their relative width."""
+    """Return the calls priced for a step that keeps the device busy; intervals keep their relative width."""
     rates: dict[str, float] = {}
     least: Float64 = np.zeros(len(priced.calls))
     for i, call in enumerate(priced.calls):

@@ -1,7 +1,7 @@
-"""``DeviceProfile``: the fitted models of one device in one file, with where they come from and how wrong they are.
+"""``DeviceProfile``: the fitted models of one device in one file, with their sources and their errors.
 
 The file is a zip: ``profile.json`` first (device, provenance, and for each model its kind, its errors and plain
-values), then each model's arrays as ``.npy``. It is read with ``allow_pickle=False`` and runs no code. Its comment
+values), then each model's arrays as ``.npy``. It is read with ``allow_pickle=False`` and runs no code. The zip comment
 carries the format's version and a checksum of every byte before it; a damaged or newer file is refused.
 """
 
@@ -33,14 +33,14 @@ from tracer.shape_only.devices import device_names
 from tracer.store.container import read_file, write_file
 
 _KINDS = "biuf"
-_MOST_HEADER = 4096  # chosen: of an array; real ones have some 100 bytes
+_MOST_HEADER = 4096  # chosen: bytes of an array's header; real headers have some 100
 
 
 def array_from(data: bytes) -> npt.NDArray[Any]:
-    """Return the array of a member's bytes; nothing is allocated that the bytes do not hold.
+    """Return the array stored in a member's bytes; nothing larger than the bytes is allocated.
 
     Raises:
-        ValueError: the header cannot be read, claims another size than there is, or elements that are no numbers.
+        ValueError: the header cannot be read, claims a size other than the bytes', or elements that are no numbers.
     """
     stream = io.BytesIO(data)
     try:
@@ -48,7 +48,7 @@ def array_from(data: bytes) -> npt.NDArray[Any]:
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"an array is of the unknown format {version}")
         read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        with warnings.catch_warnings():  # of headers of Python 2, which only damage makes of ours
+        with warnings.catch_warnings():  # about headers of Python 2, which only damage can produce here
             warnings.simplefilter("ignore", UserWarning)
             shape, fortran, kind = read(stream, max_header_size=_MOST_HEADER)
     except (SyntaxError, tokenize.TokenError, RecursionError, MemoryError, TypeError, LookupError,
@@ -75,14 +75,14 @@ _CHECKSUM_BYTES = 8  # 32 bits in hexadecimal
 _COMMENT_BYTES = 64  # more than the longest comment
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same models give the same bytes
 _FREE_BYTES, _MOST_EXPANSION = 64 << 20, 50
-"""Most bytes that all members together may unpack to: this number in any case, or this multiple of the file's size."""
+"""Most bytes that all members may unpack to: the larger of the first and the second times the file's size."""
 
 LOADERS: dict[str, tuple[str, str]] = {
     "boosted": ("kernel_models.learned.boosted", "BoostedModel"),
     "gaussian": ("kernel_models.learned.gaussian", "GaussianModel"),
     "roofline": ("kernel_models.heuristics.roofline", "RooflineModel"),
 }
-"""Kinds of models a profile can hold: the module and class whose ``from_state`` makes one. New kinds are added here."""
+"""Model kinds that a profile can hold: module and class whose ``from_state`` makes the model. Add new kinds here."""
 ON_DEVICE = frozenset({"gaussian", "roofline"})
 """Kinds that price by the device's figures: their ``from_state`` takes the profile's device too."""
 
@@ -98,9 +98,9 @@ class ProfileEntry:
     Attributes:
         kind: Its kind in ``LOADERS``.
         model: The model.
-        software: Library and version whose kernels it prices.
-        rows: Distinct calls it was fitted to.
-        facts: How it was chosen and judged: "data", "split", "candidates", "held_out" and "cross_validation" errors, ….
+        software: Library and version whose kernels the model prices.
+        rows: Number of distinct calls in the fit.
+        facts: Its choice and its errors: "data", "split", "candidates", "held_out" and "cross_validation" errors, ….
     """
 
     kind: str
@@ -115,10 +115,10 @@ class DeviceProfile:
     """All fitted models of a device.
 
     Attributes:
-        device: What they were fitted to.
-        entries: Models, of a family the preferred one first.
-        provenance: Date, versions of the software that fitted, data, "clock_mhz" of the GPU while it was measured.
-        host: Overheads of the device's host, if they were measured.
+        device: The device to which the models were fitted.
+        entries: Models; within a family the preferred one is first.
+        provenance: Date, versions of the fitting software, data, "clock_mhz" of the GPU during the measurements.
+        host: Overheads of the device's host, if measured.
     """
 
     device: DeviceSpec
@@ -136,11 +136,11 @@ class DeviceProfile:
 
     @property
     def families(self) -> list[Family]:
-        """Return the families that have a model, in order of their names."""
+        """Return the families that have a model, sorted by name."""
         return sorted({entry.model.family for entry in self.entries}, key=lambda family: family.value)
 
     def with_software(self, *wanted: str) -> DeviceProfile:
-        """Return the profile, preferring models of software with a name that begins so (in that order)."""
+        """Return the profile, preferring models whose software begins with one of ``wanted``, in that order."""
         def rank(entry: ProfileEntry) -> int:
             return next((i for i, name in enumerate(wanted) if entry.software.startswith(name)), len(wanted))
 
@@ -148,7 +148,7 @@ class DeviceProfile:
 
 
 def unused_error(profiles: Iterable[DeviceProfile], devices: Iterable[str]) -> ProfileError:
-    """Return the error of profiles that price nothing, since they are of other devices than the requested ones."""
+    """Return the error for profiles that price nothing because they belong to other devices than the requested ones."""
     of = " and ".join(dict.fromkeys(profile.device.name for profile in profiles))
     asked = ", ".join(dict.fromkeys(devices)) or "a device that nothing names"
     return ProfileError(f"--profile is of {of}, but what is priced is {asked}: nothing would use it; name the "
@@ -156,7 +156,7 @@ def unused_error(profiles: Iterable[DeviceProfile], devices: Iterable[str]) -> P
 
 
 def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> None:
-    """Write a profile; readers see the old file or the new one, never a part.
+    """Write a profile atomically: readers see the old file or the new one, never a part.
 
     Raises:
         ProfileError: it cannot be written.
@@ -209,7 +209,7 @@ def to_bytes(profile: DeviceProfile) -> bytes:
 
 
 def _is_known(spec: DeviceSpec) -> bool:
-    """Return whether a device's figures are those of its file, rather than measured."""
+    """Return whether a device's figures are those of its shipped file (else they were measured)."""
     return spec.name in device_names() and spec == device(spec.name)
 
 
@@ -226,7 +226,7 @@ def _state(model: KernelModel, folder: str, members: dict[str, Arrays]) -> dict[
 
 
 def from_bytes(data: bytes, label: str) -> DeviceProfile:
-    """Return the profile of a file's bytes; ``label`` names it in errors.
+    """Return the profile stored in a file's bytes; ``label`` names the file in errors.
 
     Raises:
         ProfileError: as ``load_profile``.

@@ -1,4 +1,4 @@
-"""Errors of predictions, the figures every table and profile shows, and a profile judged by measured calls."""
+"""Errors of predictions, the figures that tables and profiles show, and a profile judged by measured calls."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tracer.arrays import Float64
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of n predictions, as shares of the measured time: |p/t − 1| unless it says otherwise.
+    """Errors of n predictions p of measured times t, as shares |p/t − 1| unless stated otherwise.
 
     Attributes:
-        n: cases.
+        n: number of cases.
         mape: mean.
         median, p90, max: median, 90th percentile and largest.
         bias: mean of p/t − 1, signed.
@@ -36,7 +36,7 @@ class Errors:
     coverage: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, six decimals."""
+        """Return the errors as plain values, six decimals."""
         return {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(self).items()
                 if value is not None}
 
@@ -44,7 +44,7 @@ class Errors:
 def errors_of(
     predicted_us: Float64, measured_us: Float64, low_us: Float64 | None = None, high_us: Float64 | None = None
 ) -> Errors:
-    """Return the errors of predictions, and with the intervals' ends their coverage. All [n], n ≥ 1."""
+    """Return the errors of predictions, and with the ends of intervals their coverage. All arrays [n], n ≥ 1."""
     signed = predicted_us / measured_us - 1
     error = np.abs(signed)
     coverage = None
@@ -59,8 +59,8 @@ class Evaluation:
     """The result of ``evaluate_profile``.
 
     Attributes:
-        device: The profile's.
-        families: Errors by family; each with the interval's coverage.
+        device: The profile's device.
+        families: Errors by family, with the interval's coverage.
         by_software: Errors by family and software.
         sources: Share of the calls from each source, by family.
         notes: Sentences about what was left out.
@@ -73,7 +73,7 @@ class Evaluation:
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; errors as shares, not percent."""
+        """Return the evaluation as plain values; errors as shares, not percent."""
         return {
             "device": self.device,
             "families": {name: {**errors.to_json(), "sources": self.sources[name]}
@@ -85,7 +85,7 @@ class Evaluation:
 
 
 def evaluate_profile(profile: DeviceProfile, samples: Sequence[Samples]) -> Evaluation:
-    """Price every measured call of the profile's device and compare.
+    """Price every measured call of the profile's device and compare the prices with the measurements.
 
     Raises:
         DataError: nothing was measured on that device.

@@ -1,13 +1,13 @@
-"""A figure of a hardware file (TOML): a number with its source, checked before it is believed.
+"""A figure of a hardware file (TOML): a number with its source, checked before it is used.
 
     [compute]
     sm_count = { value = 132, source = "paper" }      ──▶  132.0, "NVIDIA H100 whitepaper"
     [sources]
     paper = "NVIDIA H100 whitepaper"
 
-A wrong figure prices every step wrongly and no result shows it. So a count must be whole, a rate a number, and each
-within what hardware can plausibly have. Bounds are some ten times wider on either side than the shipped files' figures.
-They catch other units and slips of the pen, but no future hardware.
+A wrong figure prices every step wrongly, and no result shows it. So a count must be whole, a rate a number, and each
+within what hardware can plausibly have. The bounds are some ten times wider on either side than the shipped figures:
+they catch wrong units and typing errors, and leave room for future hardware.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _ENTRY = '{ value = …, source = "…" }'
-_SHOWN = 60  # chosen: part of a sentence
-_MOST_NAMES = 8  # chosen: names that a sentence holds
+_SHOWN = 60  # chosen: characters of a value inside an error's sentence
+_MOST_NAMES = 8  # chosen: names listed in an error's sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Figure:
 
     Attributes:
         least, most: its range.
-        unit: it is given in; of a count, what is counted.
-        whole: whether it is a count.
-        needed: whether it must be there.
+        unit: unit of the figure; for a count, what is counted.
+        whole: whether the figure is a count.
+        needed: whether the file must have it.
     """
 
     least: float
@@ -41,12 +41,12 @@ class Figure:
     needed: bool = True
 
     def expected(self) -> str:
-        """Say what is expected."""
+        """Return the expected range and unit as a phrase for errors."""
         return f"a {'whole ' if self.whole else ''}number from {self.least:,g} to {self.most:,.0f} ({self.unit})"
 
 
 def sources_in(data: Mapping[str, Any]) -> dict[str, str]:
-    """Return the table of sources. Raises ``ValueError`` as ``figure_in``."""
+    """Return the table of sources. Raises ``ValueError`` as ``figure_in`` does."""
     found = table_in(data, "sources")
     for key, text in found.items():
         if not isinstance(text, str) or not text.strip():
@@ -58,14 +58,14 @@ def figure_in(name: str, entry: Any, figure: Figure, sources: Mapping[str, str])
     """Return value and source of one figure.
 
     Args:
-        name: of the figure, as the sentence shall have it.
-        entry: what the file has for it.
-        figure: what it may be.
+        name: name of the figure in the error's sentence.
+        entry: the file's entry.
+        figure: the allowed range.
         sources: texts by key.
 
     Raises:
-        ValueError: It is of another type, out of range or without a known source. The text is a clause without an end:
-            it names the figure, what was found and what is expected.
+        ValueError: It is of another type, out of range or without a known source. The text is a clause without a full
+            stop: it names the figure, what was found and what is expected.
     """
     if not isinstance(entry, dict):
         raise ValueError(f"{name}={shown(entry)} has no source; expected is a value with its source, as {_ENTRY}")
@@ -90,7 +90,7 @@ def figure_in(name: str, entry: Any, figure: Figure, sources: Mapping[str, str])
 
 
 def table_in(data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a table of a file. Raises ``ValueError`` where it is missing, or is none."""
+    """Return a table of a file. Raises ``ValueError`` where it is missing or not a table."""
     found = data.get(name)
     if not isinstance(found, dict):
         raise ValueError(f"it lacks the table [{name}]" if found is None else
@@ -99,7 +99,7 @@ def table_in(data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def text_in(table: Mapping[str, Any], key: str, name: str) -> str:
-    """Return a text of a table. Raises ``ValueError`` where it is missing, or is none."""
+    """Return a text of a table. Raises ``ValueError`` where it is missing or not a text."""
     value = table.get(key)
     if not isinstance(value, str):
         raise ValueError(found_instead(name, value, 'a text, in quotes'))
@@ -107,20 +107,20 @@ def text_in(table: Mapping[str, Any], key: str, name: str) -> str:
 
 
 def number_of(value: Any) -> float:
-    """Return a figure as a number. Raises ``TypeError`` for what is none, a truth value or a text among them."""
+    """Return a figure as a number. Raises ``TypeError`` for anything else, also for a boolean or a text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{shown(value)} is no number")
     return float(value)
 
 
 def found_instead(name: str, value: Any, expected: str) -> str:
-    """Say what was found and what is expected, as a clause."""
+    """Return a clause that says what was found and what is expected."""
     return f"it lacks {name}; expected is {expected}" if value is None else (
         f"{name} is {shown(value)}; expected is {expected}")
 
 
 def shown(value: Any) -> str:
-    """Return a value as TOML has it, cut to a length that a sentence bears."""
+    """Return a value in TOML notation, cut to a length that fits an error's sentence."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -1,11 +1,11 @@
 """Fitting corrections of the formulas to whole steps, and to measured kernels as well.
 
-A step's time is the sum of its calls'; what each took is not known, only the sum. So all corrections are fitted at
-once, each held near zero by how narrow its class is, to the logarithm of the sums' errors:
+A step's time is the sum of its calls' times; only the sum is known. So all corrections are fitted at once to the
+logarithm of the sums' errors, and each is pulled to zero, more strongly the narrower its class is:
 
     least  Σ weight · H(log T − log measured) / ε² + ½ Σ strength(class) · w² + ½ smoothness · Σ (w_q − w_{q+1})²
 
-H is Huber's loss, which a few steps of a disturbed machine do not move. A measured kernel is a step of one call.
+H is Huber's loss, which limits the effect of steps of a disturbed machine. A measured kernel is a step of one call.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64, Int64
 
 TOLERANCE, KERNEL_TOLERANCE = 0.1, 0.2
-"""Errors of a step and of a kernel, as logarithms, that the fit takes as one unit: chosen, about what formulas
-reach."""
+"""Errors of a step and of a kernel, as logarithms, that count as one unit in the fit: chosen, about the formulas'
+errors."""
 HUBER = 0.15
-"""Errors beyond this count in proportion, not squared: chosen, one and a half times a step's unit."""
+"""Larger errors count linearly, not squared: chosen, one and a half times a step's unit."""
 STRENGTH = (0.6, 2.0, 6.0, 12.0, 6.0, 100.0, 200.0)
-"""Pull to zero of a class, by how narrow it is; then of a kind of memory or arithmetic, an architecture, a device.
+"""Pull of corrections to zero: four classes from wide to narrow, kind of memory or arithmetic, architecture, device.
 
-Chosen among eight sets on the first 170 architectures of the zoo that were traced, by leaving out families of models
-and by leaving out a GPU. Devices must share their differences as far as possible, or another device has none of them.
+Chosen among eight sets on the first 170 models of ``benchmarks/zoo.py``, by leaving out families of models and by
+leaving out a GPU. Strong pulls on a device's own make devices share corrections, which a new device needs.
 """
 CURVE_STRENGTH, SMOOTHNESS = (2.0, 6.0), 4.0
-"""Pull to zero of a curve's knots, and of a knot to the next one: chosen with ``STRENGTH``."""
+"""Pull to zero of a curve's knots, and pull of neighbouring knots together: chosen with ``STRENGTH``."""
 FIXED_OF_DEVICE = 0.05
-"""Factor on the pull on what one device's fixed costs differ by: an empty kernel's time is a device's own, and short
-kernels of one must not shorten another's. Architectures and memories keep the whole pull: theirs are carried over."""
+"""Factor on the pull of one device's fixed costs to zero: an empty kernel's time is a device's own, and short kernels
+of one device must not shorten another's. Architectures and memories keep the whole pull: theirs are carried over."""
 TRAFFIC_OF_PRODUCTS = 8.0
-"""Factor on the pull on the traffic of products. No step shows whether arithmetic or traffic takes long, but another
-device has other rates of either, and the traffic is the better known. Chosen between 1 and 8 on the rows of PyTorch
-2.4, three of the five folds, by what is predicted for the other GPU."""
+"""Factor on the pull on the traffic of products. No step shows whether arithmetic or traffic takes the time, but
+another device has other rates of either, and the traffic is better known. Chosen between 1 and 8 on the rows of PyTorch
+2.4, three of the five folds, by the predictions for the other GPU."""
 ITERATIONS = 300
 """Iterations of L-BFGS. Chosen: the cost hardly falls afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step that was timed, or a kernel.
+    """A timed step, or a measured kernel.
 
     Attributes:
-        calls: How often each call runs.
-        device: Where it ran.
-        measured_us: Without the profiler.
-        weight: How much it counts, relative to a usual step.
-        is_kernel: Whether it is one measured kernel.
+        calls: Number of runs of each call in the step.
+        device: Device that ran the step.
+        measured_us: Time without the profiler, µs.
+        weight: Weight in the fit, relative to a usual step.
+        is_kernel: Whether the step is one measured kernel.
     """
 
     calls: Mapping[OpCall, float]
@@ -83,11 +83,11 @@ class MeasuredStep:
 
 
 class StepProblem:
-    """Measured steps as matrices: made once, fitted to any part of them.
+    """Measured steps as matrices: built once, fitted to any subset of the steps.
 
     Args:
-        steps: what was measured.
-        start: corrections that the fit starts from and is held near; none: the formulas as they are.
+        steps: the measured steps.
+        start: corrections that the fit starts from and is pulled to; ``None``: the formulas without corrections.
 
     Raises:
         ValueError: a step has no device work, or no positive time.
@@ -121,7 +121,7 @@ class StepProblem:
                              f"{np.argmin(sound)}.")
 
     def _counted(self) -> scipy.sparse.csr_matrix:
-        """Return how often each distinct call of a device runs in each step, [steps, calls]."""
+        """Return the number of runs of each distinct call (by device) in each step, [steps, calls]."""
         places: dict[tuple[str, OpCall], int] = {}
         by_device: dict[str, tuple[DeviceSpec, list[int]]] = {}
         entries: list[tuple[int, int, float]] = []
@@ -153,7 +153,7 @@ class StepProblem:
                         self._start[part][mine] = sums
 
     def _design(self) -> dict[str, scipy.sparse.csr_matrix]:
-        """Return for each part how much of each number every call has, [calls, numbers]."""
+        """Return for each part of a price the coefficients of the fitted numbers in every call, [calls, numbers]."""
         numbers: dict[tuple[str, str], int] = {}
         entries: dict[str, list[tuple[Int64, Int64, Float64]]] = {part: [] for part in PARTS}
 
@@ -211,13 +211,13 @@ class StepProblem:
         return found
 
     def family_times_us(self, values: Float64) -> tuple[list[str], Float64]:
-        """Return families, and the time of each in every step, µs [steps, families]."""
+        """Return the names of the families, and the time of each family in every step, µs [steps, families]."""
         whole = self._times(values)[0]
         names = sorted(set(self.family.tolist()))
         return names, np.stack([self.count @ np.where(self.family == name, whole, 0.0) for name in names], axis=1)
 
     def _times(self, values: Float64) -> tuple[Float64, dict[str, Float64]]:
-        """Return the time of every call, and how much more it takes for one e-fold more of each part."""
+        """Return the time of every call, µs, and its derivative by the logarithm of each part."""
         sums = {part: np.clip(self._start[part] + self.matrix[part] @ values, -LARGEST, LARGEST) for part in PARTS}
         free_compute = self.parts.compute_us * np.exp(sums["compute"])
         factor, slope = traffic_factor(sums["memory"], self._excess)
@@ -226,13 +226,13 @@ class StepProblem:
         memory = np.maximum(free_memory, self.least.memory_us)
         together = overlapped(compute, memory)
         fixed = self.parts.fixed_us * np.exp(sums["fixed"])
-        # What is at its least does not change with the numbers.
+        # A part at its lower limit does not change with the numbers.
         by_compute = np.where(free_compute >= compute, together * (compute / together) ** SHARPNESS, 0.0)
         by_memory = np.where(free_memory >= memory, slope * together * (memory / together) ** SHARPNESS, 0.0)
         return fixed + together, {"compute": by_compute, "memory": by_memory, "fixed": fixed}
 
     def fit(self, rows: Int64 | None = None, iterations: int = ITERATIONS) -> Float64:
-        """Return the numbers that price some of the steps best, in the order of ``weights``."""
+        """Return the numbers that fit the steps of ``rows`` best (default: all steps), in the order of ``weights``."""
         rows = np.arange(len(self.steps)) if rows is None else rows
         count, transposed = self.count[rows], self.count[rows].T.tocsr()
         target, weight = np.log(self.measured_us[rows]), self.weight[rows]
@@ -263,7 +263,7 @@ class StepProblem:
 
     def corrections(self, values: Float64, *, widths: Mapping[str, float] | None = None, source: str = "",
                     ) -> Corrections:
-        """Return the corrections of these numbers, on top of those the fit started from."""
+        """Return the fitted numbers as corrections, added to those that the fit started from."""
         start = self.start
         points = dict(start.points) if start else {}
         curves = {name: curve.copy() for name, curve in start.curves.items()} if start else {}
@@ -275,7 +275,7 @@ class StepProblem:
             else:
                 name = f"{part} {weight.name}"
                 points[name] = points.get(name, 0.0) + value
-        # Beyond the sizes that were measured a curve goes on as it ends.
+        # Beyond the measured sizes a curve keeps its last value.
         held = {name: np.interp(np.arange(KNOTS), np.flatnonzero(np.isfinite(curve)), curve[np.isfinite(curve)])
                 for name, curve in curves.items()}
         devices = tuple(sorted({*(start.devices if start else ()), *(step.device.name for step in self.steps
@@ -285,15 +285,15 @@ class StepProblem:
 
 
 def fit_widths(shares: Float64, errors: Float64, names: Sequence[str], least: float = 0.02) -> dict[str, float]:
-    """Return the standard deviation of each family's log error in a step, from errors of steps left out.
+    """Return the standard deviation of each family's log error in a step, from errors of steps left out of the fit.
 
-    A step's variance is taken to be Σ (share · width)²: families err independently, all calls of one together.
+    A step's variance is taken to be Σ (share · width)²: families err independently, the calls of one family equally.
 
     Args:
-        shares: of each family in the time of each step, [steps, families].
+        shares: share of each family in the time of each step, [steps, families].
         errors: log of predicted over measured, [steps].
-        names: of the families.
-        least: no width is narrower.
+        names: names of the families.
+        least: lower limit of each standard deviation.
     """
     clipped = np.clip(errors, *np.quantile(errors, (0.02, 0.98)))
 

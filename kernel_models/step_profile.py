@@ -1,4 +1,4 @@
-"""A device's profile from whole steps: corrections of the formulas, kept only where they help steps that were left out.
+"""A device's profile from whole steps: corrections of the formulas, kept only if they help to predict steps left out.
 
     steps ──each graph left out once──▶ errors, before and after ──better?──▶ corrections of all steps, widths.
           (Families that measured kernels already price are taken as known, and their time off the step's.)
@@ -25,21 +25,21 @@ from kernel_models.step_fit import MeasuredStep, StepProblem, fit_widths
 from tracer.arrays import Float64, Int64
 
 LEAST_GRAPHS = 3
-"""With fewer graphs nothing can be left out that the rest would say something of: what they teach cannot be judged, and
-an unjudged profile is not written."""
+"""Fewest graphs: with fewer, the rest could not predict a graph left out, so the fit could not be judged. An unjudged
+profile is not written."""
 UNLIKELY = 3.0
-"""Left-out steps that stay off by this factor are of other units, or of other programs. Set."""
+"""If predictions of left-out steps are off by this factor, units or programs are taken to be wrong. Set."""
 LEAST_ERRORS = 8
-"""Fewer errors of left-out steps give no widths; those of the corrections that the fit starts from stay."""
+"""Fewest errors of left-out steps that give new standard deviations; else those of the starting corrections stay."""
 BELIEF = (1.0, 0.1, 0.01)
-"""How much the steps may count against what is known without them. The value with which left-out graphs are priced best
-is taken, so that a few steps do not bend what many have taught."""
+"""Weights of the steps, relative to the starting corrections, that are tried. The weight that predicts left-out graphs
+best is used, so that a few steps do not change much what many have taught."""
 LEAST_LEFT = 0.2
-"""Share of a step that known families leave, below which the step says nothing of the others. Set."""
+"""Least share of a step's time outside the known families; with less the step shows nothing about the others. Set."""
 
 
 class _LeftOut(NamedTuple):
-    """Steps by what others teach: this evidence's weight, times µs [n], shares of families [n, families], families."""
+    """Predictions of steps from other graphs: weight of these, times µs [n], shares [n, families], families."""
 
     belief: float
     times_us: Float64
@@ -49,7 +49,7 @@ class _LeftOut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamedStep:
-    """A measured step, and the graph it is of: steps of one graph are left out together."""
+    """A measured step and the name of its graph: steps of one graph are left out together."""
 
     graph: str
     step: MeasuredStep
@@ -61,16 +61,16 @@ def fit_steps(steps: Sequence[NamedStep], spec: DeviceSpec, source: str, known: 
     """Fit a profile to whole steps.
 
     Args:
-        steps: Measured on the device.
+        steps: Steps measured on the device.
         spec: The device.
-        source: Of the steps, such as a table's name.
-        known: A profile fitted to measured kernels of the device: its families stay as they are.
-        notes: Sentences on what of the data was of no use.
-        shipped: Whether what is fitted is held near the corrections that foretrace ships for such a device.
+        source: Source of the steps, such as a table's name.
+        known: A profile fitted to measured kernels of the device: its families stay unchanged.
+        notes: Sentences on data that could not be used.
+        shipped: Whether the fit starts from the corrections that foretrace ships, and is pulled to them.
 
     Raises:
-        DataError: There is no step, steps are of fewer than ``LEAST_GRAPHS`` graphs, or what they teach makes others no
-            better.
+        DataError: There are no steps, fewer than ``LEAST_GRAPHS`` graphs, or the fit does not improve the prediction of
+            graphs left out.
     """
     rest, fixed_us = _without_known(steps, known)
     if not rest:
@@ -112,7 +112,7 @@ def fit_steps(steps: Sequence[NamedStep], spec: DeviceSpec, source: str, known: 
 
 
 def _without_known(steps: Sequence[NamedStep], known: DeviceProfile | None) -> tuple[list[NamedStep], Float64]:
-    """Return the steps without the families that a profile knows, and the time of these, µs."""
+    """Return the steps without the families that a profile prices, and the time of these families, µs."""
     if known is None:
         return list(steps), np.zeros(len(steps))
     families, kept, fixed = set(known.families), [], []
@@ -129,7 +129,7 @@ def _without_known(steps: Sequence[NamedStep], known: DeviceProfile | None) -> t
 
 
 def _left_out(problem: StepProblem, fold: Int64) -> list[_LeftOut]:
-    """Return the prediction of each step from other graphs' steps, for each ``BELIEF``; ``fold``: see ``folds_of``."""
+    """Return for each ``BELIEF`` the prediction of each step from other graphs' steps; ``fold``: see ``folds_of``."""
     weight, found = problem.weight, []
     for belief in BELIEF:
         problem.weight = weight * belief
@@ -150,7 +150,7 @@ def _left_out(problem: StepProblem, fold: Int64) -> list[_LeftOut]:
 
 
 def folds_of(graphs: Sequence[str]) -> Int64 | None:
-    """Return the fold of each step, those of a graph in one; ``None`` where graphs are too few."""
+    """Return the fold of each step; steps of one graph share a fold. ``None`` where there are too few graphs."""
     names, fold = np.unique(np.array(graphs), return_inverse=True)
     if len(names) < LEAST_GRAPHS:
         return None
@@ -163,7 +163,7 @@ def folds_of(graphs: Sequence[str]) -> Int64 | None:
 
 
 def _factor(predicted_us: Float64, measured_us: Float64) -> float:
-    """Return the mean factor of errors, either way (too long by a half counts as too short by a third)."""
+    """Return the mean error as a factor ≥ 1, in either direction (half as long again counts as a third too short)."""
     return float(np.exp(np.mean(np.abs(np.log(predicted_us / measured_us)))))
 
 

@@ -1,4 +1,4 @@
-"""Work in threads, one a core: loops of machine code, which run without Python's lock, and numpy's."""
+"""Threads, one per core, for work that runs without Python's lock: compiled loops and numpy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Result = TypeVar("Result")
 
 
 def in_threads(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Run tasks that do not depend on each other, begun in their order on as many cores as there are.
+    """Run independent tasks, started in order, on as many threads as there are cores.
 
-    Returns what each gave, in their order.
+    Returns the results in the tasks' order.
     """
     if len(tasks) < 2:
         return [task() for task in tasks]

@@ -1,13 +1,13 @@
 """Device work of each operation of a recorded graph, and its time.
 
 ``graph_calls`` walks a graph's kernels once. Each kernel belongs to the innermost operation around its launch, or to
-the nearest one above it whose sizes were recorded. Copies and memsets carry their own bytes. What has no operation, or
-one without sizes, is known by its kernel's name only, and says so ("unsized"). Collectives are other models' work: they
-are counted and left out.
+the nearest outer operation whose sizes were recorded. Copies and memsets carry their own bytes. A kernel without an
+operation, or whose operation has no sizes, is known by its name only and flagged "unsized". Collectives are priced
+elsewhere: they are counted and left out.
 
-Equal operations are looked at once: a million of them take seconds.
+Equal operations are processed once: a million operations take seconds.
 
-Fused embedding lookups (FBGEMM) are paired with their gradients, which have half of what either needs each. The forward
+Fused embedding lookups (FBGEMM) are paired with their gradients, since each records half of what both need. The forward
 operation records tables, indices and offsets; where the trace keeps no numbers, the columns of the tables are missing.
 Its autograd node records only the gradient [samples, columns of all tables]. Neither carries the other's number, but
 nodes are numbered in the order of the forward operations:
@@ -15,8 +15,8 @@ nodes are numbered in the order of the forward operations:
     forward   lookup A ─ lookup B                  (time →)
     backward              node 451 (of B) ─ node 450 (of A)
 
-So within a step the i-th lookup belongs to the node with the i-th smallest sequence number. There must be as many of
-both, and the bags of each must be its samples times its tables.
+So within a step the i-th lookup belongs to the node with the i-th smallest sequence number. Both counts must be equal,
+and the bags of each lookup must be its samples times its tables.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tracer.arrays import Bool, Int8, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 from tracer.views import Argument
 
-_KINDS = {  # part of the forward operation's name → of its node's
+_KINDS = {  # part of the forward operation's name → part of its autograd node's
     "fbgemm::split_embedding_codegen_lookup_": "torch::autograd::CppNode<SplitLookupFunction_",
     "fbgemm::dense_embedding_codegen_lookup_": "torch::autograd::CppNode<SplitLookupFunction_Dense",
 }
 
 
 def pair_lookups(graph: ExecutionGraph) -> dict[int, tuple[int, int]]:
-    """Return rows of ``graph.ops`` that are such lookups or their nodes → row of the lookup, columns of its tables."""
+    """Return by row of ``graph.ops``, for fused lookups and their nodes: row of the lookup, columns of its tables."""
     pairs: dict[int, tuple[int, int]] = {}
     for lookup, node in _KINDS.items():
         forwards, nodes = _rows(graph, lookup), _rows(graph, node, "_Dense" not in node)
@@ -63,7 +63,7 @@ def pair_lookups(graph: ExecutionGraph) -> dict[int, tuple[int, int]]:
 
 
 def lookup_calls(graph: ExecutionGraph, op: int, pair: tuple[int, int]) -> tuple[OpCall, ...]:
-    """Return the calls of a lookup or its node, from what both recorded."""
+    """Return the calls of a lookup or of its autograd node, from the arguments that both recorded."""
     lookup = Operation.from_graph(graph, pair[0])
     rule = forward_rule(lookup.name)
     if rule is not None and "total_D" in rule.names:
@@ -80,7 +80,7 @@ def _rows(graph: ExecutionGraph, start: str, without_dense: bool = False) -> Int
 
 
 def _width(graph: ExecutionGraph, lookup: int, node: int) -> int:
-    """Return the columns of the gradient if it fits the lookup's bags, else 0."""
+    """Return the columns of the gradient if its shape fits the lookup's bags, else 0."""
     grad = graph.arguments(node)[:1]
     rule = forward_rule(graph.string(int(graph.ops.name[lookup])))
     if not grad or not grad[0].shape or len(grad[0].shape) != 2 or rule is None:
@@ -94,20 +94,20 @@ def _width(graph: ExecutionGraph, lookup: int, node: int) -> int:
 
 
 def pairs_of(ops: Int32, pairs: dict[int, tuple[int, int]]) -> tuple[Int64, Int64]:
-    """Return for some rows the lookup that each belongs to and its width, ``NONE`` for rows of none."""
+    """Return for some rows the lookup of each row and its width; ``NONE`` for rows that belong to no lookup."""
     found = [pairs.get(op, (NONE, NONE)) for op in ops.tolist()] if pairs else []
     both = np.array(found, np.int64) if found else np.full((len(ops), 2), NONE, np.int64)
     return both[:, 0], both[:, 1]
 
 
 FAMILIES: tuple[Family, ...] = tuple(Family)
-"""Codes of ``TraceCalls.family``, by position."""
+"""Families by their code in ``TraceCalls.family``."""
 
 _CLIMB = 6
-"""Operations, from the innermost up, that are searched for sizes: composites nest up to four deep."""
+"""Most operations, from the innermost outwards, that are searched for sizes: composites nest up to four deep."""
 _HALVES = frozenset(f"aten::{library}_convolution_backward_{half}" for library in ("cudnn", "miopen")
                     for half in ("input", "weight"))
-"""Operations of 2020–2021 one of whose tensors is given by a list of numbers; where numbers were not recorded, the
+"""Operations of 2020–2021 that give the size of one tensor as a list of numbers; where numbers were not recorded, the
 operation around both halves knows all sizes."""
 
 
@@ -119,7 +119,7 @@ class Basis(IntEnum):
     KERNEL_BYTES = 1
     """The bytes recorded with a copy or memset."""
     NAME = 2
-    """Nothing: an operation's or kernel's name gives the family, the sizes are unknown."""
+    """No sizes are known: the name of the operation or kernel gives the family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,11 @@ class TraceCalls:
 
     Attributes:
         calls: Distinct calls.
-        op: The row of ``graph.ops`` the piece is attributed to, ``NONE`` for none.
+        op: Row of ``graph.ops`` that the piece belongs to, ``NONE`` without one.
         basis: A ``Basis``.
         family: Position in ``FAMILIES`` of the piece's first call.
-        time_ns: Duration of its kernels in all.
-        collective_ns: What was left out.
+        time_ns: Sum of its kernels' durations, ns.
+        collective_ns: Sum of the durations of collectives, which were left out, ns.
     """
 
     calls: list[OpCall]
@@ -158,17 +158,17 @@ class TraceCalls:
         return tuple(self.calls[i] for i in self.call_index[self.call_offset[row]:self.call_offset[row + 1]].tolist())
 
     def time_by_family(self, rows: Bool | None = None) -> dict[Family, int]:
-        """Return the nanoseconds of each family, most first."""
+        """Return the time of each family, ns, longest first."""
         chosen = np.ones(len(self), bool) if rows is None else rows
         time = np.bincount(self.family[chosen], weights=self.time_ns[chosen], minlength=len(FAMILIES))
         return {FAMILIES[i]: int(time[i]) for i in np.argsort(-time, kind="stable").tolist() if time[i]}
 
 
 def graph_calls(graph: ExecutionGraph, tf32: bool | None = None) -> TraceCalls:
-    """Return the calls of every operation that ran kernels, and of every kernel without one.
+    """Return the calls of every operation that ran kernels, and of every kernel without an operation.
 
     Args:
-        graph: a recorded rank.
+        graph: the graph of one recorded rank.
         tf32: Whether fp32 products are TF32; ``None`` decides by the names of the kernels that ran.
     """
     kernels = graph.kernels
@@ -182,7 +182,7 @@ def graph_calls(graph: ExecutionGraph, tf32: bool | None = None) -> TraceCalls:
     ops, piece_of_kernel = np.unique(target[owned], return_inverse=True)
     book = _Book()
     found = _calls_of_operations(graph, ops, owned, piece_of_kernel, tf32)
-    # Operations whose sizes nobody recorded run kernels of several families: each is a piece of its own.
+    # An operation without recorded sizes runs kernels of several families: each kernel becomes a piece of its own.
     split = np.array([calls is None for calls in found], dtype=bool)
     lone = np.concatenate([lone, owned[split[piece_of_kernel]]])
     kept = ~split[piece_of_kernel]
@@ -207,7 +207,7 @@ def graph_calls(graph: ExecutionGraph, tf32: bool | None = None) -> TraceCalls:
 
 
 class _Book:
-    """Distinct calls and their numbers."""
+    """Distinct calls, each with a number."""
 
     def __init__(self) -> None:
         self.calls: list[OpCall] = []
@@ -215,7 +215,7 @@ class _Book:
         self._seen: dict[int, tuple[tuple[OpCall, ...], tuple[int, ...]]] = {}
 
     def numbers(self, calls: tuple[OpCall, ...]) -> tuple[int, ...]:
-        """Return the numbers of these calls; quick for a tuple that was asked for before."""
+        """Return the number of each of these calls; repeated tuples are looked up quickly."""
         known = self._seen.get(id(calls))
         if known is None:
             for call in calls:
@@ -230,7 +230,7 @@ def _assemble(
     graph: ExecutionGraph, book: _Book, ops: list[int], calls: list[tuple[int, ...]], basis: list[Basis],
     kernel_rows: Int64, piece: Int64, collective: Bool,
 ) -> TraceCalls:
-    """Put pieces in the order of their first kernels, and their kernels side by side."""
+    """Sort pieces by their first kernels, and group the kernels of each piece."""
     duration = graph.kernels.duration_ns
     count = len(ops)
     first = np.full(count, np.iinfo(np.int64).max)
@@ -261,7 +261,7 @@ def _assemble(
 
 
 def _operation_with_sizes(graph: ExecutionGraph, op: Int32) -> Int32:
-    """Return for each operation itself, or the nearest around it with recorded sizes; itself where there is none."""
+    """Return for each operation itself, or the nearest outer one with recorded sizes; itself where there is none."""
     ops = graph.ops
     if not len(ops):
         return np.full_like(op, NONE)
@@ -280,7 +280,7 @@ def _operation_with_sizes(graph: ExecutionGraph, op: Int32) -> Int32:
 def _calls_of_operations(
     graph: ExecutionGraph, ops: Int32, kernel_rows: Int64, piece: Int64, tf32: bool | None
 ) -> list[tuple[OpCall, ...] | None]:
-    """Return the calls of each operation; ``None`` where its kernels' names alone show anything."""
+    """Return the calls of each operation; ``None`` where only the names of its kernels tell something."""
     if not len(ops):
         return []
     names, table = graph.kernels.name[kernel_rows], graph.ops
@@ -301,7 +301,7 @@ def _calls_of_operations(
             continue
         dtype = element_dtype(graph.string(int(hint[at]))) if hint[at] >= 0 else ""
         calls.append(calls_of(Operation.from_graph(graph, op, dtype or "fp32"), bool(is_tf32[at])))
-    # Where the operation is unknown (or has no work of its own) the kernels that ran tell the family.
+    # Where the operation is unknown (or has no work of its own) the kernels that ran show the family.
     unknown = np.array([not found or found[0].family is Family.OTHER for found in calls])[same]
     result: list[tuple[OpCall, ...] | None] = [calls[i] for i in same.tolist()]
     if unknown.any():
@@ -317,7 +317,7 @@ def _calls_of_operations(
 def _told_by_kernel(
     graph: ExecutionGraph, op: int, kernel_name: int, calls: tuple[OpCall, ...]
 ) -> tuple[OpCall, ...] | None:
-    """Return elementwise calls for unknown operations whose main kernel is such; others keep their bytes."""
+    """Return elementwise calls if an unknown operation's longest kernel is elementwise, else its own calls."""
     operation = Operation.from_graph(graph, op)
     tensors = Inputs(operation.name, operation.arguments, (), operation.list_dtype).tensors()
     if not tensors:
@@ -331,7 +331,7 @@ def _told_by_kernel(
 
 
 def _moved_bytes(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ...]]:
-    """Return copies and memsets by the bytes and direction recorded with them."""
+    """Return calls of copies and memsets from the recorded bytes and direction."""
     kernels = graph.kernels
     _, example, same = _distinct([kernels.name[rows], kernels.kind[rows], kernels.bytes[rows]])
     calls = []
@@ -347,7 +347,7 @@ def _moved_bytes(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ...]]
 
 
 def _direction(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return kind and flags of a copy: "Memcpy HtoD (Pinned -> Device)" → ("h2d", ("pinned",))."""
+    """Return the kind and flags of a copy by its name: "Memcpy HtoD (Pinned -> Device)" → ("h2d", ("pinned",))."""
     lower = name.lower().replace(" ", "")
     kind = next((short for short, words in (
         ("h2d", ("htod", "hosttodevice")), ("d2h", ("dtoh", "devicetohost")), ("p2p", ("ptop", "peertopeer")),
@@ -358,7 +358,7 @@ def _direction(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _by_kernel_name(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ...]]:
-    """Return the calls of kernels that are known by name only."""
+    """Return the unsized calls of kernels that are known by name only."""
     _, example, same = _distinct([graph.kernels.name[rows]])
     calls = []
     for at in rows[example].tolist():
@@ -375,7 +375,7 @@ def _longest_kernel(graph: ExecutionGraph, kernel_rows: Int64, piece: Int64, pie
 
 
 def _per_name(graph: ExecutionGraph, names: Int32, question: Callable[[str], bool]) -> Bool:
-    """Return the answer for each of many names, asked once a distinct one."""
+    """Return the answer to a question for each of many names; each distinct name is asked once."""
     codes, place = np.unique(names, return_inverse=True)
     return np.array([question(graph.string(code)) for code in codes.tolist()], dtype=bool)[place]
 
@@ -385,7 +385,7 @@ def _mentions(graph: ExecutionGraph, texts: Int32, word: str) -> Bool:
 
 
 def _distinct(columns: Iterable[npt.NDArray[np.integer]]) -> tuple[Int64, Int64, Int64]:
-    """Find distinct combinations of columns; return their numbers, a row of each, and every row's number."""
+    """Return the numbers of distinct rows over several columns, one row index of each, and every row's number."""
     combined: Int64 | None = None
     for column in columns:
         values, place = np.unique(column, return_inverse=True)

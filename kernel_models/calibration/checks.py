@@ -1,7 +1,7 @@
 """Checks that a device is fit to be measured: clocks, other processes and memory, before, during and after.
 
-A GPU is asked through its driver (``tracer.gpu_state``), a CPU through the operating system. Facts that cannot be read
-raise no finding.
+The state of a GPU comes from its driver (``tracer.gpu_state``), that of a CPU from the operating system. Facts that
+cannot be read cause no finding.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tracer.free_memory import machine_memory
 from tracer.gpu_state import find_gpus, place_in_use
 
 LEAST_FREE_BYTES = {"cuda": 2e9, "cpu": 1e9}
-"""Below this a calibration makes no sense: matrix products and tables of useful sizes do not fit."""
+"""Least free memory for a calibration, bytes: with less, useful matrix products and tables do not fit."""
 LITTLE_FREE_SHARE = 0.5
-"""If a smaller share than this of a GPU's memory is free, another program uses it."""
+"""If a smaller share of a GPU's memory is free, another program is using the GPU."""
 SLOW_CLOCK = 0.7
 """Share of its highest clock below which a busy GPU counts as throttled, for any reason that the GPU reports."""
 BUSY_PER_CORE = 1.3
-"""Load average over cores above which others share a CPU's caches and memory. These shares are chosen."""
+"""Load average per core above which other work shares a CPU's caches and memory. These shares are chosen."""
 
 
 class CalibrationError(ForetraceError):
-    """A calibration cannot be done as asked for, or on this device."""
+    """A calibration cannot be done as requested, or not on this device."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Health:
     Attributes:
         device: "cuda" or "cpu".
         name: As the device reports it.
-        clock_mhz, highest_clock_mhz: Of the multiprocessors.
-        held_back_by: Why clocks are throttled.
+        clock_mhz, highest_clock_mhz: Present and highest clock of the multiprocessors.
+        held_back_by: Reasons for throttled clocks.
         total_bytes, free_bytes: Memory.
-        processes: That compute on the device, ours included.
-        utilization: Share of time that it is busy.
-        load: Load average over usable cores, of a CPU.
+        processes: Number of processes that compute on the device, foretrace's own included.
+        utilization: Share of time in which the device is busy.
+        load: Load average per usable core, of a CPU.
     """
 
     device: str
@@ -59,7 +59,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something wrong. ``what`` identifies it, so that it is reported once; ``fatal``: measuring is of no use."""
+    """A problem of the device. ``what`` identifies it, so that it is reported once; ``fatal``: measuring is useless."""
 
     what: str
     text: str
@@ -67,7 +67,7 @@ class Finding:
 
 
 Probe = Callable[[str], Health]
-"""Gives the health of "cuda" or "cpu"."""
+"""Function that returns the health of "cuda" or "cpu"."""
 
 
 def probe(device: str) -> Health:
@@ -76,7 +76,7 @@ def probe(device: str) -> Health:
 
 
 def before(health: Health) -> list[Finding]:
-    """Return what is wrong before anything of ours runs."""
+    """Return the problems before foretrace runs anything on the device."""
     found = _memory(health)
     if health.device == "cuda":
         if health.processes:
@@ -89,7 +89,7 @@ def before(health: Health) -> list[Finding]:
 
 
 def during(health: Health) -> list[Finding]:
-    """Return what is wrong while one process of ours measures."""
+    """Return the problems while one process of foretrace measures."""
     found = [*_clocks(health), *_load(health, own=1.0)]
     if health.device == "cuda" and (health.processes or 0) > 1:
         found.append(Finding("processes", f"{_others((health.processes or 0) - 1)} on the GPU during the calibration: "

@@ -1,4 +1,4 @@
-"""The device's own figures where no data sheet has them: a CPU's, or a GPU's that no file describes."""
+"""Figures of devices without a data sheet: a CPU, or a GPU that no file describes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from kernel_models.op_call import Family, OpCall
 
 MEASURED = "measured by foretrace calibrate"
 _BEYOND_CACHE = 3.0
-"""Traffic of at least this multiple of the last cache's size shows the memory's bandwidth."""
+"""Least traffic, as a multiple of the last cache's size, that shows the bandwidth of memory instead of the cache's."""
 _BEYOND_ANY_CACHE = 1 << 28
-"""Bytes moved that exceed any core's share of a cache, even where a virtual machine sees a large socket's."""
+"""Bytes that exceed any core's share of a cache, even if a virtual machine reports the cache of a large socket."""
 _OTHER_DTYPES = {"fp64": 0.5, "int8": 1.0, "fp16": 1.0}
-"""Shares of the fp32 rate taken where nothing was measured."""
+"""Assumed rates of types without a measurement, as shares of the fp32 rate."""
 
 
 def measured_device(hardware: Mapping[str, Any]) -> str:
-    """Return what identifies a measured device: its name, a CPU's model, a GPU's units (it may be a part)."""
+    """Return what identifies a measured device: its name with a CPU's model or a GPU's units (it may be a part)."""
     name, units = str(hardware.get("device", "")), hardware.get("multi_processor_count")
     more = hardware.get("cpu") if name == "CPU" else f"{units} units" if units else ""
     return f"{name} ({more})" if more else name
@@ -43,11 +43,11 @@ def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
     """Return the device that a worker reports; figures are placeholders where no file describes it.
 
     Args:
-        hardware: as a capture's context has it.
-        threads: of a CPU.
+        hardware: facts of the hardware, as in a capture's context.
+        threads: number of threads of a CPU.
 
     Raises:
-        DeviceError: a figure is no number, or of an unknown GPU too little is known.
+        DeviceError: a figure is no number, or too little is known of an unknown GPU.
     """
     name = str(hardware.get("device", ""))
     max_clock_mhz(hardware)
@@ -60,19 +60,19 @@ def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
     except DeviceError:
         return _unknown_gpu(name, hardware)
     if spec.vendor == "amd" and spec.name not in device_names():
-        return replace(spec, placeholder=True)  # a compute partition, which has more bandwidth while others rest
+        return replace(spec, placeholder=True)  # a compute partition: it has more bandwidth while other partitions rest
     return _unknown_gpu(name, hardware) if units and units != spec.sm_count else spec  # a part of a device
 
 
 def max_clock_mhz(hardware: Mapping[str, Any]) -> float | None:
-    """Return a device's highest clock; ``None`` where it is not known. Raises ``DeviceError``: it is no number."""
+    """Return a device's highest clock, MHz; ``None`` where unknown. Raises ``DeviceError``: it is no number."""
     clocks = hardware.get("clocks")
     highest = clocks.get("max_sm_mhz") if isinstance(clocks, Mapping) else clocks
     return reported_figure({**hardware, "max_sm_mhz": highest}, "max_sm_mhz")
 
 
 def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) -> DeviceSpec:
-    """Return a placeholder's figures replaced by the best that was measured; other devices are as they were.
+    """Return a placeholder with its figures replaced by the best measured ones; other devices are returned unchanged.
 
     Args:
         spec: the device.
@@ -97,7 +97,7 @@ def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) ->
     if rates:
         base = rates.get("fp32") or max(rates.values())
         vector = {name: base * share for name, share in _OTHER_DTYPES.items()} | {"bf16": base, "fp32": base} | rates
-        if spec.vendor != "host":  # narrower types multiply on matrix units, which vectors do not compute on
+        if spec.vendor != "host":  # narrower types multiply on matrix units, vector work does not
             matrix = {name: rounded(rate) for name, rate in sorted(rates.items()) if name != "fp32"}
             changes["matrix_tflops"] = MappingProxyType(matrix)
             sources |= {f"matrix_tflops.{name}": MEASURED for name in matrix}
@@ -117,7 +117,7 @@ def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) ->
 
 
 def _caches() -> dict[str, float]:
-    """Return the last cache and the memory of this machine, where Linux reports them."""
+    """Return the last cache, MiB, and the memory, GB, of this machine, where Linux reports them."""
     found: dict[str, float] = {}
     with suppress(OSError, ValueError, AttributeError):
         found["memory_gb"] = rounded(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9)
@@ -132,7 +132,7 @@ def _caches() -> dict[str, float]:
 
 
 def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
-    """Return what the driver says of a GPU; its rates are measured, of matrix units too."""
+    """Return an unknown GPU as its driver describes it; rates of matrix units are left empty, to be measured."""
 
     def figure(key: str, scale: float = 1.0) -> float | None:
         value = reported_figure(hardware, key)

@@ -1,16 +1,16 @@
-"""Choice of what to measure next: the family that needs it most, and, on a shared CPU, what to come back to.
+"""Choice of the next measurement: the family that needs it most, and, on a shared CPU, repeated visits.
 
 *Families*: errors fall about as the square root of the number of measurements. So a second of measuring lowers a
-squared error by about that error over the time spent so far. The family where this is largest is next. Its error is
-that of a Gaussian process of log(time / formula), each measurement predicted from the others. The next size of a family
-is drawn at random, short measurements more often (``source``). Choosing the sizes that the process knew least about was
-no better in the same time: 0.84 to 1.15 times the error after 3 s (1.01 in the mean) on eight families of simulated
-measurements, and no better on two published tables (``benchmarks/calibration_curve.py``).
+squared error by about that error over the time spent so far. The family where this ratio is largest is next. Its error
+is that of a Gaussian process of log(time / formula), each measurement predicted from the others. The next size of a
+family is drawn at random, short measurements more often (``source``). Choosing the sizes with the least certain
+prediction was no better in the same time: 0.84 to 1.15 times the error after 3 s (1.01 in the mean) on eight families
+of simulated measurements, and no better on two published tables (``benchmarks/calibration_curve.py``).
 
-*Coming back* (``Visits``): on a shared CPU a single moment says little of what a shape takes. Neighbours on a machine,
-their caches and memory traffic make the same work take up to twice as long, for milliseconds or for a minute; they
-never make it quicker. So every benchmark is visited again, later each time, until its two quickest visits agree: the
-quickest is then what the machine can do.
+*Visits* (``Visits``): on a shared CPU a single measurement of a shape is unreliable. Other programs' use of caches and
+memory makes the same work take up to twice the time, for milliseconds or for a minute, and never makes it quicker. So
+every benchmark is visited again, with growing gaps, until its two quickest visits agree: the quickest visit then shows
+the undisturbed time.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from tracer.arrays import Float64
 from tracer.campaign.items import Item
 
 LEAST_TO_LEARN = 8
-"""Measurements before anything is learned: a process of fewer knows little more than its priors."""
+"""Fewest measurements to learn from: a process fitted to fewer knows little more than its priors."""
 LEARN_AGAIN = 1.4
 """The process is fitted again when the measurements have grown by this factor. Chosen to keep fitting cheap."""
 MOST_TO_LEARN = 700
-"""Above this number of measurements, fitting the process would take longer than measuring."""
+"""Most measurements in a fit: with more, fitting the process would take longer than measuring."""
 GAPS, LEAST_GAP_S = (1 / 16, 1 / 6, 1 / 3), 1.0
-"""Times from each visit to the next, as shares of the whole, and least seconds. Most disturbances end before the next
-visit; within two seconds they had not (``docs/calibration.md``)."""
+"""Gaps between a benchmark's visits, as shares of the whole time, and the least gap in seconds. Most disturbances end
+before the next visit; within two seconds they did not (``docs/calibration.md``)."""
 CLOSING = 0.85
-"""After this share of the time visits come before they are due, so that late measurements get one too."""
+"""After this share of the time visits come before they are due, so that late measurements get a second visit too."""
 AGREE = 0.08
-"""Two visits agree if the slower one takes no more than this share longer."""
+"""Two visits agree if the slower takes at most this share longer."""
 
 
 class FamilyProgress:
-    """What the measurements of one family say so far.
+    """The measurements of one family so far, and the process fitted to them.
 
     Args:
         family: the family.
         spec: the device, for the formulas.
-        seed: of the rows that the process learns from.
+        seed: seed for choosing the rows that the process learns from.
     """
 
     def __init__(self, family: Family, spec: DeviceSpec, seed: int = 0) -> None:
@@ -63,7 +63,7 @@ class FamilyProgress:
 
     @property
     def measured(self) -> int:
-        """Measurements noted so far."""
+        """Number of measurements so far."""
         return len(self._calls)
 
     def tell(self, call: OpCall, measured_us: float) -> None:
@@ -77,7 +77,7 @@ class FamilyProgress:
             self._learn_at = LEARN_AGAIN * self.measured
 
     def correct(self, row: int, call: OpCall, measured_us: float) -> None:
-        """Replace the time of measurement ``row`` (from 0) by that of a quicker, later visit."""
+        """Replace the time of measurement ``row`` (from 0) by that of a later, quicker visit."""
         self._logs[row] = self._log(call, measured_us)
 
     def _log(self, call: OpCall, measured_us: float) -> float:
@@ -91,11 +91,11 @@ class FamilyProgress:
         return float(np.abs(process.y - process.left_out()[0]).mean())
 
     def need(self) -> float:
-        """Return how fast measurements are expected to lower the squared error, 1/s."""
+        """Return the expected decrease of the squared error per second of measuring, 1/s."""
         return self.error() ** 2 / max(self.seconds, 1e-3)
 
     def predict(self, calls: Sequence[OpCall]) -> Float64:
-        """Return the times by what was learned so far, µs [n]."""
+        """Return the times predicted from the measurements so far, µs [n]."""
         times: Float64 = self._formula.predict(calls).time_us
         if self._learned is None:
             return times
@@ -105,14 +105,14 @@ class FamilyProgress:
 
 @dataclass
 class _Shape:
-    """One benchmark, what its visits took, and when the last one was."""
+    """One benchmark, the times of its visits, and when the last visit was."""
 
     item: Item
     times_us: list[float]
     at_s: float
 
     def settled(self) -> bool:
-        """Return whether a further visit would say nothing new."""
+        """Return whether further visits are unnecessary."""
         if len(self.times_us) > len(GAPS):
             return True
         first, *others = sorted(self.times_us)
@@ -120,11 +120,11 @@ class _Shape:
 
 
 class Visits:
-    """Benchmarks to come back to.
+    """Benchmarks to visit again.
 
     Args:
-        begun_s: when the measuring began, by the caller's clock.
-        time_s: how long it may last.
+        begun_s: start of the measuring, by the caller's clock.
+        time_s: longest duration of the measuring.
     """
 
     def __init__(self, begun_s: float, time_s: float) -> None:
@@ -137,7 +137,7 @@ class Visits:
         self._plan(_Shape(item, [time_us], now_s))
 
     def due(self, now_s: float) -> Item | None:
-        """Return the next visit if one is due (near the end, the first of all). If it worked, call ``took``."""
+        """Return the benchmark whose visit is due (near the end: the first planned). If it worked, call ``took``."""
         if not self._due:
             return None
         due_s, name = self._due[0]
@@ -158,7 +158,7 @@ class Visits:
         return quicker
 
     def spread(self) -> list[float]:
-        """Return how much longer the slowest visit of each benchmark took than its quickest, shares."""
+        """Return for each benchmark how much longer its slowest visit took than its quickest, as shares."""
         return [max(shape.times_us) / min(shape.times_us) - 1 for shape in self._shapes.values()
                 if len(shape.times_us) > 1 and min(shape.times_us) > 0]
 

@@ -1,4 +1,4 @@
-"""One calibration from beginning to end: check the device, measure within the time box, fit, and say how well."""
+"""One calibration from beginning to end: check the device, measure within the time limit, fit, report the errors."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from tracer.graph import ExecutionGraph
 from tracer.store import load_graph
 
 NAME = "calibration"
-"""Name of the measurements' directory, as ``campaign.json`` has it."""
+"""Name of the measurements' directory, as written in ``campaign.json``."""
 START_S, FAMILY_S = 12.0, 2.0
-"""Least that the start, and each family, need of the minutes."""
+"""Fewest seconds of the limit that the start, and each family, need."""
 MOST_MINUTES = 24 * 60.0
-"""Chosen: a day."""
+"""Most minutes of a calibration: chosen, a day."""
 FIT_SHARE, MOST_FIT_S = 0.2, 60.0
-"""Part of the minutes kept for fitting: chosen."""
+"""Part of the minutes kept for fitting, and the most seconds of it: chosen."""
 _MAX_MB = 200.0
 """Most MB of measurements: chosen."""
 
@@ -56,12 +56,12 @@ class Request:
 
     Attributes:
         device: "auto" (a GPU if torch sees one, else the CPU), "cuda" or "cpu".
-        minutes: Of measuring and fitting together, over all runs of one directory.
-        families: Names; all that the device has if empty.
+        minutes: Limit of measuring and fitting together, over all runs of one directory.
+        families: Names of families; empty for all that the device has.
         work: Directory of the measurements.
-        resume: Go on in a directory that holds measurements.
-        threads: Of a CPU.
-        seed: Of what is drawn.
+        resume: Whether to continue in a directory that holds measurements.
+        threads: Threads of a CPU.
+        seed: Seed of the random choices.
     """
 
     work: Path
@@ -84,23 +84,23 @@ class Calibration:
 
 
 HostFit = Callable[[Sequence[ExecutionGraph]], HostOverheads]
-"""Fits host overheads to captures."""
+"""Function that fits host overheads to captures."""
 
 
 def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: HostFit | None = None,
               say: Callable[[str], None] = lambda line: None) -> Calibration:
-    """Measure a device within a time box, fit its profile, and judge it on held-out measurements.
+    """Measure a device within a time limit, fit its profile, and judge it on held-out measurements.
 
     Args:
         request: What to measure, for how long, and where the measurements go.
-        probe: Gives the device's health.
-        host: Fits the host's overheads to the captures made; without it they are not in the profile.
+        probe: Function that returns the device's health.
+        host: Function that fits the host's overheads to the captures; without it the profile has none.
         say: Called with lines of progress.
 
     Raises:
         CalibrationError: The request has a mistake, or the device is not fit for it.
         CampaignError: The measurements cannot be made or written.
-        KeyboardInterrupt: With all that was measured kept.
+        KeyboardInterrupt: All measurements so far are kept.
     """
     began = time.monotonic()
     device = _device(request.device)
@@ -141,7 +141,7 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
     notes = [*(finding.text for finding in source.findings), *source.notes()]
     if outcome.stopped not in ("", BOX_ENDED):
         notes.append(f"The measurements ended before their time: {outcome.stopped}")
-    # What the measurements left of the minutes, and never less than was kept for fitting.
+    # Fitting gets the rest of the minutes after measuring, and at least the part that was kept for fitting.
     until = max(began + request.minutes * 60, time.monotonic() + request.minutes * 60 - box_s)
     profile = fit_measurements(request.work, families, host, notes, threads=setup.threads, say=say, until=until)
     return Calibration(profile, outcome, notes, _counts(request.work))
@@ -154,12 +154,12 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
 
     Args:
         work: The directory.
-        families: To fit; others that were measured only as anchors are left out.
-        host: Fits the host's overheads.
-        notes: What to store with it; what is noticed here is added.
-        threads: Of a CPU.
+        families: Families to fit; others that were measured only as anchors are left out.
+        host: Function that fits the host's overheads.
+        notes: Notes to store in the profile; this function adds its own.
+        threads: Threads of a CPU.
         say: Called with the family being fitted.
-        until: On the monotonic clock, after which the families that are left get the formulas alone, and a note.
+        until: Time on the monotonic clock after which the remaining families get the formulas alone, and a note.
 
     Raises:
         CalibrationError: There is nothing to fit, or the directory holds measurements of several devices.
@@ -233,7 +233,7 @@ def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> 
 
 
 def share_of_time(left: Sequence[Samples]) -> float:
-    """Return the share of the time left that the first of the families left may take to fit: that of its rows."""
+    """Return the share of the remaining time for fitting the first of the remaining families: its share of the rows."""
     return len(left[0]) / max(sum(map(len, left)), 1)
 
 
@@ -252,7 +252,7 @@ def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -
 
 
 def _clock_mhz(work: Path) -> float | None:
-    """Return the median clock of a GPU's units right after its measurements; ``None`` where it was never read."""
+    """Return the median clock of a GPU's units right after its measurements, MHz; ``None`` where it was never read."""
     read = [read_kernels(work, name).sm_clock_mhz.dropna() for name in FAMILIES
             if any((work / KERNELS).glob(f"{name}.*parquet"))]
     clocks = np.concatenate([np.asarray(one, np.float64) for one in read]) if read else np.zeros(0)
@@ -286,7 +286,7 @@ def _counts(work: Path) -> dict[str, tuple[int, int]]:
 
 
 def spent_s(request: Request) -> float:
-    """Return the seconds that earlier runs measured; 0 for a request that does not go on with any."""
+    """Return the seconds that earlier runs measured; 0 for a request that does not resume a run."""
     if not request.resume or not (request.work / "campaign.json").is_file():
         return 0.0
     return sum(line.seconds for line in Results.read(request.work).lines.values())
@@ -299,7 +299,7 @@ def _device(name: str) -> str:
 
 
 def _check_threads(request: Request) -> None:
-    """Raise ``CalibrationError`` for more threads than cores, or other ones than earlier runs measured with."""
+    """Raise ``CalibrationError`` for more threads than cores, or a number that differs from earlier runs."""
     cores = os.cpu_count() or 1
     if request.threads > cores:
         raise CalibrationError(f"{request.threads:,} threads are more than the {cores} cores of this machine; give at "

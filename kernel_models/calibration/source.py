@@ -36,32 +36,32 @@ from tracer.campaign.source import Rows, Setup
 from tracer.campaign.tables import WARM, quickest_visits, read_kernels, warm_variant
 
 DRAWS = 12
-"""Settings of a family that are drawn; one of them is taken, with odds inversely proportional to its seconds. Chosen:
-with more draws the long ones would come last."""
+"""Number of settings of a family to draw; one is taken, with odds inversely proportional to its seconds. Chosen: with
+more draws the long ones would come last."""
 HELD_OUT_SHARE = 0.25
-"""Part of a family's measurements that is held out, so long as its draws have held-out shapes (a third of all)."""
+"""Part of a family's measurements that is held out, provided that its draws have held-out shapes (a third of all)."""
 CHECK_S, SAY_S = 20.0, 2.0
-"""Seconds between two looks at the device's health and the canary, and between lines of progress: chosen."""
+"""Seconds between checks of the device's health and the canary, and between lines of progress: chosen."""
 SLOWER = 1.12
-"""A canary this many times as slow as at first means that the device has changed."""
+"""If the canary (a repeated benchmark) is slower than at first by this factor, the device has changed."""
 COVERAGE = 16
-"""Measurements every family gets before others are preferred: chosen, twice ``LEAST_TO_LEARN``."""
+"""Number of measurements that every family gets before others are preferred: chosen, twice ``LEAST_TO_LEARN``."""
 LONGER = 2.0
-"""A measurement expected to take this many times the longest allowed run is passed over."""
+"""A measurement expected to exceed the longest allowed run by this factor is skipped."""
 MOST_REFUSALS = 3
-"""Settings of the same modes that may fail or be refused before these modes are left out, unless they ever worked."""
+"""Settings of the same modes that may fail or be refused before these modes are left out, unless any worked."""
 GIVEN_UP = 8
-"""A family is given up when this many of its latest measurements in a row failed. Chosen: with a worker's restart after
-each failure, the device's other families then lose less than a tenth of nine minutes."""
+"""A family ends when this many of its latest measurements in a row failed. Chosen: with a worker's restart after each
+failure, the device's other families then lose less than a tenth of nine minutes."""
 GAVE_UP = "was given up with"
 DOUBTFUL = 5
-"""After this many failures in a row, a measurement that has worked before is repeated. It tells a broken device from
-families that cannot be measured, before the run gives the device up (``tracer.campaign.runner.MOST_FAILURES``)."""
+"""After this many failures in a row, a measurement that has worked before is repeated. The result distinguishes a
+broken device from families that cannot be measured, before the run ends (``tracer.campaign.runner.MOST_FAILURES``)."""
 _HOST_CASES = ("launch_idle", "launch_busy", "synchronise", "item")
 _TRIES = 40
-"""Chosen: candidates that are looked at for one that fits the time left."""
+"""Most candidates tried to find one that fits the remaining time: chosen."""
 _CAPTURE_FROM_S = 100.0
-"""A capture for the host's overheads is made if there is at least so much time."""
+"""Least seconds of a calibration that also makes a capture for the host's overheads."""
 _GEMM = {"batch": 1, "op": "mm", "layout": "nt"}
 _ANCHORS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "cpu": (("gemm", {"m": 512, "n": 512, "k": 512, "dtype": "fp32", **_GEMM}),
@@ -81,7 +81,7 @@ _ANCHORS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 @dataclass
 class _FamilyState:
-    """The state of one family's measurements so far; ``most_bytes`` is what its tensors may take after running out of
+    """The state of one family's measurements; ``most_bytes`` is the limit of its tensors after running out of
     memory."""
 
     family: Family
@@ -100,24 +100,24 @@ class _FamilyState:
 
     @property
     def done(self) -> int:
-        """Measurements so far."""
+        """Number of measurements so far."""
         return self.fitted + self.held_out
 
 
 class Measurements:
-    """An ``ItemSource`` that plans as it goes.
+    """An ``ItemSource`` that plans during the run.
 
     Args:
-        setup: What the run is.
-        families: To calibrate.
+        setup: Device and options of the run.
+        families: Families to calibrate.
         work: The directory of the measurements.
-        box_s: Seconds in all.
-        seed: Of the draws.
-        probe: Of the device's health.
+        box_s: Time limit in seconds.
+        seed: Seed of the draws.
+        probe: Function that returns the device's health.
         free_bytes: Memory that may be used.
         say: Called with a line of progress.
-        clock: Seconds, of the run.
-        left_s: Seconds of the box that earlier runs of the same directory left, if any did.
+        clock: Clock of the run, seconds.
+        left_s: Seconds of the limit that earlier runs of the same directory left.
     """
 
     def __init__(self, setup: Setup, families: Sequence[Family], work: Path, box_s: float, seed: int,
@@ -152,10 +152,10 @@ class Measurements:
         self._begun = clock()
         self._ended = False
 
-    # --- what a run asks ---------------------------------------------------------------------------------------------
+    # --- called by the run -------------------------------------------------------------------------------------------
 
     def begin(self, lines: Mapping[str, ItemResult]) -> int:
-        """Take up what an earlier run measured."""
+        """Learn from the measurements of an earlier run; return the number of items that are done."""
         for line in lines.values():
             if line.kind == "kernel" and line.name in FAMILIES:
                 self._earlier.append((kernel_item(line.name, line.settings, seconds=max(line.seconds, 1e-3)), line))
@@ -165,11 +165,11 @@ class Measurements:
         return len(self._done)
 
     def known(self) -> Sequence[Item]:
-        """Return no items: the plan grows as it goes, and each item has its own estimate of time."""
+        """Return no items: the plan grows during the run, and each item has its own estimate of time."""
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
-        """Prepare to plan for a known device. Raises ``CalibrationError`` if earlier runs measured another."""
+        """Prepare to plan for the reported device. Raises ``CalibrationError`` if earlier runs measured another."""
         hardware = context.get("hardware", {})
         here, earlier = measured_device(hardware), self._measured_before()
         if earlier - {here}:
@@ -182,7 +182,7 @@ class Measurements:
             self._take_up(item, line)
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """Return the next item: anchors, then the canary when it is due, then the measurement that promises most."""
+        """Return the next item: anchors, then the canary (a repeated benchmark) if due, then the most useful one."""
         self._look()
         while self._first:
             item = self._first.pop(0)
@@ -237,7 +237,7 @@ class Measurements:
             self._visits.add(item, time_us(dict(warm), host=True), self._clock())
 
     def planned(self) -> int:
-        """Return 0: the number is open, as many as there is time for."""
+        """Return 0: the number of items is open, limited by time only."""
         return 0
 
     def left(self) -> int:
@@ -245,13 +245,13 @@ class Measurements:
         return 0 if self._ended else 1
 
     def stopped(self) -> str:
-        """Return no reason: a calibration ends with its time."""
+        """Return "" (no reason): a calibration ends only when its time is over."""
         return ""
 
-    # --- what the calibration asks afterwards ------------------------------------------------------------------------
+    # --- called by the calibration afterwards ------------------------------------------------------------------------
 
     def notes(self) -> list[str]:
-        """Return what a reader of the profile should know."""
+        """Return the sentences that a reader of the profile should know."""
         found = [f"{count} measurements of {name} {why} and were left out."
                  for (name, why), count in self.useless.items()]
         found += [f"{count} measurements of {name} did not work: {reason}"
@@ -270,10 +270,10 @@ class Measurements:
                          "quickest): others use this machine's caches and memory, so the quickest visits count.")
         return found
 
-    # --- the inner parts ---------------------------------------------------------------------------------------------
+    # --- private parts -----------------------------------------------------------------------------------------------
 
     def _failed(self, item: Item, result: ItemResult, state: _FamilyState | None, candidate: Candidate | None) -> None:
-        """Learn from a measurement that failed or was refused: what like it is not tried again."""
+        """Learn from a measurement that failed or was refused: similar measurements are not tried again."""
         failed = result.status == "failed"
         self.failures[item.name, result.reason if failed else f"not supported here: {result.reason}"] += 1
         self._failed_in_a_row += failed
@@ -291,7 +291,7 @@ class Measurements:
             self._end(state)
 
     def _says_nothing(self, item: Item, why: str, state: _FamilyState | None) -> None:
-        """Count a measurement that worked and cannot be used, so that its modes and family are not tried for ever."""
+        """Count a measurement that worked but cannot be used, so that its modes and family are not tried for ever."""
         self.useless[item.name, why] += 1
         self._refused[_modes(item)] += 1
         if state is None:
@@ -302,14 +302,14 @@ class Measurements:
             self._end(state)
 
     def _end(self, state: _FamilyState) -> None:
-        """Measure no more of a family: nothing is left to measure, or nothing works."""
+        """Stop measuring a family: nothing is left to measure, or nothing works."""
         state.exhausted = True
         if state.failed and state.done < COVERAGE:
             self._find(Finding(f"family {state.family.value}", f"{state.family.value} {GAVE_UP} {state.done} "
                                f"measurements, since {state.failed} did not work; the last one: {state.reason}"))
 
     def _look(self) -> None:
-        """Check the device's health and write a line of progress, now and then."""
+        """Check the device's health and report a line of progress, each after its interval."""
         now = self._clock()
         if now - self._checked > CHECK_S:
             for finding in checks.during(self._probe(self.setup.device)):
@@ -327,14 +327,14 @@ class Measurements:
             self._say(finding.text)
 
     def _measured_before(self) -> set[str]:
-        """Return the devices of earlier runs, as far as they are known."""
+        """Return the names of the devices of earlier runs, where known."""
         if not (self._work / INDEX).is_file():
             return set()
         sessions = Results.read(self._work).index.sessions
         return {measured_device(session.get("hardware", {})) for session in sessions} - {""}
 
     def _take_up(self, item: Item, line: ItemResult) -> None:
-        """Learn from a line of an earlier run."""
+        """Learn from one result of an earlier run."""
         if line.status == "unsupported":
             self._refused[_modes(item)] += 1
         if line.status != "ok" or item.name == "overheads":
@@ -357,7 +357,7 @@ class Measurements:
         return self._spec is not None and self._spec.vendor == "host"
 
     def _visited(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """Note a further visit, which may have been quicker than those before."""
+        """Note a repeated visit, which may have been quicker than those before."""
         row = next((row for row in rows if row.get("variant") == warm_variant(item.visit)), None)
         if row is None:
             return
@@ -372,9 +372,9 @@ class Measurements:
             state.progress.correct(self._told[item.id], calls[0], measured_us)
 
     def _learn(self, item: Item, row: dict[str, Any]) -> str:
-        """Take a measurement in; return why it cannot be used, in words that follow its name, or nothing."""
+        """Learn from a measurement; return "", or the reason why it cannot be used, as words that follow its name."""
         assert self._spec is not None
-        row = {**row, **item.settings}  # a setting may go by the name of a measured column
+        row = {**row, **item.settings}  # a setting may have the name of a measured column
         calls = calls_of_benchmark(item.name, row)
         measured_us = time_us(row, host=self._spec.vendor == "host")
         if self._canary is None and item.id in self._anchor_ids:
@@ -401,7 +401,7 @@ class Measurements:
         return ""
 
     def _prepare(self) -> None:
-        """Begin with every family, and take in what is known."""
+        """Start the state of every family, and learn from the measurements so far."""
         assert self._spec is not None
         self._spec = with_measured(self._spec, [(call, time) for call, time, _ in self._seen])
         self._limits = limits_for(self._spec, self._free)
@@ -418,7 +418,7 @@ class Measurements:
                     state.progress.tell(call, measured_us)
 
     def _drawn(self, state: _FamilyState) -> Candidate | None:
-        """Return a new candidate of a family; ``None`` where nothing new was drawn."""
+        """Return a new candidate of a family; ``None`` where the draws gave nothing new."""
         assert self._spec is not None and self._limits is not None
         held_out = state.held_out < HELD_OUT_SHARE * (state.done + 1)
         limits = replace(self._limits, bytes=min(self._limits.bytes, state.most_bytes))
@@ -437,7 +437,7 @@ class Measurements:
         return None
 
     def _measurable(self, state: _FamilyState, pool: Mapping[str, Candidate]) -> list[str]:
-        """Return the candidates that are new, may work, and fit the time by what measurements predict: the formulas
+        """Return the candidates that are new, may work, and fit the time as predicted from measurements: the formulas
         that drew them may be far too low."""
         assert self._limits is not None
         found = [name for name, one in pool.items() if one.item.id not in self._done
@@ -448,12 +448,12 @@ class Measurements:
         return [name for name, time in zip(found, times.tolist(), strict=True) if time <= LONGER * self._limits.run_us]
 
     def _may_work(self, item: Item) -> bool:
-        """Return whether to try it: not if these modes failed or were refused several times, and never worked."""
+        """Return whether to try an item: not if its modes failed or were refused several times, and never worked."""
         modes = _modes(item)
         return modes in self._worked or self._refused[modes] < MOST_REFUSALS
 
     def _choose(self) -> Candidate | None:
-        """Return the next candidate: of the family that has least time for its error, or of any that has few."""
+        """Return the next candidate: of a family with few measurements, else of the family with the most need."""
         while open_states := [state for state in self._states.values() if not state.exhausted]:
             few = [one for one in open_states if one.done + one.failed < COVERAGE]
             state = (min(few, key=lambda one: one.progress.seconds) if few else
@@ -467,7 +467,7 @@ class Measurements:
 
 
 def _modes(item: Item) -> tuple[Any, ...]:
-    """Return the modes in which a shape is worked on: they decide whether a device can do it at all."""
+    """Return the modes of an item: the settings that decide whether a device can run it at all."""
     if item.kind != "kernel":
         return (item.name,)
     family = FAMILIES[item.name]

@@ -1,7 +1,7 @@
-"""The space a calibration measures in: for each family of kernels, what its micro-benchmarks declare.
+"""The sizes that a calibration may measure: for each family of kernels, the range that its micro-benchmarks declare.
 
-A space's sizes are drawn log-uniformly, most often as the multiples that models use. What would take too long or too
-much memory on the device at hand is not drawn; a CPU has smaller bounds and fewer modes.
+Sizes are drawn log-uniformly, most often as the multiples that models use. Sizes that would take too much time or
+memory on the device are not drawn; a CPU has smaller bounds and fewer modes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tracer.campaign.items import Item, Split, kernel_item
 from tracer.campaign.plan import CampaignError
 
 _TRIES = 60
-"""Draws until one fits the limits."""
+"""Most draws to find settings that fit the limits."""
 _RUNS = 32
-"""Runs of one micro-benchmark where each takes long: warm-up, both variants, profile."""
+"""Runs of one micro-benchmark if each run is long: warm-up, both variants, profile."""
 
 
 class Space(NamedTuple):
-    """Settings of a micro-benchmark to draw from, and the family of the calls that they give."""
+    """Range of settings of a micro-benchmark, and the family of its calls."""
 
     family: Family
     benchmark: str
@@ -43,9 +43,9 @@ class Limits:
     Attributes:
         run_us: Longest run, by the formulas, µs.
         bytes: Most memory that its tensors may take together.
-        fixed_s: What any measurement takes in addition to its runs, seconds.
-        budget_s: Longest that the runs of one variant are repeated.
-        fill_gbps: At which random data are made, 10⁹ bytes/s.
+        fixed_s: Time of any measurement in addition to its runs, seconds.
+        budget_s: Longest time for repeating the runs of one variant, seconds.
+        fill_gbps: Rate at which random data are made, 10⁹ bytes/s.
     """
 
     run_us: float
@@ -56,8 +56,7 @@ class Limits:
 
 
 class Candidate(NamedTuple):
-    """One thing that could be measured: the item with the seconds it is expected to take, its call, and the bytes that
-    its tensors take together."""
+    """A possible measurement: the item with its expected seconds, its call, and the bytes of its tensors together."""
 
     item: Item
     call: OpCall
@@ -65,7 +64,7 @@ class Candidate(NamedTuple):
 
     @property
     def split(self) -> Split:
-        """Return the side of its shape group."""
+        """Return the split (fit or held out) of the candidate's shape group."""
         return self.item.split
 
 
@@ -108,7 +107,7 @@ def draw(space: Space, spec: DeviceSpec, limits: Limits, rng: np.random.Generato
 
 
 def _drawn(benchmark: str, space: SearchSpace, rng: np.random.Generator) -> tuple[dict[str, Any], tuple[OpCall, ...]]:
-    """Return drawn settings and their call; no call where the settings do not go together."""
+    """Return drawn settings and their calls; no call where the settings do not fit together."""
     values: dict[str, Any] = {name: _size(span, rng) for name, span in space.sizes.items()}
     values |= {name: options[rng.integers(len(options))] for name, options in space.choices.items()}
     try:
@@ -120,7 +119,7 @@ def _drawn(benchmark: str, space: SearchSpace, rng: np.random.Generator) -> tupl
 
 def candidate(benchmark: str, settings: dict[str, Any], call: OpCall, spec: DeviceSpec, limits: Limits,
               ) -> Candidate | None:
-    """Return the candidate of settings; nothing if they exceed the limits."""
+    """Return the candidate with these settings; ``None`` if they exceed the limits."""
     run_us = float(RooflineModel(call.family, spec).predict([call]).time_us[0])
     stored = 3.0 * call.bytes_moved if call.family is Family.RANDOM else 1.5 * call.bytes_moved
     if call.family in (Family.EMBEDDING, Family.INDEX):

@@ -1,17 +1,17 @@
 """``BusBandwidths``: a handful of measured bus bandwidths of a cluster, which correct the formulas of its topology.
 
-A benchmark of a cluster says "all-reduce 52 GB/s on 16 nodes": the busbw (nccl-tests, PERFORMANCE.md) over all GPUs of
-16 whole nodes for a large buffer. That is too little for curves (``profile``). It says by how much the formulas'
-bandwidth is off, once for each kind of collective and number of nodes. With B the measured busbw and B₀ the formulas'
-own for the same group, another group on the same number of nodes takes
+A benchmark of a cluster reports "all-reduce 52 GB/s on 16 nodes": the busbw (nccl-tests, PERFORMANCE.md) over all GPUs
+of 16 whole nodes for a large buffer. That is too little for curves (``profile``), but it gives the error of the
+formulas' bandwidth for each kind of collective and number of nodes. With B the measured busbw and B₀ the formulas'
+busbw for the same group, another group on the same number of nodes takes
 
     t(S) = t₀(0) + (t₀(S) − t₀(0)) · B₀ / B' + steps · h,     B' = max(B, half of one node's B)
 
-where h makes up for B being below B': the missing time, as a latency of each of the collective's steps at the measured
+where h adds the time that is missing if B is below B': a latency of each of the collective's steps at the measured
 size. A cluster whose busbw falls as 1/N sends as much as before; its ranks wait for one another. Between measured
-numbers of nodes log B is interpolated over log nodes, beyond them it stays. A kind that was not measured takes the
-smallest correction of the measured ones. Traffic within a node is corrected by figures of one node alone, and traffic
-between nodes where two nodes or more were measured.
+numbers of nodes log B is interpolated over log nodes; beyond them it is constant. An unmeasured kind takes the smallest
+correction of the measured ones. Figures of one node alone correct traffic within a node; traffic between nodes is
+corrected if two nodes or more were measured.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from kernel_models.spreads import BUS_BANDWIDTH
 from tracer.table_input import TableInputError, cell_error, read_rows
 
 KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
-"""Kinds, in the order in which a text has them."""
+"""Kinds of collectives, in their order in an option's text."""
 UNKNOWN = (0.0, 0.0)
 LASTING = 0.5
-"""Least share of one node's busbw that several nodes keep for buffers without end. What else is missing counts as a
-latency of each step. Chosen: Hugging Face's cluster has 0.47 to 0.67 of it on 8 and 16 nodes in its quicker half."""
+"""Least share of one node's busbw that several nodes keep for infinitely large buffers. The rest of the loss counts as
+a latency of each step. Chosen: Hugging Face's cluster has 0.47 to 0.67 of it on 8 and 16 nodes in its quicker half."""
 LARGE = float(1 << 30)
-"""Bytes of the buffer at which busbw is taken to be measured: bandwidth alone decides."""
+"""Assumed bytes of the buffer of a measured busbw: so large that bandwidth alone decides."""
 MOST_NODES = 1_000_000
-"""No cluster has more."""
+"""Most nodes of any cluster."""
 _ENTRY = re.compile(r"(?:([0-9]+):)?([0-9.]+(?:e[0-9]+)?(?:/[0-9.]+(?:e[0-9]+)?){0,2})")
 _NUMBERED = re.compile(r"[-+]?[0-9.]+:")
 _FORM = ("Write GB/s of all-reduce/all-gather/reduce-scatter for a number of whole nodes, such as 1:458/265/265 or "
@@ -48,13 +48,13 @@ _FORM = ("Write GB/s of all-reduce/all-gather/reduce-scatter for a number of who
 
 @dataclass(frozen=True)
 class BusBandwidths:
-    """Measured busbw, 10⁹ bytes/s, by kind of collective and number of whole nodes; 0 means all nodes."""
+    """Measured busbw, 10⁹ bytes/s, by kind of collective and number of whole nodes; 0 nodes means all nodes."""
 
     gbps: Mapping[tuple[CollectiveKind, int], float]
 
     @staticmethod
     def parse(text: str) -> BusBandwidths | None:
-        """Read an option's text; ``None`` for a text of another form, which may be a file's name.
+        """Read an option's text; return ``None`` for a text of another form, which may be a file's name.
 
         Raises:
             CommError: a bandwidth that no network has, or a number of nodes given twice.
@@ -77,11 +77,11 @@ class BusBandwidths:
 
     @staticmethod
     def read(path: str) -> BusBandwidths:
-        """Read a table with a column ``nodes`` and ``all_reduce_gbps``, ``all_gather_gbps``, ``reduce_scatter_gbps``,
-        as many of them as were measured.
+        """Read a table with a column ``nodes`` and at least one of ``all_reduce_gbps``, ``all_gather_gbps`` and
+        ``reduce_scatter_gbps``.
 
         Raises:
-            TableInputError: it cannot be read, or a cell is no such figure.
+            TableInputError: it cannot be read, or a cell is not such a figure.
         """
         found: dict[tuple[CollectiveKind, int], float] = {}
         for row in read_rows(path, ("nodes",), "bus bandwidths", "docs/parallel.md"):
@@ -111,7 +111,7 @@ class MeasuredBus:
 
     @cached_property
     def _measured(self) -> dict[CollectiveKind, dict[int, float]]:
-        """Return the busbw by kind and nodes."""
+        """Return the measured busbw, 10⁹ bytes/s, by kind and number of nodes."""
         found: dict[CollectiveKind, dict[int, float]] = {}
         for (kind, nodes), gbps in sorted(self.bandwidths.gbps.items()):
             found.setdefault(kind, {})[nodes or self.topology.nodes] = gbps
@@ -119,9 +119,9 @@ class MeasuredBus:
 
     @cached_property
     def hop_us(self) -> float:
-        """Return what each rank of the nodes after the first adds to a gather, µs; 0 where it was not measured.
+        """Return the time that each rank of further nodes adds to a gather, µs; 0 where it was not measured.
 
-        On Hugging Face's cluster it is the same on 2 to 64 nodes: 36 to 39 µs in one state of it, 265 to 320 in
+        On Hugging Face's cluster it is equal on 2 to 64 nodes: 36 to 39 µs in one state of the cluster, 265 to 320 in
         another, in which collectives within nodes are as slow (``benchmarks/nanotron.py``).
         """
         found = []
@@ -134,7 +134,7 @@ class MeasuredBus:
         return float(np.mean(found)) if found else 0.0
 
     def correct(self, batch: CollectiveBatch, times: CommTimes) -> None:
-        """Correct the times of formulas, in place, where bandwidths were measured."""
+        """Correct the times of formulas, in place, for collectives with measured bandwidths."""
         rows = np.flatnonzero(times.level == int(Level.DATASHEET))
         if not len(rows):
             return
@@ -158,8 +158,8 @@ class MeasuredBus:
         return {}
 
     def _set_line(self, kind: int, nodes: int) -> tuple[float, float]:
-        """Return the factor on a transfer and the µs of a step, for a kind on a number of nodes: its own, or those of
-        the quickest measured kind."""
+        """Return the factor on a transfer and the latency of a step, µs, for a kind on a number of nodes. A kind
+        without bandwidths takes the smallest factor of a measured kind."""
         own = self._line(CollectiveKind(kind), nodes)
         known = [found for each in self._measured if (found := self._line(each, nodes)) != UNKNOWN]
         self._lines[kind, nodes] = own if own != UNKNOWN else min(known, default=UNKNOWN)
@@ -171,20 +171,20 @@ class MeasuredBus:
             return UNKNOWN
         at = np.log(np.array(list(known), np.float64))
         gbps = exp(float(np.interp(log(nodes), at, np.log(list(known.values())))))
-        # What is far below a node's own busbw waits: bandwidth is not lost by nodes, latency is added by ranks.
+        # A busbw far below one node's is due to waiting: further ranks add latency, further nodes take no bandwidth.
         lasting = max(gbps, LASTING * self._of_one_node(kind)) if nodes > 1 else gbps
         sheet, moved, ranks = self._formula(kind, nodes)
         steps = (2 if kind is CollectiveKind.ALL_REDUCE else 1) * (ranks - 1)
         return moved / lasting / sheet, moved * (1 / gbps - 1 / lasting) / steps
 
     def _formula(self, kind: CollectiveKind, nodes: int) -> tuple[float, float, int]:
-        """Return the formulas' time of a large buffer on whole nodes, µs, the kB that move in it, and the ranks."""
+        """Return the formulas' time of a large buffer on whole nodes, µs, the bytes / 1000 that move, and the ranks."""
         group = self.topology.first(nodes * self.topology.node.gpus)
         sheet = float(DatasheetModel(self.topology).predict(CollectiveBatch.of(kind, LARGE, group)).time_us[0])
         return sheet, 1e-3 * bus_factor(kind, group.ranks) * LARGE, group.ranks
 
     def _of_one_node(self, kind: CollectiveKind) -> float:
-        """Return the bus bandwidth within a node, GB/s: measured, else by formula, 0 where neither has one."""
+        """Return the bus bandwidth within a node, GB/s: measured, else by formula, else 0."""
         if 1 in (known := self._measured.get(kind, {})):
             return known[1]
         sheet, moved, _ = self._formula(kind, 1)

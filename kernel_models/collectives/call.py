@@ -1,14 +1,14 @@
-"""``CollectiveCall``: one collective by what it moves; ``CollectiveBatch``: many; ``CommTimes``: how long they take.
+"""``CollectiveCall``: one collective by what it moves; ``CollectiveBatch``: many; ``CommTimes``: their times.
 
 One convention of size holds everywhere: ``payload_bytes`` is nccl-tests' *size* column, the whole buffer of a rank.
 
 - all_reduce: The buffer that is reduced.
 - all_gather: The gathered output (each rank contributes ``payload / ranks``).
 - reduce_scatter: The input (each rank keeps ``payload / ranks``).
-- all_to_all: The input of a rank, which is all it sends, to itself included; where ranks differ, see ``uneven``.
+- all_to_all: The input of a rank: all bytes it sends, to itself too; where ranks differ, see ``uneven_all_to_all``.
 - broadcast, reduce: The buffer.
-- send_recv: The message (``send`` and ``recv`` are the two ends of one).
-- barrier: Nothing (priced as an all-reduce of four bytes, which is what PyTorch and NCCL do).
+- send_recv: The message (``send`` and ``recv`` are the two ends of one message).
+- barrier: Nothing (priced as an all-reduce of four bytes, as PyTorch and NCCL do it).
 
 so that busbw = payload / time × ``bus_factor``.
 """
@@ -28,7 +28,7 @@ from tracer.errors import ForetraceError
 from tracer.guard import MOST_RANKS
 
 BARRIER_BYTES = 4.0
-"""A barrier is an all-reduce of one 4-byte element."""
+"""Payload of a barrier: PyTorch and NCCL run it as an all-reduce of one 4-byte element."""
 
 
 class CommError(ForetraceError):
@@ -36,7 +36,7 @@ class CommError(ForetraceError):
 
 
 class CollectiveKind(IntEnum):
-    """Kinds of collectives; the names are those of ``CollectiveTable.kind``."""
+    """Kinds of collectives; the names equal those of ``CollectiveTable.kind``."""
 
     ALL_REDUCE = 0
     ALL_GATHER = 1
@@ -49,7 +49,7 @@ class CollectiveKind(IntEnum):
 
     @property
     def label(self) -> str:
-        """Lower-case name, as commands, files and traces write it."""
+        """The kind's name in lower case, as commands, files and traces write it."""
         return self.name.lower()
 
 
@@ -74,7 +74,7 @@ _DTYPE_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "flo
 
 
 def collective_kind(name: str) -> CollectiveKind:
-    """Return the kind of a name such as "all_reduce", "AllReduce" or "alltoall_perf".
+    """Return the kind of collective with a name such as "all_reduce", "AllReduce" or "alltoall_perf".
 
     Raises:
         CommError: No collective has that name.
@@ -89,7 +89,7 @@ def collective_kind(name: str) -> CollectiveKind:
 
 
 def dtype_name(name: str) -> str:
-    """Return PyTorch's name of a dtype given by that name or by NCCL's.
+    """Return PyTorch's name of a dtype, given PyTorch's or NCCL's name.
 
     Raises:
         CommError: No such dtype.
@@ -114,7 +114,7 @@ def bus_factor(kind: CollectiveKind, ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The spread of a group's ranks over nodes: ``per_node`` is the number of ranks on each node that has any."""
+    """The number of ranks of a group on each node: ``per_node`` has an entry for each node with at least one rank."""
 
     per_node: tuple[int, ...]
 
@@ -124,12 +124,12 @@ class Placement:
 
     @property
     def ranks(self) -> int:
-        """Return the ranks of the group."""
+        """Return the number of ranks of the group."""
         return sum(self.per_node)
 
     @property
     def nodes(self) -> int:
-        """Nodes the group touches."""
+        """Number of nodes with ranks of the group."""
         return len(self.per_node)
 
     @property
@@ -144,7 +144,7 @@ class Placement:
 
     @staticmethod
     def even(ranks: int, per_node: int) -> Placement:
-        """Return ``ranks`` in blocks of ``per_node``; the last node holds what is left."""
+        """Return the placement of ``ranks`` in blocks of ``per_node``; the last node holds the remainder."""
         if ranks < 1 or per_node < 1:
             raise CommError(f"{ranks} ranks cannot lie {per_node} to a node; both must be at least one.")
         if ranks > MOST_RANKS:
@@ -158,9 +158,9 @@ class CollectiveCall:
     """One collective of one group.
 
     Attributes:
-        kind: what it does.
+        kind: the kind of collective.
         payload_bytes: nccl-tests' size: the whole buffer of a rank (see the module).
-        placement: how many ranks the group has on each node.
+        placement: number of ranks of the group on each node.
         dtype: PyTorch's name of the element type.
     """
 
@@ -171,13 +171,13 @@ class CollectiveCall:
 
     @property
     def ranks(self) -> int:
-        """Return the ranks of the group."""
+        """Return the number of ranks of the group."""
         return self.placement.ranks
 
 
 @dataclass(slots=True)
 class CollectiveBatch:
-    """Columns of n collectives. ``dtype`` holds rows of ``DTYPES``; the placement is four numbers."""
+    """Columns of n collectives. ``dtype`` holds indices into ``DTYPES``; the placement is four numbers."""
 
     kind: Int64
     payload_bytes: Float64
@@ -193,7 +193,7 @@ class CollectiveBatch:
     @staticmethod
     def of(kind: CollectiveKind, payload_bytes: npt.ArrayLike, placement: Placement,
            dtype: str = "float32") -> CollectiveBatch:
-        """Return the collectives that differ in size only."""
+        """Return the batch of collectives that differ in size only."""
         payload = np.atleast_1d(np.asarray(payload_bytes, np.float64))
         n = len(payload)
 
@@ -217,8 +217,8 @@ class CollectiveBatch:
                                self.nodes[rows], self.widest[rows], self.narrowest[rows])
 
     def settings(self) -> tuple[Int64, Int64]:
-        """Group rows by all but the size: return (first row of each setting, setting of each row)."""
-        # Mixed radix: each column's values are small.
+        """Group rows by all columns but the size: return (first row of each setting, setting of each row)."""
+        # One number for all columns, in mixed radix: each column's values are small.
         key: Int64 = np.zeros(len(self), np.int64)
         for column in (self.kind, self.dtype, self.ranks, self.nodes, self.widest, self.narrowest):
             key = key * (int(column.max(initial=0)) + 1) + column
@@ -231,8 +231,8 @@ class CollectiveBatch:
 def uneven_all_to_all(sent_bytes: npt.ArrayLike) -> float:
     """Return the ``payload_bytes`` of an all-to-all whose ranks send different amounts.
 
-    The busiest rank decides: its link carries ``max(sent, received)`` without what stays on the rank, and an even
-    all-to-all of n ranks carries ``(n − 1) / n`` of its payload.
+    The busiest rank decides: its link carries ``max(sent, received)`` without the part that stays on the rank, and an
+    even all-to-all of n ranks carries ``(n − 1) / n`` of its payload.
 
     Args:
         sent_bytes: [n, n], row i the bytes that rank i sends to each rank.
@@ -249,30 +249,30 @@ def uneven_all_to_all(sent_bytes: npt.ArrayLike) -> float:
 
 
 class Level(IntEnum):
-    """The level of knowledge about a collective, best first."""
+    """How the time of a collective is known, best first."""
 
     NOTHING_TO_DO = 0
     """A world of one rank, or no bytes: nothing is launched."""
     MEASURED = 1
-    """A measured curve of the same group size and placement has it."""
+    """A curve measured for this group size and placement holds the time."""
     INTERPOLATED = 2
-    """Between, or just beyond, measured group sizes or dtypes."""
+    """Interpolated between, or extrapolated just beyond, measured group sizes or dtypes."""
     FITTED = 3
     """The α–β model with parameters fitted to measurements."""
     DATASHEET = 4
-    """The same formulas with published constants only."""
+    """The α–β model with published constants only."""
     LINKS = 5
-    """No cluster is given: a ring over the links of the device, an assumption."""
+    """Without a cluster: a ring over the links of the device is assumed."""
     UNKNOWN = 6
 
     @property
     def label(self) -> str:
-        """Return its name in reports and JSON."""
+        """Return the level's name in reports and JSON."""
         return self.name.lower().replace("_", " ")
 
     @property
     def source(self) -> Source:
-        """Return the level in the terms of all kernel models."""
+        """Return the ``Source`` that corresponds to the level."""
         if self is Level.MEASURED:
             return Source.MEASURED
         if self is Level.NOTHING_TO_DO:
@@ -282,9 +282,9 @@ class Level(IntEnum):
 
 @dataclass(slots=True)
 class CommTimes:
-    """Times of n collectives: median expected and 80% interval, µs; ``level`` and ``algorithm`` say where from.
+    """Times of n collectives: expected median and 80% interval, µs; ``level`` and ``algorithm`` give their origin.
 
-    ``algorithm`` holds codes of ``datasheet.algorithm_label``, -1 where a measurement does not say.
+    ``algorithm`` holds codes of ``datasheet.algorithm_label``, -1 where a measurement does not name the algorithm.
     """
 
     time_us: Float64
@@ -295,20 +295,20 @@ class CommTimes:
 
     @staticmethod
     def empty(n: int) -> CommTimes:
-        """Return times of n collectives that nothing is known of."""
+        """Return a table for n collectives without times yet."""
         return CommTimes(np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, int(Level.UNKNOWN), np.int64),
                          np.full(n, -1, np.int64))
 
     def put(self, rows: Int64 | Bool, other: CommTimes) -> None:
-        """Replace rows by another's."""
+        """Replace the given rows by the rows of ``other``."""
         for name in ("time_us", "low_us", "high_us", "level", "algorithm"):
             getattr(self, name)[rows] = getattr(other, name)
 
     def take(self, rows: Int64 | Bool) -> CommTimes:
-        """Return a copy of rows."""
+        """Return a copy of the given rows."""
         return CommTimes(self.time_us[rows], self.low_us[rows], self.high_us[rows], self.level[rows],
                          self.algorithm[rows])
 
     def times(self) -> Times:
-        """Return the times and interval as other kernel models give them."""
+        """Return times and intervals in the form that other kernel models use."""
         return Times(self.time_us, self.low_us, self.high_us)

@@ -13,9 +13,8 @@ payload, the latency and the transfer of each algorithm are:
 
 In gathers and all-to-alls the channels also copy the rank's own part, ``S/n``.
 
-Constants of NCCL's own tuner (its ``src/graph/tuning.cc`` and ``src/graph/topo.h``, 2.30), as numbers by name.
-
-They are what NCCL's authors measured once, not a calibration of any machine: alone they are off by 15–37% on average.
+Constants are numbers of NCCL's own tuner, by name (its ``src/graph/tuning.cc`` and ``src/graph/topo.h``, 2.30). NCCL's
+authors measured them once; they are no calibration of a machine. Alone they are off by 15–37% on average.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from kernel_models.collectives.topology import Topology
 
 
 class Algorithm(IntEnum):
-    """An algorithm that does a collective."""
+    """An algorithm for a collective."""
 
     RING = 0
     TREE = 1
     NVLS = 2
     """The switch reduces and multicasts."""
     NVLS_TREE = 3
-    """NVLS inside nodes, a tree across."""
+    """NVLS inside nodes, a tree between them."""
     HIERARCHICAL = 4
-    """Reduce-scatter inside nodes, all-reduce across them on each GPU's part, all-gather inside."""
+    """Reduce-scatter inside nodes, all-reduce of each GPU's part between nodes, all-gather inside nodes."""
     DIRECT = 5
-    """Every rank sends to every other: all-to-all, send and receive."""
+    """Every rank sends to its peers directly: all-to-all, send and receive."""
 
     @property
     def label(self) -> str:
-        """Lower-case name."""
+        """The algorithm's name in lower case."""
         return self.name.lower().replace("_", "-")
 
 
 class Protocol(IntEnum):
-    """A protocol that hands bytes over: flags in every 8 bytes, in every 128 bytes, or behind fences."""
+    """A protocol to hand over bytes: flags in every 8 bytes (LL), in every 128 (LL128), or fences (Simple)."""
 
     LL = 0
     LL128 = 1
@@ -61,7 +60,7 @@ class Protocol(IntEnum):
 
     @property
     def label(self) -> str:
-        """Return its name as NCCL writes it."""
+        """Return the protocol's name as NCCL writes it."""
         return ("LL", "LL128", "Simple")[int(self)]
 
 
@@ -74,8 +73,8 @@ BASE_LATENCY_US = {
     Algorithm.NVLS: (0.0, 0.0, 0.0),
     Algorithm.NVLS_TREE: (0.0, 0.0, 0.0),
 }
-"""Latency of a launched collective by protocol LL, LL128, Simple (``baseLatencies``), µs. This and what follows is of
-NCCL's tuner where no other source is named."""
+"""Latency of a launched collective by protocol LL, LL128, Simple (``baseLatencies``), µs. This and the following
+constants come from NCCL's tuner where no other source is named."""
 
 HOP_LATENCY_US = {
     "nvlink": {Algorithm.TREE: (0.6, 1.25, 4.0), Algorithm.RING: (0.6, 1.9, 3.4), Algorithm.NVLS: (25.0, 25.0, 25.0),
@@ -85,23 +84,23 @@ HOP_LATENCY_US = {
     "net": {Algorithm.TREE: (5.0, 8.5, 14.0), Algorithm.RING: (2.7, 4.0, 14.0), Algorithm.NVLS: (18.0, 18.0, 18.0),
             Algorithm.NVLS_TREE: (20.9, 20.9, 20.9)},
 }
-"""Latency of one step by the slowest link it uses, then as above (``hwLatencies``), µs."""
+"""Latency of one step by the slowest link it uses, algorithm and protocol (``hwLatencies``), µs."""
 
 LINK_SHARE = {"volta": 20.0 / 25.0, "ampere": 20.0 / 25.0, "ada": 1.0, "hopper": 20.6 / 25.0, "blackwell": 40.1 / 50.0,
               "rtx-blackwell": 1.0, "cdna2": 0.75, "cdna3": 0.75, "cdna4": 0.75, "host": 1.0}
 """Share of NVLink's rate that a ring gets: topo.h's figure for each link over the data sheet's 25 or 50 GB/s. For
-Infinity Fabric it is about three quarters, as RCCL's documentation reports (links of CDNA 2 and 4 are assumed to be
-like CDNA 3's). Ada and RTX Blackwell have no NVLink."""
+Infinity Fabric the share is about three quarters, as RCCL's documentation reports (links of CDNA 2 and 4 are assumed to
+be like CDNA 3's). Ada and RTX Blackwell have no NVLink."""
 
 PCI_SHARE = 0.75
-"""topo.h: 12 GB/s of a third-generation slot's 15.8 GB/s."""
+"""Share of a PCIe slot's rate that a ring gets (topo.h): 12 GB/s of a third-generation slot's 15.8 GB/s."""
 
 EFFICIENCY = 0.92
 """Share of a ring's or tree's bandwidth that the Simple protocol reaches."""
 LL128_SHARE = 120.0 / 128.0
-"""Share of data: 8 of 128 bytes are flags."""
+"""Share of data in LL128's traffic: 8 of 128 bytes are flags."""
 LL_SHARE = 0.5
-"""Share of data: 4 of 8 bytes are flags."""
+"""Share of data in LL's traffic: 4 of 8 bytes are flags."""
 LL_MOST_GBPS = {"volta": 39.0, "ampere": 87.7, "ada": 87.7, "hopper": 141.0, "blackwell": 282.0,
                 "rtx-blackwell": 282.0, "cdna3": 141.0, "cdna4": 141.0, "host": 39.0}
 """Bandwidth cap of LL inside one node (``llMaxBws``; NCCL takes compute capability 12 as 10, and CDNA 4 is assumed to
@@ -110,7 +109,7 @@ CHANNEL_GBPS = {"volta": 20.0, "ampere": 20.0, "ada": 20.0, "hopper": 36.7, "bla
                 "cdna3": 36.7, "cdna4": 36.7}
 """Most that one channel (a thread block) moves, 10⁹ bytes/s (``perChMaxRingLL128Bws``)."""
 CHANNELS = 24
-"""Channels of a large collective behind NVSwitch. Set, not measured."""
+"""Channels of a large collective on an NVSwitch node. Set, not measured."""
 NVLS_EFFICIENCY = {"hopper": 0.85, "blackwell": 0.74}
 """Share of the links' rate that reductions in the switch reach (``nvlsEfficiency``)."""
 NVLS_RATIO = 5.0 / 6.0
@@ -118,16 +117,16 @@ NVLS_RATIO = 5.0 / 6.0
 NETWORK_SIMPLE_RING = 1.4
 """Factor on the latency of rings over several nodes with the Simple protocol."""
 SIMPLE_START_US = {"hopper": 4.4}
-"""What a collective of the Simple protocol behind one node's switch takes more than the tuner's latency, µs, by
-architecture. The tuner's figures order the ways, and NCCL chooses by them alone. Fitted to AIConfigurator's H200 of
-1 MiB and more; its H100 was held out: 8.4% off in the median without, 6.7% with it. That table has no sends, and those
-of Vidur's H100 node start as the tuner has it."""
+"""Time of a collective of the Simple protocol on one NVSwitch node in addition to the tuner's latency, µs, by
+architecture. The tuner's figures order the algorithms, and NCCL chooses by them alone. Fitted to AIConfigurator's H200
+of 1 MiB and more; its H100 was held out: 8.4% off in the median without, 6.7% with it. That table has no sends, and the
+sends of Vidur's H100 node start as the tuner states."""
 HOST_BASE_US, HOST_HOP_US = 40.0, 25.0
-"""Gloo over a host's loopback: a stand-in until ``foretrace comm bench`` has measured the host."""
+"""Base and step latency of Gloo over a host's loopback, assumed until ``foretrace comm bench`` measures it."""
 
 
 US_PER_BYTE = 1e-3
-"""µs for a byte at 10⁹ bytes/s."""
+"""Time of a byte at 10⁹ bytes/s, µs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``latency_us + us_per_byte · payload`` of one way to do a collective."""
+    """The time ``latency_us + us_per_byte · payload`` of a collective by one algorithm and protocol."""
 
     algorithm: Algorithm
     protocol: Protocol
@@ -151,14 +150,14 @@ class Line:
 
 
 def intra_gbps(topology: Topology) -> float:
-    """Return what one rank's ring carries inside a node, 10⁹ bytes/s, before the protocol's share."""
+    """Return the bandwidth of one rank's ring inside a node, 10⁹ bytes/s, before the protocol's share."""
     node = topology.node
     share = PCI_SHARE if node.link == "pcie" else LINK_SHARE.get(node.architecture, EFFICIENCY)
     return node.peer_gbps * share
 
 
 def ring_gbps(topology: Topology, group: RankGroup) -> float:
-    """Return rings' bus bandwidth in a group, GB/s: inside nodes, or across the narrowest node's cards."""
+    """Return rings' bus bandwidth in a group, GB/s: inside a node, or through the cards of the narrowest node."""
     inside = intra_gbps(topology)
     if group.nodes == 1:
         return inside
@@ -167,7 +166,7 @@ def ring_gbps(topology: Topology, group: RankGroup) -> float:
 
 
 def lines(topology: Topology, kind: CollectiveKind, group: RankGroup) -> list[Line]:
-    """Return every way that NCCL would consider; hierarchical ones come last and only for even groups."""
+    """Return a line for each way that NCCL would consider; hierarchical ones come last, for even groups only."""
     if group.ranks <= 1:
         return [Line(Algorithm.RING, Protocol.SIMPLE, 0.0, 0.0)]
     if kind is CollectiveKind.BARRIER:
@@ -195,7 +194,7 @@ def _protocols(topology: Topology) -> tuple[Protocol, ...]:
 
 
 def _share(topology: Topology, group: RankGroup, protocol: Protocol, gbps: float) -> float:
-    """Return the bandwidth that a protocol reaches of a ring's."""
+    """Return the bandwidth that a protocol reaches where a ring's is ``gbps``, 10⁹ bytes/s."""
     if topology.node.link == "loopback":
         return gbps
     if protocol is Protocol.LL:
@@ -217,7 +216,7 @@ def _base(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> float
 
 
 def _own_part(topology: Topology, kind: CollectiveKind, group: RankGroup) -> float:
-    """Return µs per byte of payload for a rank's own part, which the channels of a gather copy as well."""
+    """Return the time per byte of payload for copying a rank's own part, µs: the channels of a gather copy it too."""
     if kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
         return 0.0
     channel = CHANNEL_GBPS.get(topology.node.architecture)
@@ -247,7 +246,7 @@ def _tree(topology: Topology, group: RankGroup, protocol: Protocol) -> Line:
 
 
 def nvls_gbps(topology: Topology, per_node: int) -> float:
-    """Return the switch's algorithmic bandwidth of an all-reduce, GB/s; part of a node gets ``(n − 1) / n`` of it."""
+    """Return the switch's algorithmic bandwidth of an all-reduce, GB/s; on part of a node ``(n − 1) / n`` of it."""
     node = topology.node
     whole = (node.gpus - 1) / node.gpus
     part = (per_node - 1) / per_node / whole
@@ -278,7 +277,7 @@ def _hierarchical(topology: Topology, group: RankGroup) -> Line:
 
 
 def _direct(topology: Topology, kind: CollectiveKind, group: RankGroup, protocol: Protocol) -> Line:
-    """Return the line of an all-to-all (rank link inside, busiest node's cards outside, at once) or of a send."""
+    """Return the line of a send, or of an all-to-all (slower of rank's link inside, busiest node's cards)."""
     inside, between = _hops(topology, Algorithm.RING, protocol)
     latency = _base(topology, Algorithm.RING, protocol) + (between if group.nodes > 1 else inside)
     link = _share(topology, group, protocol, intra_gbps(topology))
@@ -294,35 +293,35 @@ def _direct(topology: Topology, kind: CollectiveKind, group: RankGroup, protocol
 
 
 INTERVAL_BYTES = (512 * 1024.0, 4 * 1024.0**2, 16 * 1024.0**2)
-"""Sizes that ``INTERVALS`` are given at, bytes. Set."""
+"""Sizes at which ``INTERVALS`` are given, bytes. Set."""
 INTERVALS = {
     "nvswitch": ((0.22, 1.12), (0.26, 0.66), (0.13, 0.30)),
     "nvlink-mesh": ((0.48, 1.68), (0.60, 2.00), (0.50, 2.22)),
     "pcie": ((0.20, 1.75), (0.20, 2.75), (0.20, 2.85)),
     "nodes": ((0.30, 1.70), (0.30, 2.40), (0.30, 2.40)),
 }
-"""80% log half-widths (down, up) up to the first size, at the second, and from the third; in between by log size. They
-enclose 80% of all tables of a kind together, each weighted the same (``python benchmarks/collectives.py`` prints them).
+"""80% log half-widths (down, up) up to the first size, at the second, and from the third; interpolated over log size.
+They enclose 80% of all tables of a kind, weighted equally (``python benchmarks/collectives.py`` prints them).
 
 nvswitch: AIConfigurator's A100, H100 and H200, vTrain's A100, Vidur's A100 and H100 nodes. nvlink-mesh: vTrain's V100,
 Vidur's pairwise-linked A100. pcie: AIConfigurator's L40S. nodes: Vidur's two nodes of A100 and of H100. Most times are
-above a data sheet's, so the intervals reach up further than down. A host's (loopback) takes those of nodes.
+above a data sheet's, so the intervals extend further up. A host (loopback) takes those of nodes.
 """
 CHECKED = {("nvswitch", "ampere"), ("nvswitch", "hopper"), ("nvlink-mesh", "volta"), ("nvlink-mesh", "ampere"),
            ("pcie", "ada")}
-"""Links and architectures of one node that the tables have."""
+"""Links and architectures of single nodes in these tables."""
 CHECKED_ANYWHERE = (CollectiveKind.ALL_REDUCE, CollectiveKind.SEND_RECV)
-"""Kinds that every table with a mesh or two nodes has; single switched and PCIe nodes have the next ones too."""
+"""Kinds in every table of a mesh or of two nodes; tables of single switched and PCIe nodes have the next kinds too."""
 CHECKED_INSIDE = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER,
                   CollectiveKind.ALL_TO_ALL)
 CHECKED_NODES = 2
-"""Nodes of Vidur's tables, the only ones of several."""
+"""Number of nodes in Vidur's tables, the only tables of several nodes."""
 ALGORITHM_CODE = len(Protocol)
 """``CommTimes.algorithm`` is ``algorithm * ALGORITHM_CODE + protocol``."""
 
 
 def algorithm_label(code: int) -> str:
-    """Write algorithm and protocol, such as "ring/LL128"; empty where a measurement does not say."""
+    """Return algorithm and protocol as text, such as "ring/LL128"; "" where a measurement does not name them."""
     if code < 0:
         return ""
     return f"{Algorithm(code // ALGORITHM_CODE).label}/{Protocol(code % ALGORITHM_CODE).label}"
@@ -331,22 +330,21 @@ def algorithm_label(code: int) -> str:
 @lru_cache(maxsize=4096)
 def nccl_lines(topology: Topology, kind: CollectiveKind, group: RankGroup,
                algorithm: Algorithm | None = None, protocol: Protocol | None = None) -> tuple[Line, ...]:
-    """Return the ways NCCL chooses among (no hierarchical one), or those of one algorithm and protocol (none: not
-    possible here)."""
+    """Return the lines among which NCCL chooses (none hierarchical), or the lines of one algorithm and protocol (empty
+    where not possible)."""
     return tuple(line for line in lines(topology, kind, group) if protocol in (None, line.protocol) and (
         line.algorithm is not Algorithm.HIERARCHICAL if algorithm is None else line.algorithm is algorithm))
 
 
 class DatasheetModel:
-    """Prices any collective of a topology. ``algorithm`` and ``protocol`` restrict it to one, such as the
-    hierarchical."""
+    """Formulas for any collective of a topology; ``algorithm`` and ``protocol`` restrict them to one of each."""
 
     def __init__(self, topology: Topology, algorithm: Algorithm | None = None,
                  protocol: Protocol | None = None) -> None:
         self.topology, self.algorithm, self.protocol = topology, algorithm, protocol
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Return the times of all collectives; ``Level.UNKNOWN`` where the one algorithm cannot do it."""
+        """Return the times of all collectives; ``Level.UNKNOWN`` where the given algorithm cannot do the collective."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         for index, row in enumerate(first.tolist()):
@@ -376,7 +374,7 @@ class DatasheetModel:
 
 def half_widths(topology: Topology, size: npt.NDArray[np.float64],
                 nodes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return 80% log half-widths, down and up, at sizes in bytes; of several PCIe or meshed nodes the wider."""
+    """Return 80% log half-widths, down and up, at sizes in bytes; for several nodes the wider of link and nodes."""
     link = topology.node.link
     kinds = [name for name in ((link,) if nodes == 1 else (link, "nodes")) if name in INTERVALS] or ["nodes"]
     at = np.log(np.maximum(size, 1.0))
@@ -386,7 +384,7 @@ def half_widths(topology: Topology, size: npt.NDArray[np.float64],
 
 
 def interval_checked(topology: Topology, kind: CollectiveKind, nodes: int) -> bool:
-    """Return whether measurements of such a machine and collective support the interval; elsewhere it is assumed."""
+    """Return whether measurements of such machines and collectives support the interval; else it is assumed."""
     node = topology.node
     if (node.link, node.architecture) not in CHECKED:
         return False

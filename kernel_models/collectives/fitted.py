@@ -1,9 +1,9 @@
-"""The fitted level: ``t = α + β · payload`` for each protocol of each measured setting, and what follows for others.
+"""The fitted level: ``t = α + β · payload`` for each protocol of each measured setting, and scaled formulas for others.
 
 NCCL changes protocol (LL, LL128, Simple) or algorithm at one or two sizes, and within one its time is a straight line.
 So a setting's measurements are cut into at most three pieces, each with its own α and β. Dynamic programming finds the
-cuts that fit best. A setting that was not measured takes the datasheet formula, times the ratio of fit to formula in
-the nearest measured setting. Its constants are the user's, its structure is NCCL's.
+best cuts. A setting that was not measured takes the datasheet formula, times the ratio of fit to formula in the nearest
+measured setting. So the constants are the user's, and the structure is NCCL's.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from tracer.arrays import Float64
 from tracer.input_file import DecodeError, convert
 
 PROTOCOLS, SHORTEST = 3, 2
-"""Pieces at most (NCCL has LL, LL128 and Simple), and measured sizes that each needs (it has two parameters)."""
+"""Most pieces (NCCL has LL, LL128 and Simple), and least measured sizes of a piece (it has two parameters)."""
 MOST_CUTS, FOLDS = 40, 5
-"""Most places that are tried as cuts (a longer table tries this many, evenly spread), and folds of sizes left out."""
+"""Most places tried as cuts (in a longer table evenly spread places), and folds of sizes left out."""
 BELOW = 2.0
-"""Sizes this much smaller than any measured one are beyond a fit."""
+"""A fit ends at its smallest measured size divided by this factor."""
 FINENESS = 16
-"""Sizes of each doubling at which a formula is scaled for a setting that was not measured."""
+"""Number of sizes per doubling at which a formula is scaled for a setting that was not measured."""
 FLOOR = 0.02
-"""Least half width of an interval, log: chosen, what repeated collectives differ by."""
+"""Least half width of an interval, log: chosen, the scatter of repeated collectives."""
 CAUCHY_SCALE = 0.1
-"""Relative error at which a measurement counts half: a tenth, the accuracy two parameters are meant to reach."""
+"""Relative error at which a measurement has half its weight: a tenth, the intended accuracy of two parameters."""
 ROUNDS = 40
-"""Rounds of either kind of reweighting. Set: more than a line needs to settle."""
+"""Rounds of either kind of reweighting. Set: more than a line needs to converge."""
 ANCHORED_EXTRA = 0.15
 """Added to the log half-width of a setting that was not measured (rank counts left out: benchmarks/collectives.py)."""
 DEFAULT_WIDTH = 0.2
@@ -61,18 +61,17 @@ DEFAULT_WIDTH = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CurvePieces:
-    """Straight lines one after the other: piece i holds up to ``upto[i]`` bytes (the last has no end), µs and
-    µs/byte."""
+    """Consecutive straight lines: piece i holds up to ``upto[i]`` bytes (the last has no end), in µs and µs/byte."""
 
     upto: Float64
     latency_us: Float64
     us_per_byte: Float64
     smallest: float = 0.0
-    """Smallest measured size."""
+    """Smallest measured size, bytes."""
 
     @staticmethod
     def fit(size: Float64, time_us: Float64, most: int = PROTOCOLS) -> CurvePieces:
-        """Fit at most ``most`` pieces through ascending sizes; fewer where there are too few sizes."""
+        """Fit at most ``most`` pieces to times at ascending sizes; fewer where there are too few sizes."""
         count = max(1, min(most, len(size) // SHORTEST))
         if count == 1:
             alpha, beta = _robust_line(size, time_us)
@@ -109,7 +108,7 @@ class CurvePieces:
         )
 
     def at(self, size: Float64) -> Float64:
-        """Return µs at the given sizes; a piece never starts below the end of the piece before."""
+        """Return the times at the given sizes, µs; a piece never starts below the end of the piece before."""
         piece = np.searchsorted(self.upto, size, side="left")
         time_us = self.latency_us[piece] + self.us_per_byte[piece] * size
         ends = self.latency_us[:-1] + self.us_per_byte[:-1] * self.upto
@@ -119,11 +118,11 @@ class CurvePieces:
 
 @dataclass
 class FittedModel:
-    """Pieces by measured setting, on a topology whose formulas give the rest.
+    """Pieces by measured setting, and a topology whose formulas predict other settings.
 
     Attributes:
         pieces: by kind, dtype, ranks, nodes, most and fewest ranks on a node.
-        residual: log(measured / predicted) of sizes left out in turn.
+        residual: log(measured / predicted) of sizes left out of a fit.
     """
 
     topology: Topology
@@ -148,7 +147,7 @@ class FittedModel:
         return FittedModel(on, pieces, np.concatenate(residuals) if residuals else np.zeros(0))
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Return the times of all collectives that have a measured one near them; ``Level.UNKNOWN`` without any."""
+        """Return the times of all collectives for which a setting was measured; ``Level.UNKNOWN`` if none was."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         low, high = -DEFAULT_WIDTH, DEFAULT_WIDTH
@@ -175,10 +174,10 @@ class FittedModel:
         return out
 
     def _scaled_formula(self, key: Setting, near: Setting, size: Float64, formulas: DatasheetModel) -> Float64:
-        """Return the formula of one setting times the ratio of fit to formula in another, µs, never falling over size.
+        """Return the formula of one setting times the ratio of fit to formula in another, µs, never decreasing with
+        size.
 
-        A ratio of rising curves may fall. So it is taken at fixed sizes and never below what a smaller one takes, and
-        in between goes on straight.
+        A ratio of rising curves may fall. So the product is taken at fixed sizes, kept from falling, and interpolated.
         """
         steps = int(np.ceil(np.log2(max(float(size.max(initial=1.0)), 2.0)) * FINENESS)) + 1
         grid = np.exp2(np.arange(steps + 1) / FINENESS)
@@ -188,7 +187,7 @@ class FittedModel:
         return np.interp(size, grid, level)
 
     def _at(self, setting: Setting, size: Float64, formulas: DatasheetModel) -> Float64:
-        """Return a fitted setting's µs; well below its smallest measured size the formula's shape takes over."""
+        """Return a fitted setting's times, µs; well below its smallest measured size the formula's shape takes over."""
         pieces = self.pieces[setting]
         time_us = pieces.at(size)
         below = size < pieces.smallest / BELOW
@@ -200,7 +199,7 @@ class FittedModel:
         return time_us
 
     def _nearest(self, key: Setting) -> Setting | None:
-        """Return the measured setting most like this one: kind, in one node or across, size of the group, width of the
+        """Return the most similar measured setting: by kind, one node or several, size of the group, then width of the
         dtype."""
         width = DTYPE_BYTES[DTYPES[key[1]]]
 
@@ -212,7 +211,7 @@ class FittedModel:
         return min(usable, key=lambda s: (s[0] != key[0], (s[3] > 1) != (key[3] > 1), *distance(s)), default=None)
 
     def state(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the model as plain JSON values."""
         return {"topology": topology_state(self.topology), "oversubscription": self.topology.network.oversubscription,
                 "residual": self.residual.tolist(),
                 "pieces": [{"setting": [key[0], DTYPES[key[1]], *key[2:]], "upto": p.upto.tolist(),
@@ -222,7 +221,7 @@ class FittedModel:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> FittedModel:
-        """Return the model of ``state()``. Raises ``CommError`` if it is none."""
+        """Return the model that ``state()`` stored. Raises ``CommError`` for other values."""
         try:
             stored = convert(state, _State)
             pieces = {}
@@ -257,13 +256,13 @@ class _State(msgspec.Struct):
 
 
 def _like_sizes(setting: Setting, size: Float64) -> CollectiveBatch:
-    """Return the sizes in a setting."""
+    """Return collectives of one setting with the given sizes."""
     columns = [np.full(len(size), value, np.int64) for value in setting]
     return CollectiveBatch(columns[0], size, *columns[1:])
 
 
 def _scaled(formulas: DatasheetModel, setting: Setting, size: Float64, time_us: Float64) -> CurvePieces:
-    """Return one measured size as a curve: the formula's line there, scaled to the measurement."""
+    """Return a curve from one measured size: the formula's line there, scaled to the measurement."""
     kind, group = CollectiveKind(setting[0]), RankGroup(*setting[2:])
     ways = nccl_lines(formulas.topology, kind, group)
     line = min(ways, key=lambda way: way.latency_us + way.us_per_byte * float(size[0]))
@@ -274,9 +273,9 @@ def _scaled(formulas: DatasheetModel, setting: Setting, size: Float64, time_us: 
 
 
 def _switch(before: tuple[float, float], after: tuple[float, float], last: float, following: float) -> float:
-    """Return where one line takes over from another, between the last size of the one and the first of the other.
+    """Return the size at which the second line replaces the first, between ``last`` and ``following``.
 
-    Where they cross; in the middle if the second lies above the first throughout; at once if it lies below.
+    The lines cross there; it is the middle if the second lies above throughout, the start if it lies below.
     """
     def gap(size: float) -> float:
         return before[0] - after[0] + (before[1] - after[1]) * size
@@ -299,7 +298,7 @@ def _line(size: Float64, time_us: Float64, weight: Float64) -> tuple[float, floa
         if alpha >= 0 and beta >= 0:
             return float(alpha), float(beta)
     only_alpha, only_beta = sa / aa, sb / bb if bb else 0.0
-    # One of the two is zero: the better of the two one-parameter fits.
+    # One parameter is zero: take the better of the two one-parameter fits.
     errors = [(w * (only_alpha * a - 1) ** 2).sum(), (w * (only_beta * b - 1) ** 2).sum()]
     return (float(only_alpha), 0.0) if errors[0] <= errors[1] else (0.0, float(only_beta))
 

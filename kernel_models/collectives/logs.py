@@ -1,11 +1,11 @@
 """``read_log``: measured collectives of any known log or table. The text itself shows its format.
 
-Tables are CSV, TSV, Parquet or JSON lines: a row each, columns found by their usual names. A table needs a size in
-bytes and a time whose column names its unit (``latency_us``, ``time_ms``, …). Also read: the collective, the dtype,
-ranks, ranks per node, the backend, the GPU and the system. ``Hints`` supply what a table lacks. NCCL's inspector plugin
-(``NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so``) writes one JSON object a collective a rank, as each rank saw
-it: a rank that came early waited within its kernel. Of the ranks whose logs are given, the quickest one's time of the
-same collective is its transfer. Give the directory of all logs.
+Tables are CSV, TSV, Parquet or JSON lines: one row per measurement, columns found by their usual names. A table needs a
+size in bytes and a time whose column names its unit (``latency_us``, ``time_ms``, …). Also read: the collective, the
+dtype, ranks, ranks per node, the backend, the GPU and the system. ``Hints`` supply what a table lacks. NCCL's inspector
+plugin (``NCCL_PROFILER_PLUGIN=libnccl-profiler-inspector.so``) writes one JSON object for each collective and rank. A
+rank that came early waited within its kernel, so the shortest time over the given ranks is the transfer. Give the
+directory of all logs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TIME_ORDER = ("latency", "median", "p50", "time", "duration", "elapsed", "mean"
 
 
 def is_table(path: str) -> bool:
-    """Return whether a file's name is a table's."""
+    """Return whether a file's name has the ending of a table."""
     return path.lower().endswith(SUFFIXES)
 
 
@@ -57,7 +57,7 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
     """Return the measurements of a table.
 
     Raises:
-        TableInputError: it cannot be read, or a column or line is not usable; it is named.
+        TableInputError: it cannot be read, or has an unusable column or line, which the error names.
     """
     frame = read_frame(path, SUFFIXES, comment="#")
     columns = {str(c).strip().lower(): c for c in frame.columns}
@@ -103,7 +103,7 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
 
 
 def _placement(known: dict[tuple[int, int], Placement], ranks: int, per_node: int) -> Placement:
-    """Return where the ranks of a group lie, each shape of groups once. Raises ``CommError``: too many ranks."""
+    """Return the placement of a group's ranks, stored once per shape. Raises ``CommError``: too many ranks."""
     if (ranks, per_node) not in known:
         known[ranks, per_node] = Placement.even(ranks, per_node)
         if len(known) > MOST_SHAPES or sum(-(-all_ranks // node) for all_ranks, node in known) > MOST_RANKS:
@@ -112,14 +112,14 @@ def _placement(known: dict[tuple[int, int], Placement], ranks: int, per_node: in
 
 
 def _text(values: dict[str, list[Any]], key: str, row: int) -> str:
-    """Return a cell as text; empty where the column or the cell is, or the writer's word for a missing number."""
+    """Return a cell as text; "" where the column or the cell is missing, or holds "nan" or "inf"."""
     value = values[key][row] if key in values else None
     text = "" if value is None else str(value).strip()
     return "" if text.lower().lstrip("+-") in ("nan", "inf") else text
 
 
 def _time(columns: dict[str, Any], path: str) -> tuple[Any, float]:
-    """Return the time column that says most, and its factor to µs."""
+    """Return the most informative time column, and its factor to µs."""
     timed = {}
     for column in columns:
         match = _TIME.match(column)
@@ -136,10 +136,10 @@ def _time(columns: dict[str, Any], path: str) -> tuple[Any, float]:
     return columns[best], _TO_US[timed[best][1]]
 
 
-MOST_SHAPES, MOST_ORIGINS = 500, 100  # chosen: each shape of groups, backend and device of a file is fitted by itself
-MOST_INSPECTOR_BYTES = 2 << 30  # chosen: memory
+MOST_SHAPES, MOST_ORIGINS = 500, 100  # chosen: each shape of groups, backend and device of a file gets its own fit
+MOST_INSPECTOR_BYTES = 2 << 30  # chosen, for memory
 _SCALED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
-"""Kinds whose payload is counted over all ranks."""
+"""Kinds whose payload is the sum over all ranks."""
 
 
 class _Header(msgspec.Struct):
@@ -168,7 +168,7 @@ def is_inspector(text: str) -> bool:
 
 
 def inspector_folder(path: Path) -> list[Path]:
-    """Return the logs in a directory; empty if it is none, or has no logs."""
+    """Return the logs in a directory; empty if it is not a directory or has no logs."""
     if not path.is_dir():
         return []
     found = sorted(each for each in path.iterdir() if each.is_file() and each.suffix in (".log", ".json", ".jsonl"))
@@ -176,7 +176,7 @@ def inspector_folder(path: Path) -> list[Path]:
 
 
 def read_inspector(files: list[Path], hints: Hints) -> CollectiveMeasurements:
-    """Read the logs of one run.
+    """Read the inspector logs of one run.
 
     Raises:
         CommError: a log is damaged, too large, or has no collective of more than one rank.
@@ -225,7 +225,7 @@ def read_inspector(files: list[Path], hints: Hints) -> CollectiveMeasurements:
 
 
 def _payload(kind: CollectiveKind, ranks: int, done: _Performance) -> float:
-    """Return the whole buffer's bytes. The log has one rank's share where its bandwidth counts all ranks'."""
+    """Return the bytes of the whole buffer. Some logs hold one rank's share, and the bandwidth of all ranks."""
     size = done.coll_msg_size_bytes
     if kind not in _SCALED or done.coll_algobw_gbs <= 0 or size <= 0:
         return size
@@ -234,7 +234,7 @@ def _payload(kind: CollectiveKind, ranks: int, done: _Performance) -> float:
 
 
 def _lines(text: str, name: str) -> Iterator[_Line]:
-    """Yield the objects of a log, whether a line each or spread over several."""
+    """Yield the objects of a log, on one line each or spread over several lines."""
     decoder, place = json.JSONDecoder(), 0
     while True:
         while place < len(text) and text[place] in " \t\r\n,[]":
@@ -244,7 +244,7 @@ def _lines(text: str, name: str) -> Iterator[_Line]:
         try:
             value, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            if text.count('"header"', place) < 2:  # its last entry, cut off
+            if text.count('"header"', place) < 2:  # the last entry is cut off
                 return
             raise CommError(f"{name} is damaged at character {place:,}: copy it again.") from None
         yield _converted(value, name)
@@ -253,19 +253,19 @@ def _lines(text: str, name: str) -> Iterator[_Line]:
 def _converted(value: Any, name: str) -> _Line:
     try:
         return msgspec.convert(value, _Line)
-    except (msgspec.ValidationError, UnicodeError) as error:  # half of a surrogate pair is no text
+    except (msgspec.ValidationError, UnicodeError) as error:  # half of a surrogate pair is not valid text
         raise CommError(f"{name} has an entry that is none of the inspector's ({error}).") from None
 
 
-MOST_BYTES = 256 << 20  # chosen: memory; a benchmark's log has some kB
+MOST_BYTES = 256 << 20  # chosen, for memory; a benchmark's log has some kB
 
 
 def read_log(path: str, hints: Hints | None = None) -> CollectiveMeasurements:
     """Read a log or table of measurements, of any known form.
 
     Raises:
-        CommError: It is none that is known, or a line of it is broken; one sentence, with the line.
-        OSError: It cannot be read.
+        CommError: The form is unknown, or a line is broken; one sentence, with the line.
+        OSError: The file cannot be read.
     """
     hints = hints or Hints()
     if logs := inspector_folder(Path(path)):

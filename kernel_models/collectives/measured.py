@@ -1,14 +1,14 @@
 """The measured level: curves interpolated over sizes, and between group sizes.
 
-Between group sizes of one node two regimes are mixed. A latency grows with the steps of a ring, so it is affine in n. A
+Between group sizes of one node two laws are mixed. A latency grows with the steps of a ring, so it is affine in n. A
 transfer's traffic per byte is ``(n − 1) / n`` on the link, plus ``1 / n`` for the rank's own part, so it is affine in
-1/n. The weight of the first is the share of the smallest size's time in the size's own. Where all ranks share a host
-bridge (PCIe) neither holds, and log time is interpolated over log n.
+1/n. The weight of the first law is the smallest size's time over the time at the given size. Where all ranks share a
+host bridge (PCIe) neither law holds, and log time is interpolated over log n.
 
 Over sizes, a curve is monotone. Between two measured sizes ``t = α + S / B`` draws a straight line of time over size.
-It is too low where the next measured size uses another protocol. A monotone cubic of log time over log size (Fritsch
-and Carlson 1980) is smooth through the bends. Their weighted geometric mean is monotone too. The weight is chosen on
-held-out *measured* sizes (``choose_blend``).
+That line is too low where the next measured size uses another protocol. A monotone cubic of log time over log size
+(Fritsch and Carlson 1980) is smooth through the bends. The weighted geometric mean of both is monotone too. Its weight
+is chosen on held-out *measured* sizes (``choose_blend``).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from tracer.input_file import DecodeError, convert
 BLENDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Weights of the α–β line that are tried."""
 DEFAULT_BLEND = 0.5
-"""Where no curve is long enough to choose by. Set: the middle."""
+"""Weight of the α–β line where every curve is too short to choose it. Set: the middle."""
 SHORTEST = 4
-"""Sizes a curve needs for one of them to be left out."""
+"""Fewest sizes of a curve from which one can be left out."""
 HELD_OUT_POINTS = 40
-"""A longer curve leaves out about this many of its sizes in turn, evenly spread. Set: it bounds the time of a fit."""
+"""Most sizes of a curve that are left out, one at a time, evenly spread. Set: it bounds the time of a fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Sizes ascending (bytes), ``log_time`` non-decreasing (log µs) and its cubic's slopes in log size."""
+    """A curve: ascending sizes (bytes), non-decreasing ``log_time`` (log µs) and its cubic's slopes in log size."""
 
     size: Float64
     log_time: Float64
@@ -70,10 +70,10 @@ class Curve:
         return Curve(x, y, _slopes(np.log(x), y))
 
     def log_at(self, size: npt.ArrayLike, blend: float = DEFAULT_BLEND) -> Float64:
-        """Return log µs at the given sizes. Below the smallest: its time; above the largest: along the last line."""
+        """Return log µs at the given sizes: below the smallest its time, above the largest along the last line."""
         x = np.asarray(size, np.float64)
         if len(self.size) == 1:
-            # Nothing is known of the slope: never faster than in proportion to the size.
+            # With one size the slope is unknown: beyond it, time is taken to grow in proportion to size.
             return self.log_time[0] + np.log(np.maximum(x / self.size[0], 1.0))
         inside = np.clip(x, self.size[0], self.size[-1])
         i = np.clip(np.searchsorted(self.size, inside, side="right") - 1, 0, len(self.size) - 2)
@@ -98,12 +98,12 @@ class Curve:
 
 
 def left_out_step(sizes: int) -> int:
-    """Return the step between the sizes of a curve that are left out in turn."""
+    """Return the step between the sizes of a curve that are left out, one at a time."""
     return max(sizes // HELD_OUT_POINTS, 1)
 
 
 def choose_blend(curves: Sequence[tuple[Float64, Float64]]) -> tuple[float, Float64]:
-    """Return the weight with the least mean absolute log error on sizes left out of measured curves in turn.
+    """Return the weight with the least mean absolute log error on measured sizes that are left out, one at a time.
 
     Args:
         curves: (sizes ascending, µs) each.
@@ -122,7 +122,7 @@ def choose_blend(curves: Sequence[tuple[Float64, Float64]]) -> tuple[float, Floa
         for row in range(0, len(size), left_out_step(len(size))):
             kept = np.arange(len(size)) != row
             partial = Curve.fit(size[kept], time_us[kept])
-            # Every weight is a mixture of the two components.
+            # Each weight mixes these two components.
             line, cubic = (float(partial.log_at(size[row:row + 1], blend)[0]) for blend in (1.0, 0.0))
             errors.append(raw[row] - (weights * line + (1.0 - weights) * cubic))
             sizes.append(float(size[row]))
@@ -168,27 +168,27 @@ def _slopes(x: Float64, y: Float64) -> Float64:
 
 
 def _end_slope(h0: float, h1: float, d0: float, d1: float) -> float:
-    """Return the three-point slope at an end, kept within what stays monotone."""
+    """Return the three-point slope at an end, limited so that the cubic stays monotone."""
     slope = ((2 * h0 + h1) * d0 - h0 * d1) / (h0 + h1)
     return float(min(max(slope, 0.0), 3.0 * d0))
 
 
 FLOOR = 0.02
-"""No interval is narrower than ±2%: what identical measurements scatter by (H100 repeats: 2% median)."""
+"""Least half width of an interval, ±2%: the scatter of identical measurements (H100 repeats: 2% median)."""
 LOW, HIGH = 0.1, 0.9  # ends of an 80% interval
 RANKS_DEFAULT, RANKS_SHARED = 0.15, 0.6
-"""Log half-width between group sizes where a table is too small to leave one out, and where ranks share a bridge; see
-benchmarks/collectives.py."""
+"""Log half-widths between group sizes: where a table is too small to leave a group size out, and where ranks share a
+bridge; see benchmarks/collectives.py."""
 DTYPE_EXTRA = 0.05
-"""Added to the log half-width for another dtype than measured: half and int8 differ by up to 4–7% in reductions."""
+"""Added to the log half-width for a dtype that was not measured: half and int8 differ by up to 4–7% in reductions."""
 MOST_FACTOR = 4
-"""Group sizes up to this factor beyond the measured ones are extrapolated; further ones are left to the formulas."""
+"""Group sizes up to this factor beyond the measured ones are extrapolated; the formulas price larger factors."""
 LATENCY_BYTES, BELOW = 16 * 1024.0, 2.0
-"""A curve that starts at this size or below starts with the latency, which holds for every smaller size."""
+"""A curve that starts at this size or below starts with the latency, which also holds for every smaller size."""
 EXTRAPOLATED = 0.03
 """Added to the log half-width for each doubling beyond the largest measured size."""
 OCTAVES = 2.5
-"""Residuals of sizes within this many doublings decide the interval at a size. Set."""
+"""Residuals of sizes within this many doublings determine the interval at a size. Set."""
 
 
 @dataclass
@@ -198,10 +198,10 @@ class MeasuredModel:
     Attributes:
         curves: By kind, dtype, ranks, nodes, most and fewest ranks on a node.
         blend: Weight of the α–β line between sizes (``choose_blend``).
-        residual_size, residual: Log(measured / predicted) of sizes left out.
-        misfit: Of the same sizes how far the monotone curve passes by them when they are not left out.
+        residual_size, residual: Left-out sizes (bytes), and their log(measured / predicted).
+        misfit: Distance of these sizes' times from the monotone curve fitted with them.
         ranks_residual: Log(measured / predicted) of whole group sizes left out.
-        spread: Log ratio that medians of repeats stay within.
+        spread: Scatter of medians of repeats, as a log ratio.
     """
 
     curves: dict[Setting, Curve]
@@ -262,17 +262,17 @@ class MeasuredModel:
         out.low_us[rows] = np.exp(log_time + low - extra)
         out.high_us[rows] = np.exp(log_time + high + extra)
         level_of = np.full(len(size), int(level), np.int64)
-        # A flat start at a large size is no latency: what is well below it is not known.
+        # A flat start at a large size is not the latency: times at much smaller sizes are unknown.
         level_of[size < self._begin((found,) if found is not None else near or ())] = int(Level.UNKNOWN)
         out.level[rows] = level_of
 
     def _begin(self, used: tuple[Setting, ...]) -> float:
-        """Return the bytes from which the curves of these settings say something; 0: they start with the latency."""
+        """Return the smallest size that these settings' curves predict, bytes; 0: they start with the latency."""
         first = max(float(self.curves[key].size[0]) for key in used)
         return first / BELOW if first > LATENCY_BYTES else 0.0
 
     def begins(self, batch: CollectiveBatch) -> Float64:
-        """Return the bytes from which this level answers each row's setting; NaN where it never does."""
+        """Return the smallest size that this level predicts in each row's setting, bytes; NaN for none."""
         out = np.full(len(batch), np.nan)
         first, setting = batch.settings()
         for index, row in enumerate(first.tolist()):
@@ -284,7 +284,7 @@ class MeasuredModel:
         return out
 
     def nearest_dtype(self, key: Setting) -> Setting | None:
-        """Return the measured setting that is equal or differs in dtype only, of the nearest width; else ``None``."""
+        """Return the measured setting that equals ``key`` or differs in dtype only (nearest width), or ``None``."""
         if key in self.curves:
             return key
         same = [k for k in self.curves if k[0] == key[0] and k[2:] == key[2:]]
@@ -307,7 +307,7 @@ class MeasuredModel:
         return None if first is None or second is None else (first, second)
 
     def _between(self, n: int, first: Setting, second: Setting) -> Curve:
-        """Return the curve of n ranks, at the sizes measured for either neighbour; monotone as all curves are."""
+        """Return the curve of n ranks, at the sizes measured for either neighbour; it is monotone."""
         curve_a, curve_b = self.curves[first], self.curves[second]
         size = np.union1d(curve_a.size, curve_b.size)
         log_a, log_b = curve_a.log_at(size, self.blend), curve_b.log_at(size, self.blend)
@@ -319,11 +319,11 @@ class MeasuredModel:
         by_n, by_inverse = (n - a) / (b - a), (1 / n - 1 / a) / (1 / b - 1 / a)
         w = share * by_n + (1 - share) * by_inverse
         time_us = (1 - w) * np.exp(log_a) + w * np.exp(log_b)
-        # Extrapolated, a sum of two times can go below both; half the lesser is the least that is believed.
+        # An extrapolated sum of two times can fall below both: half the smaller time is the lower limit.
         return Curve.fit(size, np.maximum(time_us, 0.5 * np.exp(np.minimum(log_a, log_b))))
 
     def _interval(self, curve: Curve, size: Float64) -> tuple[Float64, Float64]:
-        """Return log offsets of the 80% interval: of repeats at a measured size, of left-out sizes far from one."""
+        """Return log offsets of the 80% interval: from repeats at a measured size, from left-out sizes far from one."""
         octave = np.log2(np.maximum(size, 1.0))
         grid = np.arange(np.floor(octave.min()), np.ceil(octave.max()) + 1) if len(octave) else np.zeros(1)
         log_size = np.log2(np.maximum(self.residual_size, 1.0))
@@ -336,7 +336,7 @@ class MeasuredModel:
         right = np.clip(np.searchsorted(measured, octave), min(1, len(measured) - 1), len(measured) - 1)
         left = np.maximum(right - 1, 0)
         distance = np.minimum(np.abs(octave - measured[left]), np.abs(octave - measured[right]))
-        # A left-out size lay in the middle of two steps of its table; the middle of any gap is taken as that far away.
+        # A left-out size lay in the middle of two steps of its table; the middle of any gap counts as that far away.
         away = np.minimum(2.0 * distance / np.maximum(measured[right] - measured[left], 1e-9), 1.0)
         beyond = EXTRAPOLATED * np.maximum(octave - measured[-1], 0.0)
         floor = np.interp(octave, grid, floor_grid)
@@ -355,7 +355,7 @@ class MeasuredModel:
         return np.concatenate(residuals) if residuals else np.zeros(0)
 
     def state(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the model as plain JSON values."""
         return {
             "blend": self.blend, "spread": self.spread, "shared_link": self.shared_link,
             "residual_size": self.residual_size.tolist(), "residual": self.residual.tolist(),
@@ -366,7 +366,7 @@ class MeasuredModel:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> MeasuredModel:
-        """Return the model of ``state()``. Raises ``CommError`` if it is none."""
+        """Return the model that ``state()`` stored. Raises ``CommError`` for other values."""
         try:
             found = convert(state, _State)
             curves = {}

@@ -1,8 +1,8 @@
 """Measured times of collectives as columns, the types they are stored in, and the machine behind them.
 
 Rows of different GPUs or clusters are never pooled. A row names its GPU as the driver or the table writes it, and its
-system (a table's ``topology`` or ``cluster`` column). Rows that name neither are assumed to come from the topology that
-the user names."""
+system (a table's ``topology`` or ``cluster`` column). Rows that name neither are assumed to be of the user's
+topology."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from tracer.guard import MOST_RANKS
 from tracer.shape_only.devices import device_names
 
 MOST_BYTES, LEAST_US, MOST_US = 1e18, 1e-6, 1e12
-"""Limits of a believable measurement: an exabyte, a picosecond, twelve days. A row beyond them is damaged."""
+"""Limits of a plausible measurement: an exabyte, a picosecond, twelve days. A row beyond them is damaged."""
 
 Setting = tuple[int, int, int, int, int, int]
-"""Kind, dtype (row of ``DTYPES``), ranks, nodes, most and fewest ranks on a node: all of a call but its size."""
+"""Kind, dtype (index into ``DTYPES``), ranks, nodes, most and fewest ranks on a node: a call without its size."""
 
 
 @dataclass(slots=True)
@@ -46,15 +46,15 @@ class CollectiveMeasurements:
     time_us: Float64
     weight: Float64
     backend: list[str] = field(default_factory=list)
-    """One name for each row, such as "nccl" or "gloo"."""
+    """Name of the backend of each row, such as "nccl" or "gloo"."""
     spread: float = 0.0
-    """80% of medians over repeats lie within this log ratio of the truth; 0 where nothing was repeated."""
+    """80% of medians over repeats lie within this log ratio of the truth; 0 without repeats."""
     device: list[str] = field(default_factory=list)
-    """The GPU of each row as it was reported; empty where nothing says it."""
+    """The GPU of each row as reported; "" where unknown."""
     system: list[str] = field(default_factory=list)
-    """The cluster or node type of each row as a table names it; empty where nothing says it."""
+    """The cluster or node type of each row as a table names it; "" where unknown."""
     notes: list[str] = field(default_factory=list)
-    """Notes of the readers."""
+    """Notes of the readers, as sentences."""
 
     def __post_init__(self) -> None:
         self.device = self.device or [""] * len(self.time_us)
@@ -79,7 +79,7 @@ class CollectiveMeasurements:
         return self.take(np.array([backend == name for backend in self.backend], np.bool_))
 
     def of_one_machine(self) -> CollectiveMeasurements:
-        """Return the same rows without GPU and system, so that logs that name them and logs that do not are pooled."""
+        """Return the rows without GPU and system, so that logs with and without these names are pooled."""
         return replace(self, device=[], system=[])
 
     def aggregated(self) -> CollectiveMeasurements:
@@ -105,14 +105,14 @@ class CollectiveMeasurements:
         kept = rows[starts[:-1]]
         out = self.take(kept)
         out.time_us, out.weight = np.array(medians), np.array(weights)
-        # Of one repeat; a median of k repeats scatters about 1/sqrt(k) as much.
+        # Scatter of one repeat; a median of k repeats scatters about 1/sqrt(k) as much.
         repeats = float(np.median(out.weight))
         out.spread = float(np.quantile(ratios, 0.8)) / max(repeats, 1.0) ** 0.5 if ratios else self.spread
         return out
 
     def curves(self) -> dict[Setting, tuple[Float64, Float64]]:
-        """Return ascending sizes and their µs for each setting with sizes above zero. The rows must be those of one
-        backend, ``aggregated``."""
+        """Return ascending sizes and their times, µs, for each setting with sizes above zero. The rows must belong to
+        one backend and be ``aggregated``."""
         first, setting = self.batch.settings()
         found: dict[Setting, tuple[Float64, Float64]] = {}
         for index, row in enumerate(first.tolist()):
@@ -124,7 +124,7 @@ class CollectiveMeasurements:
 
 
 def setting_of(batch: CollectiveBatch, row: int) -> Setting:
-    """Return all of a row but its size."""
+    """Return the setting of a row: all of its columns but the size."""
     return (int(batch.kind[row]), int(batch.dtype[row]), int(batch.ranks[row]), int(batch.nodes[row]),
             int(batch.widest[row]), int(batch.narrowest[row]))
 
@@ -149,7 +149,7 @@ def join(parts: Iterable[CollectiveMeasurements]) -> CollectiveMeasurements:
 
 
 def check_measured(size: float, time_us: float) -> None:
-    """Raise ``CommError`` where no collective of this many bytes takes this many µs."""
+    """Raise ``CommError`` if no collective of this many bytes can take this many µs."""
     if not (0 <= size <= MOST_BYTES and LEAST_US <= time_us <= MOST_US):
         raise CommError(f"A collective of {size:g} bytes that took {time_us:g} µs was measured wrongly: sizes are "
                         "from 0 to an exabyte, times above zero and no longer than days.")
@@ -183,7 +183,7 @@ Size = Annotated[float, msgspec.Meta(gt=0, le=MOST_BYTES)]
 Bytes = Annotated[float, msgspec.Meta(ge=0, le=MOST_BYTES)]
 Micros = Annotated[float, msgspec.Meta(ge=LEAST_US, le=MOST_US)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=MOST_US)]
-"""A latency or a time for each byte, µs: zero is possible."""
+"""A latency, or a time per byte, µs; it may be 0."""
 LogRatio = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Spread = Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -193,7 +193,7 @@ StoredSetting = tuple[int, str, _Ranks, _Ranks, _Ranks, _Ranks]
 
 
 def stored_setting(stored: StoredSetting) -> Setting:
-    """Return the setting of its stored form. Raises ``ValueError`` for a collective or dtype that is none."""
+    """Return the setting of its stored form. Raises ``ValueError`` for an unknown collective or dtype."""
     kind, dtype, ranks, nodes, widest, narrowest = stored
     if dtype not in DTYPES:
         raise ValueError(f"{dtype[:40]!r} is no element type")
@@ -203,12 +203,11 @@ def stored_setting(stored: StoredSetting) -> Setting:
 
 
 MOST_NAMED = 6
-"""Names that a sentence lists."""
+"""Most names that a sentence lists."""
 
 
 def same_gpu(name: str, on: Topology) -> bool:
-    """Return whether a reported GPU may be the topology's: the same, one with another memory, or a short name of
-    both."""
+    """Return whether a reported GPU may be the topology's: equal, with another memory, or of the same short name."""
     wanted = find_device(on.node.device)
     found = _resolved(name)
     if found is not None and (found.name == wanted.name or set(found.short_names) == set(wanted.short_names)):
@@ -217,7 +216,7 @@ def same_gpu(name: str, on: Topology) -> bool:
 
 
 def gpu_of_system(name: str) -> str:
-    """Return the GPU in a system's name, such as "h100" of "h100_dgx"; empty where it names none."""
+    """Return the GPU in a system's name, such as "h100" of "h100_dgx"; "" if it has none."""
     for part in re.split(r"[\s_/]+", name.strip()):
         if part and part.lower() != "cpu" and _resolved(part) is not None:
             return part
@@ -226,11 +225,11 @@ def gpu_of_system(name: str) -> str:
 
 def of_cluster(rows: CollectiveMeasurements, on: Topology, device_name: str | None = None,
                system: str | None = None) -> tuple[CollectiveMeasurements, list[str]]:
-    """Return the rows that were measured on the topology's GPU, and a note where others were left out.
+    """Return the rows that were measured on the topology's GPU, and a note on rows left out.
 
     Args:
         rows: Measurements, possibly of several machines.
-        on: The cluster that is to be fitted.
+        on: The cluster to fit.
         device_name: Only rows of this GPU, as the table writes it or as ``resolve_device`` knows it.
         system: Only rows of this system, as the table writes it.
 
@@ -248,7 +247,7 @@ def of_cluster(rows: CollectiveMeasurements, on: Topology, device_name: str | No
         kept = _keep(kept, [_alike(name, device_name) for name in kept.device],
                      f"No row is of device {device_name!r}; there are {_listed(kept.device)}.")
     gpus = [name or gpu_of_system(where) for name, where in zip(kept.device, kept.system, strict=True)]
-    # A name that no device file has is taken at the user's word, and only then.
+    # A name that no device file has is accepted only where the user gives it as ``device_name``.
     fits = {name: not name or same_gpu(name, on) or (device_name is not None and _resolved(name) is None)
             for name in set(gpus)}
     keep = [fits[name] for name in gpus]
@@ -271,7 +270,7 @@ def _keep(rows: CollectiveMeasurements, keep: list[bool], refusal: str) -> Colle
 
 
 def _devices(rows: CollectiveMeasurements) -> list[str]:
-    """Return one name for each different GPU of the rows."""
+    """Return one name for each distinct GPU of the rows."""
     found: dict[str, str] = {}
     for name in sorted(set(filter(None, rows.device))):
         spec = _resolved(name)
@@ -305,7 +304,7 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """``ranks`` in blocks of ``per_node`` (all on one node by default), the collective, the dtype, and the backend."""
+    """Facts that a log lacks: ``ranks`` in blocks of ``per_node`` (default: one node), kind, dtype, backend."""
 
     ranks: int | None = None
     per_node: int | None = None
@@ -314,7 +313,7 @@ class Hints:
     backend: str = "nccl"
 
     def placement(self) -> Placement:
-        """Return the placement of ``ranks``. Raises ``CommError`` if it is not given."""
+        """Return the placement of ``ranks``. Raises ``CommError`` if ``ranks`` is not given."""
         if self.ranks is None:
             raise CommError("The number of ranks is not known; give --ranks.")
         return Placement.even(self.ranks, self.per_node or self.ranks)

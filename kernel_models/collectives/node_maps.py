@@ -1,9 +1,9 @@
-"""A node's file from what its driver says of it: ``nvidia-smi topo -m``, or the XML that NCCL writes where
+"""A node's file from its driver's output: ``nvidia-smi topo -m``, or the XML that NCCL writes where
 ``NCCL_TOPO_DUMP_FILE`` names a file.
 
-The table says how many NVLinks join two GPUs, or by what their PCI paths meet; the XML also how fast each slot and
-network card is. What neither says (a card's rate in the table, whether a card speaks InfiniBand) is assumed, and the
-source of the figure in the file says so.
+The table gives the number of NVLinks between two GPUs, or where their PCI paths meet; the XML also gives the rate of
+each slot and network card. What neither gives (a card's rate in the table, whether a card is InfiniBand) is assumed,
+and the figure's source in the file states that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ over 18, B200 1,800 over 18)."""
 LINKS_OF_A_GPU = {"volta": 6, "ampere": 12, "hopper": 18, "blackwell": 18}
 """NVLinks of one GPU, by the same data sheets."""
 REDUCING = ("hopper", "blackwell")
-"""Architectures whose switches add up (NVLink SHARP)."""
+"""Architectures whose switches reduce (NVLink SHARP)."""
 SWITCH_CLASS = "0x068000"
 MOST_COLUMNS = 1024
 """Most columns of a table: more than any node has (the largest join 72 GPUs)."""
@@ -33,19 +33,19 @@ _CELL = re.compile(r"NV(\d{1,3})$|X$|PIX$|PXB$|PHB$|NODE$|SYS$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LANES = re.compile(r"(\d{1,4}(?:\.\d{1,4})?) GT/s", re.ASCII)
 _USUAL = {12.5: "ib-edr", 25.0: "ib-hdr", 50.0: "ib-ndr", 100.0: "ib-xdr"}
-"""Networks by the rate of a card."""
+"""Names of networks by the rate of a card, 10⁹ bytes/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMap:
-    """What a file says of a node.
+    """Facts that a file gives about a node.
 
     Attributes:
-        of: where it is from, as the source of figures.
-        nvlinks: NVLinks from each GPU to all others; with a switch those to it.
-        switched: whether they lead to a switch.
-        pcie_gbps: the slot of a GPU, one way; 0.0 where not said.
-        card_gbps: each network card that carries collectives; 0.0 where its rate is not said.
+        of: source of the figures, such as "NCCL's dump (FILE)".
+        nvlinks: NVLinks from each GPU to all others, or to the switch.
+        switched: whether the NVLinks lead to a switch.
+        pcie_gbps: rate of a GPU's slot, one way, 10⁹ bytes/s; 0.0 where not given.
+        card_gbps: rate of each network card that carries collectives, 10⁹ bytes/s; 0.0 where not given.
     """
 
     of: str
@@ -59,7 +59,7 @@ def read_node_map(path: str, device: DeviceSpec) -> NodeMap:
     """Read ``nvidia-smi topo -m`` or NCCL's XML.
 
     Raises:
-        CommError: the file cannot be read, is neither, or says nothing of GPUs.
+        CommError: the file cannot be read, is neither of both, or names no GPUs.
     """
     try:
         with open_input(path) as stream:
@@ -123,7 +123,7 @@ def node_file(found: NodeMap, device: DeviceSpec, name: str) -> str:
 
 
 def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
-    """Return the matrix that ``nvidia-smi topo -m`` prints: rows and columns of GPUs, then of network cards."""
+    """Read the matrix that ``nvidia-smi topo -m`` prints: rows and columns of GPUs, then of network cards."""
     rows = [[cell.strip() for cell in re.split(r"\t+|\s{2,}", _COLOURS.sub("", line).strip())]
             for line in text.splitlines() if line.strip()]
     header = next((row for row in rows if "GPU0" in row), None)
@@ -140,7 +140,7 @@ def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
             raise CommError(f"{name} has no whole row of {columns[place]}: give nvidia-smi topo -m as it was printed.")
         links.append([int(found.group(1) or 0) if (found := _CELL.match(cells[other])) else 0 for other in gpus])
     most = LINKS_OF_A_GPU.get(device.architecture, 0)
-    # Links between pairs add up to those a GPU has; behind a switch each pair is joined by all of them.
+    # Links between pairs add up to a GPU's links; behind a switch each pair shows all links of a GPU.
     switched = bool(links) and max(map(sum, links), default=0) > max(most, max(map(max, links)))
     near = Counter(columns[other] for row in table for other, cell in enumerate(table[row])
                    if row.startswith("GPU") and not columns[other].startswith("GPU") and cell in ("PIX", "PXB"))
@@ -168,7 +168,7 @@ def _read_xml(text: str, name: str) -> NodeMap:
 
 
 def _slot_gbps(rate_of_lane: str, lanes: str | None) -> float:
-    """Return a slot's rate one way: GT/s × lanes, coded 128b/130b from 8 GT/s on, 8b/10b below; 0.0 where not said."""
+    """Return a slot's rate one way: GT/s × lanes, coded 128b/130b from 8 GT/s on, 8b/10b below; 0.0 where not given."""
     speed, width = _LANES.match(rate_of_lane), _whole(lanes)
     if speed is None or not width:
         return 0.0

@@ -1,4 +1,4 @@
-"""``CommProfile``: what is known of one cluster's collectives, by backend, and the file it is kept in.
+"""``CommProfile``: the known times of one cluster's collectives, by backend, and their file.
 
 The best known level answers: a measured curve, a measured neighbour, the fitted α–β model, the data sheet. The file is
 plain JSON, written whole or not at all.
@@ -35,7 +35,7 @@ from tracer.input_file import DecodeError, convert, from_json, read_input
 from tracer.output_file import replaced_file, why_unwritten
 
 FORMAT = "foretrace-comm"
-VERSION = 1  # of the format; rises when an older reader would misread it
+VERSION = 1  # version of the format; raise it when an older reader would misread a new file
 DEFAULT_BACKEND = "nccl"
 
 
@@ -63,12 +63,12 @@ class BackendModels:
 
 @dataclass
 class CommProfile:
-    """Collectives of a cluster.
+    """The collectives of a cluster.
 
     Attributes:
         topology: node type, count and network.
-        backends: by name, such as "nccl" or "gloo"; empty for data sheet figures only.
-        sources: where the measurements are from, one line each.
+        backends: models by name, such as "nccl" or "gloo"; empty for data sheet figures only.
+        sources: sources of the measurements, one line each.
     """
 
     topology: Topology
@@ -99,7 +99,7 @@ class CommProfile:
 
         Args:
             batch: The collectives.
-            backend: Which backend; the only one, NCCL or the first by default.
+            backend: Name of the backend; default: the only one, else NCCL, else the first.
             on: Another number of the same nodes, or another network.
 
         Raises:
@@ -134,10 +134,10 @@ class CommProfile:
 
     def interval_checked(self, kind: CollectiveKind, placement: Placement, level: Level, backend: str | None = None, *,
                          on: Topology | None = None) -> bool:
-        """Return whether measurements support an answer's 80% interval; elsewhere it is assumed.
+        """Return whether measurements support an answer's 80% interval; else it is assumed.
 
-        Measured levels were checked by leaving measurements out, the fitted one for groups that were measured, data
-        sheets on the tables of ``datasheet.INTERVALS``.
+        Measured levels were checked by leaving measurements out, the fitted level for measured groups, data sheets on
+        the tables of ``datasheet.INTERVALS``.
         """
         if level is Level.DATASHEET:
             return interval_checked(on or self.topology, kind, placement.nodes)
@@ -149,7 +149,7 @@ class CommProfile:
         return level is not Level.UNKNOWN
 
     def measured_dtypes(self, kind: CollectiveKind, backend: str | None = None) -> list[str]:
-        """Return the dtypes that a collective was measured in, sorted."""
+        """Return the dtypes in which a collective was measured, sorted."""
         names = [backend] if backend else list(self.backends)
         return sorted({DTYPES[key[1]] for name in names if name in self.backends
                        for key in self.backends[name].fitted.pieces if key[0] == kind})
@@ -163,7 +163,7 @@ class CommProfile:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> CommProfile:
-        """Return the profile of ``state()``. Raises ``CommError`` if it is none."""
+        """Return the profile that ``state()`` stored. Raises ``CommError`` for other values."""
         try:
             stored = convert(state, _State)
         except DecodeError as error:
@@ -187,7 +187,7 @@ class CommProfile:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> CommProfile:
-        """Read a file of ``save``. Raises ``CommError`` with one sentence if it is corrupt, newer or another's."""
+        """Read a file that ``save`` wrote. Raises ``CommError`` if it is corrupt, newer or of another kind."""
         name = os.fspath(path)
         try:
             state: Any = from_json(read_input(path))
@@ -210,7 +210,7 @@ class CommProfile:
 
 def _keep_below_measured(out: CommTimes, batch: CollectiveBatch, rows: Bool,
                          measured: MeasuredModel) -> None:
-    """Scale times below a measured curve's start so that another level's answer at the start is not above the curve."""
+    """Scale times below a measured curve's start so that the other level's time at the start is not above the curve."""
     index = np.flatnonzero(rows)
     if not len(index):
         return

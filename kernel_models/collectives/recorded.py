@@ -1,7 +1,7 @@
-"""Measurements from recorded jobs: how long collectives took once their last rank had arrived.
+"""Measurements from recorded jobs: the time of a collective after its last rank arrived.
 
-A rank's recorded duration is waiting and transfer; over all ranks of a group the shortest is the transfer (the last to
-arrive waited least). Only collectives that every rank of their group recorded are taken.
+A rank's recorded duration is waiting and transfer; over all ranks of a group the shortest is the transfer (the rank
+that arrived last waited least). Only collectives that every rank of their group recorded are used.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tracer.graph import NONE, CollectiveTable, ExecutionGraph
 
 
 def payload_bytes(kind: CollectiveKind, elements_in: int, elements_out: int, element_bytes: int, ranks: int) -> float:
-    """Return nccl-tests' size of what a rank recorded, bytes; ``NaN`` where it recorded no sizes.
+    """Return nccl-tests' size of a recorded collective, bytes; ``NaN`` where no sizes were recorded.
 
-    Of an all-gather the gathered output, of a reduce-scatter the input; where only the other end is known, it is
-    ``ranks`` times that. Of an uneven all-to-all the larger of what the rank sends and receives.
+    The size of an all-gather is its output, of a reduce-scatter its input; where only the other end is known, ``ranks``
+    times that. The size of an uneven all-to-all is the larger of the bytes that the rank sends and receives.
     """
     known_in, known_out = elements_in >= 0, elements_out >= 0
     if kind is CollectiveKind.BARRIER:
@@ -40,7 +40,7 @@ def payload_bytes(kind: CollectiveKind, elements_in: int, elements_out: int, ele
 
 
 def kind_of(graph: ExecutionGraph, table: CollectiveTable, row: int) -> CollectiveKind | None:
-    """Return a collective's kind; ``None`` for one that is not known."""
+    """Return a collective's kind; ``None`` if unknown."""
     try:
         return collective_kind(graph.string(int(table.kind[row])))
     except CommError:
@@ -48,7 +48,7 @@ def kind_of(graph: ExecutionGraph, table: CollectiveTable, row: int) -> Collecti
 
 
 def element_bytes(graph: ExecutionGraph, table: CollectiveTable, row: int) -> tuple[str, int]:
-    """Return the dtype and its width; float32 where the trace does not say."""
+    """Return the dtype and its bytes; float32 where the trace does not record it."""
     name = graph.string(int(table.dtype[row])) if table.dtype[row] != NONE else ""
     return (name, DTYPE_BYTES[name]) if name in DTYPE_BYTES else ("float32", 4)
 
@@ -59,13 +59,13 @@ def read_matched(graphs: Sequence[ExecutionGraph], groups: Sequence[Sequence[tup
 
     Args:
         graphs: One for each recorded rank.
-        groups: Of each collective the (position of the rank, kernel) pairs.
-        intrinsic_ns: Their transfer times.
-        on: Where the ranks lie.
-        backend: Its name.
+        groups: For each collective the pairs (position of the rank, kernel).
+        intrinsic_ns: Transfer times of the collectives, ns.
+        on: Cluster on which the ranks lie.
+        backend: Name of the backend.
 
     Raises:
-        CommError: No collective has all that is needed.
+        CommError: No collective has all facts that are needed.
     """
     row_of = [{int(k): i for i, k in enumerate(g.collectives.kernel.tolist()) if k >= 0} for g in graphs]
     rows = []

@@ -19,7 +19,7 @@ Output of PARAM's comms.py: one ``COMMS-RES-<collective>`` row for each size.
     COMMS-RES        size (B)  nElementsPerRank  Latency(us):p50  p75   p95   Min   Max  AlgBW(GB/s)  BusBW(GB/s)
     COMMS-RES-all_reduce  1024              256             24.1  24.5  25.0  23.0  26.0       0.042        0.074
 
-The 50th percentile over ranks is taken. The number of ranks follows from BusBW / AlgBW where ``--ranks`` does not say.
+The 50th percentile over ranks is taken. Without ``--ranks`` the number of ranks follows from BusBW / AlgBW.
 
 Output of the OSU micro-benchmarks of MPI libraries (``osu_allreduce`` and its siblings) and of ``ucc_perftest``.
 
@@ -31,9 +31,9 @@ Output of the OSU micro-benchmarks of MPI libraries (``osu_allreduce`` and its s
     4                       1.95                                                            avg         min       max
     8                       1.97                                1           4             17.97       17.29     18.99
 
-Neither says how many ranks there were; OSU's test of two ranks needs no word. The mean over ranks is taken. A *size* is
-what a rank sends to each other one in an all-to-all, and what it brings to an all-gather (both programs): the payload
-is that times the ranks."""
+Neither program prints the number of ranks; only OSU's test of two ranks implies it. The mean over ranks is taken. In
+both programs the *size* of an all-to-all is what a rank sends to each other rank, that of an all-gather what a rank
+contributes. The payload is the size times the number of ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _ROW = re.compile(r"^\s+\d+\s+\d+\s+[a-z]\w*\s")
 _END = re.compile(r"^#\s*(Avg bus bandwidth|Out of bounds values)", re.IGNORECASE)
 _BROKEN_ROW = re.compile(r"^\s+\d+(\s|$)")
 BANDWIDTH_TOLERANCE, BANDWIDTH_ROUNDING = 0.03, 0.011
-"""algbw is printed with two decimals, time with two to four digits."""
+"""Tolerances of a row's algbw against its size / time: algbw has two printed decimals, time two to four digits."""
 
 
 @dataclass
@@ -81,14 +81,14 @@ def read_nccl_tests(text: str, name: str, hints: Hints) -> CollectiveMeasurement
     """Return the measurements of a log.
 
     Raises:
-        CommError: a line is broken, in other units or not consistent; or the log lacks what ``hints`` must then say.
+        CommError: a line is broken, in other units or inconsistent; or a fact is missing in the log and in ``hints``.
     """
     state = _State(kind=hints.kind)
     runs = [state]
     for number, line in enumerate(text.splitlines(), start=1):
         if match := _RANK.search(line):
             if state.columns is not None:
-                state = _State(kind=hints.kind)  # logs of several runs one after the other
+                state = _State(kind=hints.kind)  # a file may hold logs of several runs
                 runs.append(state)
             state.hosts[int(match.group(1))] = match.group(2)
             state.devices[int(match.group(1))] = match.group(3).strip()
@@ -116,7 +116,7 @@ def read_nccl_tests(text: str, name: str, hints: Hints) -> CollectiveMeasurement
 
 
 def _gpu(run: _State, name: str) -> str:
-    """Return the one GPU of a run's header; empty where it names none."""
+    """Return the one GPU that a run's header names; "" if it names none."""
     found = sorted(set(filter(None, run.devices.values())))
     if len(found) > 1:
         raise CommError(f"{name}: its ranks ran on different GPUs ({', '.join(found)}), which no topology describes; "
@@ -161,7 +161,7 @@ def _row(line: str, number: int, name: str, state: _State,
     rate = size / time_us * 1e-3
     placement = _placement(state, hints, where)
     kind = state.kind if state.kind is not None else _guess(algbw, busbw, placement.ranks, where)
-    # Before 2020 all_gather and reduce_scatter printed algbw with the (n-1)/n of busbw in it.
+    # Before 2020 all_gather and reduce_scatter printed an algbw that included busbw's factor (n-1)/n.
     expected = (rate, rate * bus_factor(kind, placement.ranks))
     if all(abs(algbw - value) > BANDWIDTH_TOLERANCE * value + BANDWIDTH_ROUNDING for value in expected):
         raise CommError(f"{where}: {size:,.0f} bytes in {time_us:g} µs are {rate:.2f} GB/s, and the row says "
@@ -185,7 +185,7 @@ def _placement(state: _State, hints: Hints, where: str) -> Placement:
 
 
 def _guess(algbw: float, busbw: float, ranks: int, where: str) -> CollectiveKind:
-    """Return all-reduce if the bus factor is its own; the other kinds share theirs."""
+    """Return all-reduce if the bus factor is its own; the other kinds share one factor."""
     if ranks > 2 and algbw > 0.5 and abs(busbw / algbw - bus_factor(CollectiveKind.ALL_REDUCE, ranks)) < 0.02:
         return CollectiveKind.ALL_REDUCE
     raise CommError(f"{where}: the log does not name its collective; give --collective.")
@@ -204,7 +204,7 @@ def is_param(text: str) -> bool:
 
 
 def read_param(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
-    """Return the measurements of the output. Raises ``CommError`` naming the line that is not usable."""
+    """Return the measurements of PARAM's output. Raises ``CommError``, which names the unusable line."""
     found: list[tuple[int, CollectiveKind, float, float, float, float, float]] = []
     header = 0
     for number, line in enumerate(text.splitlines(), start=1):
@@ -255,7 +255,7 @@ def read_param(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
 
 def _ranks_by_bus_factor(found: list[tuple[int, CollectiveKind, float, float, float, float, float]],
                          kind: CollectiveKind, where: str) -> Placement:
-    """Return the rank count whose bus factor is BusBW / AlgBW, by the row of that kind with the highest bandwidth."""
+    """Return the number of ranks whose bus factor is BusBW / AlgBW, from the kind's row with the highest bandwidth."""
     best = max((row for row in found if row[1] is kind), key=lambda row: row[5])
     algbw, busbw = best[5], best[6]
     near = [n for n in range(2, MOST_RANKS) if abs(bus_factor(kind, n) - busbw / algbw) < 0.002 / algbw + 1e-4] \
@@ -273,7 +273,7 @@ _UCC = re.compile(r"^Collective:\s*(\w+)", re.MULTILINE)
 _UCC_SIZE = re.compile(r"^\s*Count\s+Size\s+Time, us", re.MULTILINE)
 _UCC_TYPE = re.compile(r"^Datatype:\s*(\w+)", re.MULTILINE)
 _EACH = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
-"""Kinds whose *size* is of one pair of ranks, or of what one rank brings."""
+"""Kinds whose *size* is that of one pair of ranks, or of one rank's contribution."""
 
 
 def is_mpi(text: str) -> bool:
@@ -283,10 +283,10 @@ def is_mpi(text: str) -> bool:
 
 
 def read_mpi(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
-    """Return the measurements of an output.
+    """Return the measurements of an output of OSU's benchmarks or of ucc_perftest.
 
     Raises:
-        CommError: a line is broken, the collective is none foretrace knows, or nothing says how many ranks there were.
+        CommError: a line is broken, the collective is unknown, or the number of ranks is missing.
     """
     osu = _OSU_SIZE.search(text)
     head = osu or _UCC_SIZE.search(text)

@@ -1,8 +1,8 @@
-"""Nodes and networks as data: one TOML file a node type under ``kernel_models/topologies``, every figure with its
+"""Nodes and networks as data: one TOML file per node type in ``kernel_models/topologies``, every figure with its
 source.
 
 ``topology("dgx-h100")`` is one node, ``topology("dgx-h100x16")`` sixteen of them on the node's usual network, and
-``topology("dgx-a100x4@roce-100")`` names another network. A node type is added by adding a file.
+``topology("dgx-a100x4@roce-100")`` names another network. To add a node type, add a file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "topologies"
 NETWORKS = "networks"
 MOST_NODES = 100_000  # chosen: more than any cluster has
 _OWN = re.compile(r"(?P<file>.+\.toml)(?:x(?P<count>\d{1,9}))?(?:@(?P<network>[A-Za-z0-9-]+))?", re.IGNORECASE)
-"""A file of one's own as the node: "mine.toml", "mine.tomlx4", "mine.tomlx4@roce-100"."""
-MOST_OVERSUBSCRIPTION = 1e6  # chosen: against slips of the finger
+"""Pattern of the user's own file as the node: "mine.toml", "mine.tomlx4", "mine.tomlx4@roce-100"."""
+MOST_OVERSUBSCRIPTION = 1e6  # chosen, against typing errors
 _MOST_OF_A_NODE = 10_000  # chosen: more than any node has
 _NODE_TEXTS = ("name", "device", "architecture", "link", "network")
 _NODE: Mapping[str, Figure] = MappingProxyType({
@@ -39,17 +39,17 @@ _NODE: Mapping[str, Figure] = MappingProxyType({
     "nics": Figure(1, _MOST_OF_A_NODE, "cards", whole=True),
     "in_switch_reduction": Figure(0, 1, "1 where the switch adds up", whole=True),
 })
-"""Figures of a node and what each may be."""
+"""Figures of a node, with the range and unit of each."""
 _NETWORK: Mapping[str, Figure] = MappingProxyType({
     "card_gbps": Figure(0.01, 10_000, "10⁹ bytes/s, one way"),
     "payload_share": Figure(0.1, 1, "share of the bytes on the wire"),
     "extra_latency_us": Figure(0, 1_000_000, "µs"),
     "oversubscription": Figure(1, MOST_OVERSUBSCRIPTION, "times, 1 for full bisection"),
 })
-"""The same of a network."""
+"""Figures of a network, with the range and unit of each."""
 LINKS = ("nvswitch", "nvlink-mesh", "pcie", "loopback")
-"""Ways that a node's GPUs reach each other: through a switch, by links between pairs, through host bridges, or
-within a host."""
+"""Connections between a node's GPUs: through a switch, by links between pairs, through host bridges, or within a
+host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class NodeType:
     """One kind of server.
 
     Attributes:
-        name: by which commands know it.
+        name: name that commands accept.
         device: its GPU, a name of ``kernel_models.device``.
-        architecture: of the GPU; NCCL's constants are kept by it.
+        architecture: architecture of the GPU; NCCL's constants are kept by architecture.
         link: one of ``LINKS``.
-        network: the network it usually has.
+        network: name of its usual network.
         gpus: GPUs of a node.
         peer_gbps: from one GPU to all others of its node together, one way, 10⁹ bytes/s.
         nics: network cards that carry collectives; GPUs share them evenly.
@@ -84,10 +84,10 @@ class NodeType:
 @dataclass(frozen=True, slots=True)
 class Network:
     """A network that joins nodes. ``card_gbps`` is one card's line rate one way, 10⁹ bytes/s; ``payload_share`` the
-    part of it that headers leave.
+    part of it that remains after headers.
 
     ``rail``: cards of equal number share a switch, so that a GPU's own card carries its traffic. With
-    ``oversubscription`` f, the nodes together reach 1/f of what their cards could.
+    ``oversubscription`` f, the nodes together reach 1/f of the sum of their cards.
     """
 
     name: str
@@ -110,33 +110,33 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """Return its name as ``topology`` reads it."""
+        """Return the cluster's name, in the form that ``topology`` reads."""
         count = f"x{self.nodes}" if self.nodes > 1 else ""
         return f"{self.node.name}{count}" + ("" if self.network.name == self.node.network else f"@{self.network.name}")
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole cluster."""
+        """Number of GPUs of the whole cluster."""
         return self.node.gpus * self.nodes
 
     def with_links(self, factor: float) -> Topology:
-        """Return the cluster with links within nodes and cards between them ``factor`` times as fast."""
+        """Return the cluster with the bandwidth of links within nodes and of cards multiplied by ``factor``."""
         if factor == 1.0:
             return self
         return replace(self, node=replace(self.node, peer_gbps=self.node.peer_gbps * factor),
                        network=replace(self.network, card_gbps=self.network.card_gbps * factor))
 
     def node_gbps(self, ranks: int) -> float:
-        """Return what ``ranks`` ranks of one node send to other nodes together, one way, 10⁹ bytes/s.
+        """Return the bandwidth of ``ranks`` ranks of one node to other nodes together, one way, 10⁹ bytes/s.
 
-        Each GPU has its share of the cards; a group with few ranks on a node reaches only theirs, but one whole card.
+        Each GPU has its share of the cards; a group with few ranks on a node uses only theirs, at least one card.
         """
         cards = min(float(self.node.nics), max(1.0, ranks * self.node.nics / self.node.gpus))
         network = self.network
         return cards * network.card_gbps * network.payload_share / network.oversubscription
 
     def place(self, ranks: Iterable[int]) -> Placement:
-        """Return where the ranks of a group lie when ranks fill the nodes in order.
+        """Return the placement of the ranks of a group; ranks fill the nodes in order.
 
         Raises:
             CommError: A rank is named twice, or there is no GPU for it.
@@ -154,7 +154,7 @@ class Topology:
         return Placement(tuple(counts[node] for node in sorted(counts)))
 
     def first(self, ranks: int) -> Placement:
-        """Return the first ``ranks`` GPUs. Raises ``CommError`` if there are fewer."""
+        """Return the placement of the first ``ranks`` GPUs. Raises ``CommError`` if there are fewer."""
         if ranks < 1:
             raise CommError(f"A group has at least one rank, and {ranks} were asked for; give 1 to {self.gpus}.")
         if ranks > self.gpus:
@@ -165,7 +165,7 @@ class Topology:
 
 @lru_cache(maxsize=4096)
 def _placed(ranks: range, gpus: int) -> Placement:
-    """Return where equally spaced ranks lie on nodes of ``gpus`` GPUs each."""
+    """Return the placement of equally spaced ranks on nodes of ``gpus`` GPUs each."""
     _, counts = np.unique(np.arange(ranks.start, ranks.stop, ranks.step) // gpus, return_counts=True)
     return Placement(tuple(counts.tolist()))
 
@@ -182,7 +182,7 @@ def networks() -> Mapping[str, Network]:
 
 
 def _networks(file: Path, table_name: str) -> dict[str, Network]:
-    """Read the networks in a file's table. Raise ``CommError`` for a figure missing, no number or unsourced."""
+    """Read the networks in a file's table. Raise ``CommError`` for a figure that is missing, no number or unsourced."""
     data = _toml(file)
     found = {}
     for name in data[table_name] if isinstance(data.get(table_name), dict) else ():
@@ -204,7 +204,7 @@ def _networks(file: Path, table_name: str) -> dict[str, Network]:
 
 @cache
 def node_type(name: str) -> NodeType:
-    """Return the node type of a name. Raises ``CommError`` if there is none; the error lists near ones."""
+    """Return the node type with this name. Raises ``CommError`` if there is none; the error lists similar names."""
     path = FOLDER / f"{name}.toml"
     if not re.fullmatch(r"[a-z0-9-]+", name) or name == NETWORKS or not path.is_file():
         near = difflib.get_close_matches(name, node_names(), n=3)
@@ -223,8 +223,8 @@ def read_node(path: Path) -> NodeType:
 
 
 def node_of(data: Mapping[str, Any], folder: Path) -> NodeType:
-    """Return the node type of a file's values; its device may be a file below ``folder``. Raises ``ValueError`` where
-    a figure is missing, no number, or without a source."""
+    """Return the node type of a file's values; its device may be a file below ``folder``. Raises ``ValueError`` where a
+    figure is missing, no number, or without a source."""
     figures, sources = _figures(table_in(data, "figures"), "figures", _NODE, sources_in(data))
     name, device, architecture, link, network = (text_in(data, key, key) for key in _NODE_TEXTS)
     check_architecture(architecture, (*ARCHITECTURES["nvidia"], *ARCHITECTURES["amd"], "host"))
@@ -235,7 +235,7 @@ def node_of(data: Mapping[str, Any], folder: Path) -> NodeType:
 
 
 def _checked_node(node: NodeType) -> NodeType:
-    """Return the node type, if its texts are texts and its figures can be divided by. Raises ``ValueError``."""
+    """Return the node type if its texts are texts and no divisor among its figures is zero. Raises ``ValueError``."""
     texts = (node.name, node.device, node.architecture, node.link, node.network)
     if not all(isinstance(text, str) for text in texts) or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", node.name):
         raise ValueError("a name is no text, or its own has other characters than a-z, 0-9 and -")
@@ -248,7 +248,7 @@ def _checked_node(node: NodeType) -> NodeType:
 
 
 class _Stored(msgspec.Struct):
-    """The values that ``topology_state`` returns for a topology of one's own."""
+    """The values that ``topology_state`` returns for a user's own topology."""
 
     nodes: int
     node: NodeType
@@ -258,10 +258,10 @@ class _Stored(msgspec.Struct):
 def find_topology(name: str, oversubscription: float | None = None) -> Topology:
     """Return the cluster of a name: NODE[xCOUNT][@NETWORK], such as "dgx-h100", "dgx-h100x16" or "dgx-a100x4@roce-100".
 
-    NODE may also be a TOML file of one's own, in the format of those; it may describe ``[networks.NAME]`` too.
+    NODE may also be a user's TOML file in the format of the shipped files; it may also define ``[networks.NAME]``.
 
     Raises:
-        CommError: An unknown node type or network, a count that is none, or a file that is not complete.
+        CommError: An unknown node type or network, a count that is no number, or a file that is not complete.
     """
     if (own := _OWN.fullmatch(name.strip())) is not None:
         return _own_topology(Path(own["file"]), own["count"], own["network"], oversubscription)
@@ -269,7 +269,7 @@ def find_topology(name: str, oversubscription: float | None = None) -> Topology:
 
 
 def topology_state(where: Topology) -> str | dict[str, Any]:
-    """Return what a file keeps of a topology: the name of a shipped one, all figures of one's own."""
+    """Return what a file stores of a topology: the name of a shipped one, all figures of a user's own."""
     shipped = where.node.name in node_names() and where.node == node_type(where.node.name)
     if shipped and where.network.name in networks():
         return where.name
@@ -277,7 +277,7 @@ def topology_state(where: Topology) -> str | dict[str, Any]:
 
 
 def topology_of_state(state: Any, oversubscription: float) -> Topology:
-    """Return the topology of ``topology_state``. Raises ``CommError`` or ``ValueError`` if it is none."""
+    """Return the topology that ``topology_state`` stored. Raises ``CommError`` or ``ValueError`` for other values."""
     if isinstance(state, str):
         return _known_topology(state, oversubscription)
     try:
@@ -289,7 +289,7 @@ def topology_of_state(state: Any, oversubscription: float) -> Topology:
 
 
 def _checked_network(network: Network) -> Network:
-    """Return the network, if its figures can be divided by. Raises ``ValueError``."""
+    """Return the network if no divisor among its figures is zero. Raises ``ValueError``."""
     if not (0 < network.card_gbps < math.inf and 0 < network.payload_share <= 1
             and 1 <= network.oversubscription <= MOST_OVERSUBSCRIPTION and 0 <= network.extra_latency_us < 1e12):
         raise ValueError("a bandwidth is not above 0, a share not up to 1, or an oversubscription below 1")
@@ -343,7 +343,7 @@ def _oversubscribed(network: Network, oversubscription: float | None) -> Network
 
 
 def figures_of(value: NodeType | Network) -> dict[str, Any]:
-    """Return all of a node or network as plain values, the source of each figure among them."""
+    """Return all figures of a node or network as plain values, with the source of each."""
     found = {one.name: getattr(value, one.name) for one in fields(value)}
     return {**found, "sources": dict(value.sources)}
 
@@ -359,7 +359,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def _figures(table: Mapping[str, Any], where: str, known: Mapping[str, Figure], sources: Mapping[str, str],
              texts: tuple[str, ...] = ()) -> tuple[dict[str, float], Mapping[str, str]]:
-    """Return the values and sources of a table's figures. Raises ``ValueError`` as ``figure_in``."""
+    """Return the values and sources of a table's figures. Raises ``ValueError`` as ``figure_in`` does."""
     values, named = {}, {}
     for key, entry in table.items():
         if key in texts:

@@ -1,7 +1,7 @@
 """Choice of the best backend, or the best of NCCL's algorithms, for each operation, size and group.
 
 A backend wins a size when it is faster than the default by more than ``MARGIN``. Smaller differences are within the
-scatter of measurements: they are ties, and a tie stays with the default.
+scatter of measurements: they are ties, and the default wins ties.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kernel_models.collectives.topology import Topology
 Predict = Callable[[CollectiveBatch], CommTimes]
 
 MARGIN = 0.05
-"""Faster by less is a tie: repeats of one measurement differ by 2% (median) to 10% (p90)."""
+"""Least relative gain that counts: repeats of one measurement differ by 2% (median) to 10% (p90)."""
 FINENESS = 8
-"""Sizes tried in each doubling when a crossover is looked for. Set: finer than measured tables, whose sizes double."""
+"""Sizes per doubling in the search for a crossover. Set: finer than measured tables, whose sizes double."""
 CSV_HEADER = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
 CSV_NAMES = {CollectiveKind.ALL_REDUCE: "allreduce", CollectiveKind.ALL_GATHER: "allgather",
              CollectiveKind.REDUCE_SCATTER: "reducescatter", CollectiveKind.BROADCAST: "broadcast",
              CollectiveKind.REDUCE: "reduce"}
 CSV_MOST = 2**32 - 1
-"""The plugin's word for "every larger size"."""
+"""The plugin's value for "every larger size"."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunedChoice:
-    """One operation at one size: times (µs) by backend, NaN where a backend was not measured there; and who wins."""
+    """One operation at one size: times (µs) by backend, NaN where a backend was not measured, and the winner."""
 
     kind: CollectiveKind
     placement: Placement
@@ -44,18 +44,18 @@ class TunedChoice:
     winner: str
 
     def gain(self, default: str) -> float:
-        """Return the default's time over the winner's, less one."""
+        """Return the default's time over the winner's, minus one."""
         return self.time_us[default] / self.time_us[self.winner] - 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the choice as plain JSON values."""
         return {"collective": self.kind.label, "ranks": self.placement.ranks, "per_node": list(self.placement.per_node),
                 "payload_bytes": self.payload_bytes, "time_us": dict(self.time_us), "winner": self.winner}
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """A size, ``payload_bytes``, from which on another backend wins."""
+    """A size, ``payload_bytes``, above which the backend ``after`` wins instead of ``before``."""
 
     kind: CollectiveKind
     placement: Placement
@@ -64,13 +64,13 @@ class Crossover:
     after: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the crossover as plain JSON values."""
         return {"collective": self.kind.label, "ranks": self.placement.ranks, "per_node": list(self.placement.per_node),
                 "payload_bytes": self.payload_bytes, "before": self.before, "after": self.after}
 
 
 def backends_of(profiles: Sequence[CommProfile]) -> dict[str, Predict]:
-    """Return a predictor for each measured backend of the profiles; a name that several have is numbered."""
+    """Return a predictor for each measured backend of the profiles; equal names of backends are numbered."""
     found: dict[str, Predict] = {}
     for profile in profiles:
         for name in profile.backend_names():
@@ -86,13 +86,13 @@ def backends_of(profiles: Sequence[CommProfile]) -> dict[str, Predict]:
 
 
 def _only_measured(times: CommTimes) -> CommTimes:
-    """Return times without those of formulas: backends are compared by measurements."""
+    """Return times with NaN for those of formulas: backends are compared by measurements only."""
     times.time_us = np.where(times.level >= int(Level.FITTED), np.nan, times.time_us)
     return times
 
 
 def measured_groups(profiles: Sequence[CommProfile]) -> list[tuple[CollectiveKind, Placement, float, float]]:
-    """Return (kind, placement, least, most size that all measured) of what several backends have, or all of one."""
+    """Return (kind, placement, least, largest size) of groups that several backends (or the only one) measured."""
     ranges: dict[tuple[int, int, int, int, int], dict[tuple[int, str], tuple[float, float]]] = {}
     for number, profile in enumerate(profiles):
         for name, models in profile.backends.items():
@@ -108,7 +108,7 @@ def measured_groups(profiles: Sequence[CommProfile]) -> list[tuple[CollectiveKin
             continue
         low, high = max(r[0] for r in found.values()), min(r[1] for r in found.values())
         if low <= high and ranks > 1:
-            # Only the number of nodes and the extremes are kept of a placement.
+            # A placement's node count and extremes are known; its other nodes are filled evenly.
             middle = ranks - widest - narrowest
             per_node = ((ranks,) if nodes == 1 else (widest, narrowest) if nodes == 2 else
                         (widest, *(_spread(middle, nodes - 2)), narrowest))
@@ -125,13 +125,13 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
     """Return the winner at each size.
 
     Args:
-        backends: By name.
+        backends: Predictors by name of the backend.
         kind: The operation.
         placement: The group.
         sizes: Payload bytes, ascending.
-        dtype: Of the elements.
-        default: Who wins ties; "nccl" or the first by default.
-        margin: How much faster another must be.
+        dtype: Type of the elements.
+        default: Backend that wins ties; by default "nccl", else the first.
+        margin: Relative gain above which another backend wins.
     """
     names = list(backends)
     default = default or next((n for n in names if n.startswith("nccl")), names[0])
@@ -146,7 +146,7 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
         if not known:
             continue
         best = min(known, key=lambda name: known[name])
-        # Ties stay with the default, then with who won the size before.
+        # The default wins ties, else the winner of the size before.
         stays = (default, found[-1].winner if found else default)
         best = next((name for name in stays if name in known and known[name] <= known[best] * (1 + margin)), best)
         found.append(TunedChoice(kind, placement, size, row, best))
@@ -155,7 +155,7 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
 
 def crossovers(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, smallest: float,
                largest: float, *, default: str | None = None, margin: float = MARGIN) -> list[Crossover]:
-    """Return the sizes at which the winner changes, to an eighth of a doubling."""
+    """Return the sizes at which the winner changes, accurate to an eighth of a doubling."""
     steps = max(int(np.ceil(np.log2(largest / smallest) * FINENESS)), 1)
     sizes = np.geomspace(smallest, largest, steps + 1)
     choices = choose(backends, kind, placement, sizes, default=default, margin=margin)
@@ -165,7 +165,7 @@ def crossovers(backends: Mapping[str, Predict], kind: CollectiveKind, placement:
 
 def algorithm_rows(on: Topology, kind: CollectiveKind, placement: Placement, smallest: float,
                    largest: float) -> list[tuple[float, float, Line]]:
-    """Return (first byte, last byte, line) of NCCL's best algorithm and protocol by size, by a topology's formulas."""
+    """Return (first byte, last byte, line) of NCCL's best algorithm and protocol by size, by formula."""
     group = RankGroup(placement.ranks, placement.nodes, placement.widest, placement.narrowest)
     ways = [line for line in nccl_lines(on, kind, group) if line.algorithm is not Algorithm.DIRECT]
     if not ways or placement.ranks < 2:
@@ -190,10 +190,10 @@ def algorithm_rows(on: Topology, kind: CollectiveKind, placement: Placement, sma
 
 
 def nccl_tuner_csv(on: Topology, groups: Sequence[tuple[CollectiveKind, Placement]]) -> str:
-    """Write NCCL's example tuner plugin's file (``NCCL_TUNER_CONFIG_FILE``): best algorithm by size.
+    """Return the file of NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``): the best algorithm by size.
 
-    It is from the formulas, so it says what NCCL should choose on that topology; kinds the plugin does not know
-    (all-to-all, send and receive) are left out.
+    Formulas choose the algorithm for that topology; kinds that the plugin does not know (all-to-all, send and receive)
+    are left out.
     """
     lines = [CSV_HEADER]
     for kind, placement in groups:

@@ -18,23 +18,23 @@ from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
 KERNELS = "kernels"
-"""Folder of the tables in a campaign's directory."""
+"""Name of the folder of tables in a campaign's directory."""
 
 
 def read_samples(
     paths: Sequence[str], progress: Callable[[str], None] = lambda text: None, *, spec: DeviceSpec | None = None,
     notes: list[str] | None = None, host_work: Callable[[ExecutionGraph], HostWork] | None = None,
 ) -> list[Samples]:
-    """Read samples of tables (Parquet, CSV), of campaigns' directories, and of what ``tracer.read_job`` reads.
+    """Read samples of tables (Parquet, CSV), of campaigns' directories, and of anything that ``tracer.read_job`` reads.
 
-    Of a directory of tables or traces, what can be read is; a path given by itself must be readable.
+    Unreadable files in a directory of tables or traces are skipped; a path given by itself must be readable.
 
     Args:
         paths: Files, directories, globs or URLs.
         progress: Called with the name of what is being read.
-        spec: The device that is wanted: that of tables which name none, and traces of others are left out.
-        notes: Gets sentences on what was left out and why.
-        host_work: What the operations of a CPU's trace compute; without it such traces are left out.
+        spec: The wanted device: tables without a device's name are assumed to be of it, traces of others are left out.
+        notes: Receives sentences on what was left out and why.
+        host_work: Returns the computing time of the operations of a CPU's trace; without it such traces are left out.
 
     Raises:
         DataError, TableInputError, TraceError: A path cannot be read, or nothing in it can be learned from.
@@ -64,14 +64,14 @@ def read_samples(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the samples of one device; arguments as in ``read_samples``."""
+    """Reader of the samples of one device; arguments as in ``read_samples``."""
 
     spec: DeviceSpec | None
     notes: list[str]
     host_work: Callable[[ExecutionGraph], HostWork] | None
 
     def singly(self, name: str, files: Sequence[str]) -> list[Samples]:
-        """Return all files of a directory that can be read; the others are noted."""
+        """Return the samples of all readable files of a directory; notes list the others."""
         found: list[Samples] = []
         skipped = []
         for file in files:
@@ -86,7 +86,7 @@ class _Reader:
         return found
 
     def traces(self, name: str, *, alone: bool) -> list[Samples]:
-        """Return the traces of one job, or else of several jobs in one directory, each by itself. ``alone``: see
+        """Return the traces of one job, or of several jobs in one directory, each by itself. ``alone``: see
         ``trace``."""
         try:
             return self.trace(name, alone=alone)
@@ -99,7 +99,7 @@ class _Reader:
         return self.singly(name, files)
 
     def trace(self, name: str, *, alone: bool) -> list[Samples]:
-        """Return samples of a job; ``alone`` makes it an error that there are none."""
+        """Return the samples of a job; with ``alone`` a job without samples raises ``DataError``."""
         job = read_job([name])
         found = [one for one in read_job_samples(job, self.notes, self.spec, self.host_work) if len(one)]
         if not found and alone:
@@ -111,7 +111,7 @@ class _Reader:
 
 
 def _campaign(tables: Sequence[Path]) -> list[Samples]:
-    """Return all tables of a campaign; those of families that are no single calls hold nothing and are passed over."""
+    """Return the samples of all tables of a campaign; tables of families that are no single calls are skipped."""
     found, last = [], None
     for table in tables:
         try:

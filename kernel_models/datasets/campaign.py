@@ -1,13 +1,13 @@
-"""Micro-benchmark tables of ``foretrace campaign``: one Parquet file a family, ``campaign.json`` next to the folder.
+"""Micro-benchmark tables of ``foretrace campaign``: one Parquet file per family, ``campaign.json`` next to the folder.
 
-Each row becomes the operation that was timed, and that its call, by the same rules as a trace's operations. Rows are
-taken warm. Where one kernel ran, the time is the median between two events, less what an empty pair of events takes.
-Where several ran, it is the kernels' own time by the profiler. Of a host the 10th percentile is taken: other processes
-lengthen a run and never shorten it. What is no single call (optimizers' steps, cross entropy, overheads) is left out,
-and so are rows whose kernels are not those of the operation. The table's own split is kept.
+Each row becomes the timed operation, and the operation its call, by the rules for a trace's operations. Rows with warm
+caches are used. Where one kernel ran, the time is the median between two events, minus the time of an empty pair of
+events. Where several ran, it is the kernels' own time by the profiler. On a host it is the 10th percentile: other
+processes lengthen a run and never shorten it. Rows that are no single call (optimizers' steps, cross entropy,
+overheads) are left out, and so are rows whose kernels are not those of the operation. The table's own split is kept.
 
-The names of a row's kernels (on a CPU: operations) show whether they are those of its operation. A name that says
-nothing is believed; one of another family, or of another implementation of attention than was forced, is not.
+The names of a row's kernels (on a CPU: operations) show whether they belong to its operation. A name that shows no
+family is accepted; a name of another family, or of another implementation of attention than was forced, is not.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pandas
 
 _ALSO: dict[Family, frozenset[Family]] = {
-    # What a family's kernels may be made of, as libraries implement it.
+    # Families of kernels that libraries use to implement a family.
     Family.CONV: frozenset({Family.GEMM}),
     Family.ATTENTION: frozenset({Family.GEMM, Family.SOFTMAX}),
     Family.RECURRENT: frozenset({Family.GEMM, Family.ELEMENTWISE}),
@@ -63,15 +63,15 @@ _ALSO: dict[Family, frozenset[Family]] = {
     Family.ELEMENTWISE: frozenset({Family.COPY}),
 }
 _ROCM = r"attn_fwd|bwd_(kernel|preprocess)|[Ff]mha_?([Ff]wd|[Bb]wd)"
-"""Attention on AMD's GPUs, of AOTriton, Composable Kernel and AITER: the same kernels do what is asked of either."""
+"""Attention kernels on AMD's GPUs (AOTriton, Composable Kernel, AITER): both "flash" and "efficient" run them."""
 _BACKENDS = {"flash": re.compile(rf"^(?!.*cudnn).*(flash|{_ROCM})"), "cudnn": re.compile(r"cudnn"),
              "efficient": re.compile(rf"fmha|efficient|mem_eff|{_ROCM}")}
 _OPERATION = "aten::"
 
 
 def is_intended(call: OpCall, row: Mapping[str, Any]) -> bool:
-    """Return whether any kernel named in a row of a micro-benchmark's table can be the call's; true where none was
-    seen."""
+    """Return whether any kernel named in a row of a micro-benchmark's table can be the call's; true without any
+    name."""
     found = row.get("kernels")
     names = [] if found is None else [str(name) for name in found]
     if not names:
@@ -90,22 +90,22 @@ def _family(name: str) -> Family:
 
 Row = dict[str, Any]
 Calls = tuple[OpCall, ...]
-_LEAST_US = 0.3  # chosen: below the shortest kernels, a failed measurement
+_LEAST_US = 0.3  # chosen: shorter than the shortest kernels, so a failed measurement
 MOST_TENSORS = 100_000
-"""Most tensors in a list that one operation works on; each becomes an object."""
+"""Most tensors in a list of one operation; each becomes an object."""
 _GENERATED = "triton_"
 
 _KERNELS: dict[str, Callable[..., Iterable[OpCall]]] = {
     "recurrent": recurrent, "memset": lambda *sizes: [memset(*sizes)], "transfer": lambda *sizes: [transfer(*sizes)]}
-"""Kernels that no operator of the framework has, by the name that their benchmarks call them."""
+"""Kernels without an operator in the framework, by the name in their benchmarks."""
 
 
 def calls_of_benchmark(family: str, settings: Row) -> Calls:
-    """Return what a micro-benchmark with these settings measures: one call, or none where it is no single one.
+    """Return the calls that a micro-benchmark with these settings measures: one call, or none if it is no single call.
 
     Args:
-        family: of micro-benchmarks.
-        settings: or a row of its table, whose kernels tell the name of a generated one.
+        family: family of the micro-benchmark.
+        settings: its settings, or a row of its table, whose kernels show the name of a generated kernel.
     """
     called = FAMILIES[family].called(settings) if family in FAMILIES else None
     if called is None or not called.priced:
@@ -126,13 +126,13 @@ def calls_of_benchmark(family: str, settings: Row) -> Calls:
 
 
 def _recorded(called: Called, dtype: str) -> Operation:
-    """Return the operator with its arguments as a profiler records them."""
+    """Return the operator with its arguments in the form that a profiler records."""
     shapes, dtypes, strides, values = zip(*(_argument(each, dtype) for each in called.arguments), strict=True)
     return operation(called.name, shapes, dtypes, strides, values)
 
 
 def _argument(argument: Any, dtype: str) -> tuple[Any, str, Any, Any]:
-    """Return shape, element type, strides and value of an argument, as ``operation`` takes them."""
+    """Return shape, element type, strides and value of an argument, in the form that ``operation`` takes."""
     if isinstance(argument, TensorArgument):
         return argument.shape, argument.dtype or dtype, argument.strides, None
     if isinstance(argument, list) and isinstance(argument[0], TensorArgument):
@@ -147,7 +147,7 @@ def _accesses(settings: Row) -> tuple[TablePart, ...]:
 
 
 def time_us(row: Row, *, host: bool) -> float:
-    """Return the time of a row, µs (see above); not finite where it has none."""
+    """Return the time of a row, µs (see the module); not finite if the row has none."""
     overhead = row.get("event_overhead_us")
     taken_off = float(overhead) if overhead and math.isfinite(overhead) else 0.0
     if host:
@@ -159,7 +159,7 @@ def time_us(row: Row, *, host: bool) -> float:
 
 
 def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """Read one samples object for each session and family of calls; the shape group is the benchmark's sizes."""
+    """Yield a samples object for each session and family of calls; the shape group is the benchmark's sizes."""
     family = path.name.partition(".")[0]
     if family not in FAMILIES:
         return
@@ -190,9 +190,9 @@ def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: st
     """Yield the samples of one session's warm rows of a table, by family of calls.
 
     Args:
-        rows: as ``tracer.campaign.tables`` describes them.
-        name: of the table, "<family>.…".
-        spec: what they were measured on.
+        rows: rows as ``tracer.campaign.tables`` describes them.
+        name: name of the table, "<family>.…".
+        spec: the measured device.
         software: see ``software_of``.
     """
     host = spec.vendor == "host"
@@ -210,7 +210,7 @@ def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: st
 
 
 def _with_own_size(row: Row) -> Row:
-    """Return a row whose bytes are the copied ones: a table counts a copy within the device twice."""
+    """Return a row whose bytes count each copied byte once: a table counts a copy within the device twice."""
     if "direction" in row:
         return {**row, "bytes": int(row["bytes"]) // (2 if row["direction"] == "d2d" else 1)}
     return row

@@ -1,4 +1,4 @@
-"""The forms of tables that are read, each by its columns."""
+"""The forms of tables that can be read, each recognised by its columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _product_calls(sizes: Sequence[tuple[int, int, int]], dtype: str, out_dtype:
 
 _DECODING_COLUMNS = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "context_length")
 LATENT_SIZE, LATENT_VALUES = 576, 512
-"""Features of a latent cache's token, and how many of them are values too (DeepSeek-V2 and V3)."""
+"""Features of a latent cache's token, and how many of them also serve as values (DeepSeek-V2 and V3)."""
 _ALIASES = MappingProxyType({
     "gpu": ("device",), "context_length": ("context_len", "kv_len", "kv_seq_len", "cache_len", "context"),
     "num_kv_heads": ("num_key_value_heads",), "num_heads": ("num_q_heads",), "kv_dtype": ("kv_cache_dtype",),
@@ -63,11 +63,11 @@ _ALIASES = MappingProxyType({
 
 
 def _read_decoding(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """Read decoding attention, a row for one token of every sequence over its cache: one object a device and kernel.
+    """Read decoding attention, a row for one token of every sequence over its cache: one object per device and kernel.
 
-    Columns that may be left out: ``software``, ``kernel_source``, ``dtype`` (of the products; "bf16"), ``kv_dtype`` (of
-    the cache; as the products), ``window_size`` (0 or nothing: all), ``q_len`` (tokens of the step; 1), ``v_head_dim``
-    (512 of 576: a latent cache, as in MLA).
+    Optional columns: ``software``, ``kernel_source``, ``dtype`` (of the products; "bf16"), ``kv_dtype`` (of the cache;
+    as the products), ``window_size`` (0 or empty: all), ``q_len`` (tokens of the step; 1), ``v_head_dim`` (512 of 576:
+    a latent cache, as in MLA).
 
     Two groupings: "heads" (heads, key/value heads, head size, window, type) and "tokens" (batch and context).
     """
@@ -113,7 +113,7 @@ def _read_prompts(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     check_sizes(frame, ("window_size",), path, least=0)
     for (gpu, software, kernel), rows in frame.groupby(["gpu", "software", "kernel_source"], sort=True):
         device = resolve_device(str(gpu))
-        # Servers run FlashAttention-3 wherever it runs.
+        # Servers run FlashAttention-3 on every GPU that supports it.
         kind = "flash3_forward" if device.architecture == "hopper" else "flash_forward"
         sizes = rows[list(_PROMPTS_COLUMNS)].astype("int64").to_numpy().tolist()
         yield Samples(
@@ -132,9 +132,9 @@ def _prompt_calls(kind: str, sizes: Sequence[Sequence[int]]) -> list[OpCall]:
 
 
 DEVICES = {"a100": "a100-pcie-80g"}
-"""Names that say too little. Vidur's ``a100`` is assumed to be the PCIe card with 80 GB: its paper (MLSys 2024)
-is understood to have been measured on Azure's NC A100 v4, which have those. Its repository knows nodes with pairwise
-NVLink and DGX A100 alike, and does not say on which of both the tables were made."""
+"""Ambiguous names. Vidur's ``a100`` is assumed to be the PCIe card with 80 GB: its paper (MLSys 2024) is understood to
+have measured on Azure's NC A100 v4, which have those. Its repository has both nodes with pairwise NVLink and DGX A100,
+and does not state which of them the tables are from."""
 _GROUPS = {"gemm": ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")}
 _SIZES = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd", "vocab_size", "use_gated_mlp", "num_tokens",
           "num_tensor_parallel_workers")
@@ -152,7 +152,7 @@ class _Layer(NamedTuple):
 
 
 def device_of(gpu: str) -> DeviceSpec:
-    """Return the device of a name in these tables; see ``DEVICES``."""
+    """Return the device that a name in these tables means; see ``DEVICES``."""
     return resolve_device(DEVICES.get(gpu, gpu))
 
 
@@ -190,9 +190,9 @@ def _block_call(op: str, layer: _Layer) -> Iterator[OpCall]:
 def _read_blocks(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     """Read Vidur's fp16 operations of one layer by tokens and tensor-parallel workers.
 
-    ``op`` names what was timed (their ``sarathi`` model): projections are linear layers split among the workers, norms
-    and the residual addition are not. Times are quantised to 0.5 or 1 µs. One samples object for each device and
-    operation; the projections are one. The shape group is the model.
+    ``op`` names the timed operation (their ``sarathi`` model): projections are linear layers split among the workers,
+    norms and the residual addition are not split. Times are quantised to 0.5 or 1 µs. One samples object for each
+    device and operation, and one for all projections. The shape group is the model.
     """
     group = {op: name for name, ops in _GROUPS.items() for op in ops}
     for (gpu, _), rows in frame.groupby(["gpu", frame.op.map(lambda op: group.get(op, op))], sort=True):
@@ -224,7 +224,7 @@ def _neusight_calls(op: str, b: int, h: int, m: int, n: int, k: int) -> Iterator
 def _read_neusight(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     """Read NeuSight's fp32 kernels, on GPUs from P4 to L4: one samples object for each device and kind.
 
-    ``N`` of products is the contraction and ``K`` the output's width. Convolutions have no shapes and are left out.
+    In products ``N`` is the contraction and ``K`` the output's width. Convolutions have no shapes and are left out.
     Test rows of their split are never fitted to. The shape group is the sizes.
     """
     known = frame[frame.OPName.isin({"bmm", "linear", "softmax", "ln", *_ONE_INPUT, *_TWO_INPUTS})]
@@ -235,7 +235,7 @@ def _read_neusight(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     family = known.OPName.map(lambda op: op if op in ("softmax", "ln") else
                               "gemm" if op in ("bmm", "linear") else "elementwise")
     for (gpu, _), rows in known.groupby(["Device", family], sort=True):
-        # A linear layer's rows are counted in M where there is one, else in B.
+        # Column M counts a linear layer's rows if it has a value, else B does.
         shapes = rows[sizes].astype("int64").to_numpy().tolist()
         calls = [call for op, shape in zip(rows.OPName, shapes, strict=True) for call in _neusight_calls(op, *shape)]
         yield Samples(resolve_device(str(gpu)).name, "neusight", path.name, calls, rows.latency_us.to_numpy(float),
@@ -249,13 +249,13 @@ _KERNELS = "kernel_details_summary"
 _HOST_LINK = ("Memcpy HtoD", "Memcpy DtoH", "Pageable", "Pinned")
 _NO_TYPES = frozenset({"", "Scalar", "ScalarList", "TensorList"})
 SOFTWARE = "torch"
-"""The tables name no version."""
+"""Software of these tables, which name no version."""
 _MOST_LITERAL = 100_000
 """Characters of an argument that are read: a tensor list of some thousand shapes. Parsing takes a kilobyte for each."""
 
 
 def operation_of(name: str, dims: str, types: str, strides: str, values: str) -> Operation:
-    """Return the operation of a row's texts.
+    """Return the operation that a row's texts describe.
 
     Raises:
         ValueError: a text is no literal.
@@ -274,12 +274,12 @@ def operation_of(name: str, dims: str, types: str, strides: str, values: str) ->
 
 
 def _read_operators(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """Read operators as TraceLens writes them: one samples object a family; the shape group is the sizes.
+    """Read operators as TraceLens writes them: one samples object per family; the shape group is the sizes.
 
-    Columns: name; Input Dims, Input type, Input Strides and Concrete Inputs (Python literals, one entry an argument);
+    Columns: name; Input Dims, Input type, Input Strides and Concrete Inputs (Python literals, one entry per argument);
     kernel times in microseconds by their statistic. The median is taken. The table does not name its device. An
-    operation becomes its call by the same rules as a trace's. Left out are operations of several calls and those
-    without sizes, and copies from or to the host, whose time is the link's.
+    operation becomes its call by the rules for a trace's operations. Operations of several calls and those without
+    sizes are left out, and so are copies from or to the host, whose time is the link's.
     """
     calls, us = [], []
     kernels = frame[_KERNELS] if _KERNELS in frame else [""] * len(frame)
@@ -338,13 +338,13 @@ def _only(calls: Iterable[OpCall], family: Family) -> OpCall:
 
 
 def _read_measured(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
-    """Yield samples by our own documented schema, one row a measured call: an object a device, software and family.
+    """Yield samples of foretrace's own form, a row for each call: one object per device, software and family.
 
     - family: A ``Family`` value, such as "gemm".
     - device: A device's name, or what the driver reports.
     - latency_us: The time, microseconds.
     - <dimensions>: One column for each of the family's dimensions, whole numbers.
-    - kind, dtype: As ``OpCall`` has them (default: the family's name, "bf16").
+    - kind, dtype: As in ``OpCall`` (default: the family's name, "bf16").
     - layout, flags: Flags separated by spaces (default: none).
     - software: Library and version (default: none).
     - group: Shape group, kept together in every split (default: the sizes).
@@ -383,7 +383,7 @@ READERS = (
     Reader("operators", frozenset({"name", *_ARGUMENTS, _TIME}), _read_operators, names_device=False),
     Reader("measured calls", frozenset({"family", "device", "latency_us"}), _read_measured),
 )
-"""All readers, the most specific first. A new form of table is a new reader here."""
+"""All readers, the most specific first. To support another form of table, add a reader here."""
 
 
 def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | None = None) -> list[Samples]:
@@ -392,7 +392,7 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
     Args:
         path: Parquet or CSV.
         spec: The device of a table that names none.
-        notes: Gets a sentence on how many rows are of no use.
+        notes: Receives a sentence on the number of unusable rows.
 
     Raises:
         TableInputError: the file, or a cell of it, cannot be read.
@@ -416,7 +416,7 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
     check_sizes(frame, reader.sizes, path)
     try:
         found = [one for one in reader.read(frame, path) if len(one)]
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:  # what odd cells do
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:  # raised by unusual cells
         raise TableInputError(f"{path} cannot be read as a table of {reader.name}: {reason_of(error)}; check its "
                               "values.") from error
     for one in found:

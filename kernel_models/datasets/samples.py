@@ -1,4 +1,4 @@
-"""Measured calls: what readers of tables and traces give, and what models are fitted to and judged by."""
+"""Measured calls: readers of tables and traces return them, models are fitted to them and judged by them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class DataError(ForetraceError):
 
 
 def share_of(label: str) -> float:
-    """Return a number in [0, 1) that depends on the label alone: its SHA-256."""
+    """Return a number in [0, 1) that depends on the label alone: from its SHA-256."""
     return int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "big") / 2.0**64
 
 
 def is_held_out(group: str) -> bool:
-    """Return the written rule of the hold-out: a fifth of all shape groups, by the hash of their label.
+    """Return whether a shape group is held out: a fifth of all groups is, by the hash of their label.
 
-    It was fixed before any model was fitted and knows nothing of times, devices or software. So a group is held out of
-    every device's and every stack's data, or of none.
+    This rule was fixed before any model was fitted and does not depend on times, devices or software. So a group is
+    held out of the data of every device and stack, or of none.
     """
     return share_of(group) < HELD_OUT_SHARE
 
@@ -41,11 +41,11 @@ def fold_of(group: str, folds: int) -> int:
 
 
 class DeferredCalls(Sequence[OpCall]):
-    """Calls that are made on first access: most of a table's calls are of devices and stacks that are never read.
+    """Calls that are made on first access: most calls of a table belong to devices and stacks that are never read.
 
     Args:
-        count: how many there are.
-        make: makes them all.
+        count: number of calls.
+        make: function that makes all calls.
     """
 
     def __init__(self, count: int, make: Callable[[], list[OpCall]]) -> None:
@@ -79,12 +79,12 @@ class Samples:
     Attributes:
         device: Name of ``kernel_models.device``.
         software: Library and version, and the implementation where there are several.
-        source: File or trace it came from.
-        calls: What was measured, [n].
+        source: File or trace of the measurements.
+        calls: The measured calls, [n].
         measured_us: The times, [n] microseconds.
-        groups: Shape groups, by the name of the grouping: calls with the same label are near each other, and stay
-            together in every split. The first grouping is the default one, [n] each.
-        held_out: Rows that the table itself marks as held out, or ``None``: those are never fitted to, [n].
+        groups: Shape groups, by the name of the grouping: calls with equal labels are similar, and stay together in
+            every split. The first grouping is the default one, [n] each.
+        held_out: Rows that the table itself marks as held out, or ``None``: they are never fitted to, [n].
     """
 
     device: str
@@ -104,13 +104,13 @@ class Samples:
         return self.calls[0].family
 
     def labels(self, grouping: str = "") -> Sequence[str]:
-        """Return the group of every call; of calls without one, their sizes."""
+        """Return the group of every call; for calls without a group, their sizes."""
         if not self.groups:
             return ["x".join(map(str, call.dims)) for call in self.calls]
         return self.groups[grouping or next(iter(self.groups))]
 
     def taken(self, rows: Bool | Int64) -> Samples:
-        """Return the chosen rows."""
+        """Return the samples with the chosen rows only."""
         places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return replace(
             self, calls=[self.calls[i] for i in places], measured_us=self.measured_us[places],
@@ -131,7 +131,7 @@ class Samples:
             held_out=None if held_out is None else np.array([held_out[places].any() for places in rows.values()]))
 
     def split(self, grouping: str = "") -> Bool:
-        """Return which rows are held out: those the table marks, else the groups that ``is_held_out`` picks."""
+        """Return which rows are held out: those that the table marks, else the groups that ``is_held_out`` picks."""
         if self.held_out is not None:
             return self.held_out
         return by_label(self.labels(grouping), is_held_out)
@@ -139,7 +139,7 @@ class Samples:
 
 def by_family(device: str, software: str, source: str, calls: Sequence[OpCall], us: Sequence[float]) \
         -> Iterator[Samples]:
-    """Yield the samples of each family among measured calls; the shape group is the sizes."""
+    """Yield samples by family from measured calls; the shape group is the sizes."""
     places: dict[Family, list[int]] = {}
     for place, call in enumerate(calls):
         places.setdefault(call.family, []).append(place)
@@ -149,16 +149,16 @@ def by_family(device: str, software: str, source: str, calls: Sequence[OpCall], 
 
 
 def by_label(labels: Sequence[str], rule: object) -> Bool:
-    """Return a rule's answer for each label, asked once for each that occurs."""
+    """Return a rule's answer for each label; the rule is evaluated once per distinct label."""
     assert callable(rule)
     answers = {label: bool(rule(label)) for label in set(labels)}
     return np.array([answers[label] for label in labels], bool)
 
 
 def joined(samples: Iterable[Samples]) -> list[Samples]:
-    """Return the samples of the same device, software and family put together, aggregated, largest first.
+    """Return samples with the measurements of each device, software and family joined, aggregated, largest first.
 
-    Products over no element, whose time is a launch's, teach no rate and are left out.
+    Products without elements, whose time is only a launch, teach no rate and are left out.
     """
     together: dict[tuple[str, str, Family], list[Samples]] = {}
     for one in samples:

@@ -1,4 +1,4 @@
-"""The form of a table: the columns that it is known by, and the function that reads it."""
+"""The form of a table: the columns that identify it, and the function that reads it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tracer.lazy import pandas
 from tracer.table_input import TABLES, cell_error, place
 
 LARGEST = 2**40
-"""No size of a tensor is larger."""
+"""Largest size of a tensor."""
 DEVICE = "device"
-"""Column of the device's name that is added to a table which names none."""
+"""Column with the device's name, added to a table that names no device."""
 
 
 class Reader(NamedTuple):
-    """A reader: the columns that a table must have to be its, and the function that reads it.
+    """A reader: the columns that a table must have for it, and the function that reads the table.
 
-    ``names_device`` is false where the table does not tell its device: ``DEVICE`` is then added to it. ``takes_all`` is
-    false where a reader leaves rows out on purpose, which is then not worth a note. ``sizes`` are columns that hold a
-    whole number from 1 in every row. ``aliases`` are other names of columns, by the names that it reads.
+    ``names_device`` is false where the table does not name its device: ``DEVICE`` is then added to it. ``takes_all`` is
+    false where a reader leaves rows out on purpose, so that no note is needed. ``sizes`` are columns that hold a whole
+    number from 1 in every row. ``aliases`` are other names of columns, by the names that the reader expects.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Reader(NamedTuple):
     aliases: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def renamed(self, frame: pandas.DataFrame) -> pandas.DataFrame:
-        """Return the table with this reader's names of its columns."""
+        """Return the table with its columns renamed to the names that this reader expects."""
         names = {}
         for name, others in self.aliases.items():
             known = [one for one in others if one in frame.columns]
@@ -46,7 +46,7 @@ class Reader(NamedTuple):
 
 
 def is_table(name: str) -> bool:
-    """Return whether a file's name is a table's."""
+    """Return whether a file's name has the ending of a table."""
     return name.lower().endswith(TABLES)
 
 
@@ -55,7 +55,7 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
     """Refuse columns of sizes that hold anything but whole numbers from ``least`` to ``most``.
 
     Raises:
-        TableInputError: naming the line, the column and the value.
+        TableInputError: names the line, the column and the value.
     """
     for name in columns:
         numbers = pandas.to_numeric(frame[name], errors="coerce").to_numpy(float)
@@ -68,10 +68,10 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
 
 
 def check_texts(frame: pandas.DataFrame, columns: Iterable[str], path: Path) -> None:
-    """Refuse columns of words that lack one, or hold a number.
+    """Refuse columns of text with an empty cell or a number.
 
     Raises:
-        TableInputError: naming the line, the column and the value.
+        TableInputError: names the line, the column and the value.
     """
     for name in columns:
         wrong = [row for row, value in enumerate(frame[name]) if not isinstance(value, str)]

@@ -1,8 +1,8 @@
-"""Traces as measurements: kernels of one call with recorded sizes, and on a CPU what each operation computed.
+"""Traces as measurements: kernels of one call with recorded sizes, and on a CPU the computing time of each operation.
 
 An operation of several calls (a layer norm's gradient, a fused optimizer) has one time for all of them. On a GPU such
-operations are left out, since the time of each call is unknown, and so are those known by their kernel's name only. On
-a CPU many operations are several calls, as a convolution's gradients: each call gets its formula's share of the time.
+operations are left out, since the time of each call is unknown, and so are those known by kernel name only. On a CPU
+many operations are several calls, as a convolution's gradients: each gets its formula's share of the time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tracer.shape_only.devices import CPU
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """What operations of one recorded step computed on the host.
+    """Computing time of the operations of one recorded step on the host.
 
     Attributes:
         op: rows of ``graph.ops`` [n].
-        ns: without waits and the profiler's own cost [n].
+        ns: time without waits and the profiler's own cost, ns [n].
     """
 
     op: Int64
@@ -39,11 +39,11 @@ class HostWork:
 
 
 def host_samples(graph: ExecutionGraph, work: HostWork, spec: DeviceSpec) -> Iterator[Samples]:
-    """Return samples of every family, of the calls whose sizes were recorded.
+    """Return samples of every family, from the calls whose sizes were recorded.
 
     Args:
-        graph: of a step that computes on the host.
-        work: of its operations.
+        graph: a step that computes on the host.
+        work: the computing time of its operations.
         spec: the CPU as a device.
     """
     ops = graph.ops
@@ -70,7 +70,7 @@ def _samples(graph: ExecutionGraph, spec: DeviceSpec, calls: Sequence[OpCall], u
 
 
 def _shares(calls: Sequence[OpCall], spec: DeviceSpec) -> Float64:
-    """Return what of an operation's time each of its calls took, by the formulas."""
+    """Return the share of an operation's time that each of its calls took, by the formulas."""
     if len(calls) < 2:
         return np.ones(len(calls))
     us = np.array([float(RooflineModel(call.family, spec).predict([call]).time_us[0]) for call in calls])
@@ -78,9 +78,9 @@ def _shares(calls: Sequence[OpCall], spec: DeviceSpec) -> Float64:
 
 
 LEAST_US = 0.3
-"""Shorter kernels are below the profilers' resolution."""
+"""Shortest kernel used, µs: shorter times are below the profilers' resolution."""
 _TOLD_FROM, _FAMILY_FROM = 0.001, 0.01
-"""Shares of the GPU time from which a reason, and a family, is named."""
+"""Least shares of the GPU time for which a note names a reason, and a family."""
 
 
 def read_job_samples(
@@ -92,11 +92,11 @@ def read_job_samples(
     Graphs without a known device are left out (see ``devices_of`` for the error).
 
     Args:
-        job: What was recorded.
-        notes: Gets a sentence for each graph: how much of its GPU time is of use, and why the rest is not.
-        spec: The device that is wanted; graphs of others are left out. A CPU's trace does not name its CPU: it is taken
+        job: The recorded job.
+        notes: Receives a sentence for each graph: how much of its GPU time is usable, and why the rest is not.
+        spec: The wanted device; graphs of other devices are left out. A CPU's trace does not name its CPU: it is taken
             for the wanted one, or ``cpu``.
-        host_work: What the operations of a CPU's trace compute; without it such graphs are left out.
+        host_work: Returns the computing time of the operations of a CPU's trace; without it such graphs are left out.
     """
     told = [] if notes is None else notes
     for graph in job.graphs:
@@ -128,7 +128,7 @@ def read_job_samples(
 
 
 def _told(name: str, found: TraceCalls, used: Bool) -> Iterator[str]:
-    """Yield a sentence on a trace's usable GPU time, with the families of the most time."""
+    """Yield sentences on a trace's usable GPU time, with the families of the most time."""
     total = int(found.time_ns.sum()) + found.collective_ns
     if not total:
         return
@@ -153,6 +153,6 @@ def _percent(share: float) -> str:
 
 
 def devices_of(jobs: Sequence[Job]) -> list[str]:
-    """Return what the graphs say of their devices, for an error."""
+    """Return the names that the graphs give for their devices, for an error."""
     return sorted({"a CPU" if graph.computes_on_host else graph.meta.device or "no name"
                    for job in jobs for graph in job.graphs})

@@ -15,6 +15,6 @@ from pkgutil import iter_modules
 
 @cache
 def load() -> None:
-    """Import every family once, so that it registers itself; a thread that asks meanwhile waits for the imports."""
+    """Import every family once, so that it registers itself; other threads wait until the imports are done."""
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")

@@ -1,6 +1,6 @@
 """Kinds of the arguments of registered operations: tensors, lists of tensors or numbers, and PyTorch's defaults.
 
-For operations put together by hand. Names are those of the schemas (``registry``); one name means the same kind in all
+Used for operations that are not recorded. Names are those of the schemas (``registry``); one name means one kind in all
 of ``aten``, except those that ``kind_of`` distinguishes by operation.
 """
 
@@ -33,10 +33,10 @@ _DEFAULTS: dict[Family, dict[str, Value]] = {
     Family.CONCAT: {"dim": 0},
     Family.RECURRENT: {"num_layers": 1, "bidirectional": False, "batch_first": False},
 }
-"""PyTorch's defaults, by family. Operations on a gradient find most numbers from it, and take none."""
+"""PyTorch's defaults, by family. Operations on a gradient derive most numbers from it, so they have none here."""
 _FOREACH_LISTS = {"addcmul": 3, "addcdiv": 3, "add": 2, "sub": 2, "mul": 2, "div": 2, "maximum": 2, "minimum": 2,
                   "clamp_min": 2, "clamp_max": 2, "lerp": 2, "copy": 2, "pow": 2}
-"""Lists of tensors that ``_foreach_*`` operations take where no number replaces the second; one if not named."""
+"""Lists of tensors that ``_foreach_*`` operations take if no number replaces the second; 1 if not named here."""
 
 
 def kind_of(operation: str, argument: str) -> str:
@@ -64,12 +64,12 @@ def is_listed(operation: str, argument: str) -> bool:
 
 
 def element_type(argument: str) -> str:
-    """Return the element type of a tensor that never has the operation's own, "" for others."""
+    """Return the element type of an argument that never has the operation's own type; "" for other arguments."""
     return "int64" if argument in _INTEGERS else "bool" if argument in _BOOLEANS else ""
 
 
 def default_of(operation: str, argument: str) -> Value | None:
-    """Return PyTorch's default of a number; ``None`` if it has none, or one that changes no price."""
+    """Return PyTorch's default of a number; ``None`` if it has none, or if the default does not change the price."""
     rule = registry.forward_rule(operation)
     if rule is None or any(name.startswith(("grad", "dout")) for name in rule.names):
         return None
@@ -77,7 +77,7 @@ def default_of(operation: str, argument: str) -> Value | None:
 
 
 def more_values(operation: str) -> tuple[str, ...]:
-    """Return the numbers that count in addition to those of the registered schema."""
+    """Return the names of numbers that matter in addition to those of the registered schema."""
     rule, plain = registry.forward_rule(operation), registry.plain_name(operation)
     if rule is None:
         return ()

@@ -1,9 +1,9 @@
 """Scaled dot-product attention, forward and backward, by every kernel that computes it.
 
-Dimensions: batch, query heads, key/value heads (fewer for grouped queries), lengths, head sizes of queries and keys
-and of values, and the window in tokens (0: full). A kind is a kernel, then "_forward" or "_backward". Kernels: "flash"
+Dimensions: batch, query heads, key/value heads (fewer for grouped queries), lengths, head sizes of queries and keys and
+of values, and the window in tokens (0: full). A kind is a kernel, then "_forward" or "_backward". Kernels: "flash"
 (FlashAttention-2, PyTorch's), "flash1", "flash3", "efficient", "cudnn", "math", "paged" (a server's cache in pages) or
-"mla" (a latent cache, which all heads share and values are part of). Queries of one token decode.
+"mla" (a latent cache, which all heads share and values are part of). Decoding has queries of one token.
 
     pairs  = query-key pairs attended to, in one head of one sequence: ``q·kv``, or, if causal, the triangle of them.
     FLOPs  = ``batch·heads·pairs · 2(d + dᵥ)`` forward, ``2(3d + 2dᵥ)`` backward: QKᵀ and PV; QKᵀ again, dP, dV, dQ, dK.
@@ -11,12 +11,12 @@ and of values, and the window in tokens (0: full). A kind is a kernel, then "_fo
              Keys and values count once for all heads that share them, as far as a window reaches, in the cache's own
              type (flag "kv_fp8" and the like). Of a latent cache (flag "latent") values are part of the keys.
 
-With d = dᵥ that is 4·q·kv·d forward and 2.5 times it backward, halved by a causal mask. Source: Dao, FlashAttention-2
-(2023), section 4.1. "Math" is priced as if fused, its kernels being products and softmax that have calls of their own.
+With d = dᵥ these are 4·q·kv·d forward and 2.5 times that backward; a causal mask halves both. Source: Dao,
+FlashAttention-2 (2023), section 4.1. "Math" is priced as if fused: its products and softmax have calls of their own.
 
-Inference servers keep their cache as no argument, or in pages. What a step attends to depends on what the server keeps:
-how many tokens each sequence has behind it. Where no argument holds it, the user may state it (``Operation.told``;
-``foretrace price --assume``). Else the step's tokens are assumed to be one new sequence, and the calls say so.
+Inference servers keep their cache in pages, or outside the arguments. The attended tokens depend on how many tokens
+each sequence already has. If no argument holds that number, the user may state it (``Operation.told``;
+``foretrace price --assume``). Else the step's tokens are assumed to be one new sequence, and the calls are flagged.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from kernel_models.families.registry import Inputs, Unpriceable, both, forward
 from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize
 
 PRODUCTS = {"forward": (1, 1), "backward": (3, 2)}
-"""Products over keys' sizes and over values' of either direction."""
+"""Number of products over the keys' head size and over the values', by direction."""
 
 
 def attended_pairs(q_len: int, kv_len: int, causal: bool, window: int = 0) -> int:
-    """Return query-key pairs of a head: the last query sees the last key; a window counts the query's own token."""
+    """Return the query-key pairs of a head: the last query sees the last key; a window counts the query's own token."""
     first = kv_len - q_len if causal else 0
     if not causal:
         return q_len * (min(window, kv_len) if window else kv_len)
-    # Query i of q_len sees keys 0 … first + i, of which only the last `window`.
+    # Query i of q_len sees keys 0 … first + i, limited to the last `window` of them.
     width = window or kv_len
     ramp_from, ramp_to = max(first + 1, 0), min(first + q_len, width)
     if ramp_to < ramp_from:
@@ -50,7 +50,7 @@ def attention(
 ) -> Iterator[OpCall]:
     """Yield the call of one attention kernel; ``kind`` ends in "_forward" or "_backward".
 
-    ``kv_dtype`` is the type of keys and values where it is another than that of the products.
+    ``kv_dtype`` is the type of keys and values if it differs from the type of the products.
     """
     seen = min(kv_len, window + q_len - 1) if window else kv_len
     queries, keys = batch * heads * q_len, batch * kv_heads * seen
@@ -78,7 +78,7 @@ def _of_tensors(
     op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, heads_at: int, length_at: int, causal: bool,
     window: int = 0,
 ) -> Iterator[OpCall]:
-    """Yield the calls for 4-d tensors whose heads and lengths lie at the given dimensions."""
+    """Yield the calls for 4-d tensors whose heads and lengths are at the given dimensions."""
     if any(len(tensor.shape) != 4 for tensor in (q, k, v)):
         raise Unpriceable(f"{op.name}: {q.shape}")
     flags = ["bias"] if any(map(op.has, ("attn_bias", "attn_mask", "bias"))) else []
@@ -93,7 +93,7 @@ def _packed(
     op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, causal: bool,
     window: int,
 ) -> Iterator[OpCall]:
-    """Yield the calls for the tokens of all sequences side by side, whose mean length is taken."""
+    """Yield the calls for packed sequences (all tokens in one dimension); all have the mean length."""
     if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
         raise Unpriceable(f"{op.name}: {q.shape}")
     batch = max(offsets.elements - 1, 1) if offsets is not None else 1
@@ -132,7 +132,7 @@ _BY_HEADS = (
          "aten::_scaled_dot_product_fused_attention_overrideable_backward(grad_out, query, key, value, attn_bias, "
          "grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)")
 def _heads_second(op: Inputs) -> Iterator[OpCall]:
-    """Yield attention with heads before tokens. For the composite, flash if 16-bit types have no mask."""
+    """Yield attention with heads before tokens; the composite runs flash for 16-bit types without a mask."""
     q, k, v = map(op.tensor, ("query", "key", "value"))
     if op.short_name == "scaled_dot_product_attention":
         kind = "flash" if itemsize(q.dtype) <= 2 and not op.has("attn_mask") else "efficient"
@@ -169,8 +169,8 @@ _FLASH_3 = ("(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_se
          "flash_attn_3::_flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, seqused_q, "
          "seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right)")
 def _tokens_first(op: Inputs) -> Iterator[OpCall]:
-    """Yield attention with tokens before heads, or side by side with offsets of sequences; windows of tokens before and
-    after one's own, -1 for all. The mask's type of memory-efficient kernels is 0 for none, 1 and 2 for causal ones."""
+    """Yield attention with tokens before heads, or packed with offsets of sequences. A window gives the tokens before
+    and after a token, -1 for all. Memory-efficient kernels' mask type is 0 for none, 1 and 2 for causal masks."""
     q, k, v = map(op.tensor, ("query", "key", "value") if "query" in op.names else ("q", "k", "v"))
     kind = "flash3" if "flash_attn_3" in op.name else "efficient" if "efficient" in op.name else "flash"
     causal = op.flag("is_causal") or op.flag("causal") or op.integer("custom_mask_type", 0) > 0
@@ -185,7 +185,7 @@ def _tokens_first(op: Inputs) -> Iterator[OpCall]:
 
 
 def window_of(op: Inputs, causal: bool) -> int:
-    """Return the tokens of a window: before one's own, its own, and after it; 0 for all (recorded as -1 or nothing)."""
+    """Return a window's tokens: before one's own, its own, and after it; 0 for all (recorded as -1 or missing)."""
     before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
     return 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
 
@@ -196,8 +196,8 @@ def over_pages(
 ) -> Iterator[OpCall]:
     """Yield attention of a step's tokens over a cache in pages: (pages, tokens of a page, heads, features).
 
-    Sequences have the recorded longest length, else the length that was assumed for their context. Each sequence is
-    taken to have the same number of the step's tokens.
+    Sequences have the recorded longest length, else the assumed length of their context. Each sequence is assumed to
+    have an equal number of the step's tokens.
     """
     heads, size = q.shape[-2:]
     batch = pages.shape[0] if offsets is None else max(offsets.elements - 1, 1)
@@ -209,15 +209,15 @@ def over_pages(
 
 
 HEAD_SIZE = 128
-"""Features of a head where tensors have heads and features in one dimension and neither is recorded. Set: that of Llama
-and Mistral models."""
+"""Features of a head where tensors have heads and features in one dimension and neither is recorded. Set: the size of
+Llama and Mistral models."""
 
 
 @forward(Family.ATTENTION, "vllm::unified_attention_with_output(query, key, value, output)",
          "vllm::unified_attention(query, key, value)",
          "sglang::unified_attention_with_output(query, key, value, output)")
 def _unified(op: Inputs) -> Iterator[OpCall]:
-    """Yield vLLM's attention: tokens of the step × heads × features, or both of these in one."""
+    """Yield vLLM's attention: tensors are tokens of the step × heads × features, or tokens × (heads · features)."""
     q, k, v = map(op.tensor, ("query", "key", "value"))
     heads, kv_heads, size, v_size = _heads(op, q, k, v)
     sequences, each = _sequences(op, q.shape[0])
@@ -229,7 +229,7 @@ def _unified(op: Inputs) -> Iterator[OpCall]:
 
 
 def _sequences(op: Inputs, tokens: int) -> tuple[int, int]:
-    """Return the sequences of a step, and the tokens of each."""
+    """Return the number of sequences of a step, and of tokens in each."""
     sequences = max(int(op.assume("sequences", 1)), 1)
     return sequences, max(-(-tokens // sequences), 1)
 
@@ -239,7 +239,7 @@ def _sequences(op: Inputs, tokens: int) -> tuple[int, int]:
 def _latent(op: Inputs) -> Iterator[OpCall]:
     """Yield attention over a latent cache that all heads share: each token's latent features and its rotated key.
 
-    Queries have the unabsorbed size; decoding multiplies them into the latent space first, a product of its own.
+    Queries have the size before absorption; decoding first multiplies them into the latent space, a separate product.
     """
     q, latent, rope = map(op.tensor, ("query", "key", "rope"))
     if len(q.shape) != 3:
@@ -253,7 +253,7 @@ def _latent(op: Inputs) -> Iterator[OpCall]:
 
 
 def _heads(op: Inputs, q: TensorSpec, k: TensorSpec, v: TensorSpec) -> tuple[int, int, int, int]:
-    """Return the heads of queries and of keys, and their sizes."""
+    """Return the numbers of query and key heads, and the head sizes of keys and values."""
     if len(q.shape) == 3:
         return q.shape[1], k.shape[1] if len(k.shape) == 3 else k.shape[-1] // q.shape[2], q.shape[2], v.shape[-1]
     if len(q.shape) != 2 or len(k.shape) != 2:
@@ -271,8 +271,8 @@ _CACHE = ("(q, kcache, vcache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_ba
 @forward(Family.ATTENTION, f"flash_attn::fwd_kvcache{_CACHE}", f"flash_attn_2_cuda::fwd_kvcache{_CACHE}",
          f"_vllm_fa2_C::fwd_kvcache{_CACHE}", f"vllm_flash_attn::fwd_kvcache{_CACHE}")
 def _with_cache(op: Inputs) -> Iterator[OpCall]:
-    """Yield FlashAttention over a cache of (sequences, tokens, heads, features), or in pages. The sizes do not say how
-    full it is. Where the table of pages is missing, all sequences are taken to have equally many."""
+    """Yield FlashAttention over a cache of (sequences, tokens, heads, features), or in pages. The sizes do not show how
+    full the cache is. Without a table of pages, all sequences are assumed to have equally many."""
     q, k, v = map(op.tensor, ("q", "kcache", "vcache"))
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise Unpriceable(f"{op.name}: {q.shape}, {k.shape}")
@@ -290,7 +290,7 @@ _VARLEN = ("(q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, blo
 
 @forward(Family.ATTENTION, f"_vllm_fa2_C::varlen_fwd{_VARLEN}", f"flash_attn_2_cuda::varlen_fwd{_VARLEN}")
 def _varlen(op: Inputs) -> Iterator[OpCall]:
-    """Yield FlashAttention-2 as vLLM calls it: sequences in a row, over a cache in pages if there is a table."""
+    """Yield FlashAttention-2 as vLLM calls it: packed sequences, over a cache in pages if there is a page table."""
     q, k, v = map(op.tensor, ("q", "k", "v"))
     window = window_of(op, True)
     if op.has("block_table") and len(k.shape) == 4:
@@ -315,7 +315,7 @@ def _flashinfer(op: Inputs) -> Iterator[OpCall]:
     q, cache = op.tensor("q"), op.tensor("paged_kv_cache")
     if len(q.shape) != 3 or len(cache.shape) != 5:
         raise Unpriceable(f"{op.name}: {q.shape}, {cache.shape}")
-    # Tokens before heads ("NHD") or heads before tokens ("HND"): pages have 16 tokens and more, devices fewer heads.
+    # Tokens before heads ("NHD") or heads before tokens ("HND"): pages have 16 tokens and more, a device fewer heads.
     heads, per_page = sorted(cache.shape[2:4])
     sequences, each = (q.shape[0], 1) if "decode" in op.name else _sequences(op, q.shape[0])
     context = int(op.assume("context", max(cache.shape[0] * per_page // sequences - each, 0)))

@@ -1,8 +1,8 @@
 """Convolutions of one to three dimensions: forward, gradient of the input (dgrad) and of the weight (wgrad).
 
-Dimensions are those of the forward convolution, whichever gradient is computed; sizes of missing dimensions are 1. For
-a transposed convolution they are those of the convolution it is the gradient of. So its forward is a "dgrad" flagged
-"transposed", with the channels and sizes of that convolution.
+Dimensions are those of the forward convolution, also for its gradients; sizes of missing dimensions are 1. A transposed
+convolution is the input's gradient of another convolution, and has that convolution's dimensions. So its forward is a
+"dgrad" flagged "transposed", with the channels and sizes of that convolution.
 
     FLOPs  = ``2 · batch · out_channels · out_d·out_h·out_w · (in_channels / groups) · kernel_d·kernel_h·kernel_w``
              for forward, dgrad and wgrad alike  (+ one addition an output with a bias).
@@ -27,7 +27,7 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A forward convolution's sizes; spatial ones as recorded, one to three long."""
+    """A forward convolution's sizes; spatial sizes as recorded, with one to three dimensions."""
 
     batch: int
     in_channels: int
@@ -43,7 +43,7 @@ class _Convolution:
     flags: tuple[str, ...] = ()
 
     def call(self, kind: str, bias: bool = False) -> Iterator[OpCall]:
-        """Yield forward, dgrad or wgrad; nothing if it works on nothing."""
+        """Yield the call of forward, dgrad or wgrad; none if it has no elements."""
         size = itemsize(self.dtype)
         read_in = self.batch * self.in_channels * prod(self.in_size) * size
         out = self.batch * self.out_channels * prod(self.out_size)
@@ -70,7 +70,7 @@ def _three(sizes: Sizes) -> Sizes:
 
 
 def _layer(op: Inputs, source: TensorSpec, weight: TensorSpec, out: TensorSpec | None = None) -> _Convolution:
-    """Return the layer of tensors as the framework sees them; ``source`` and ``out`` are *its* input and output."""
+    """Return the forward convolution of a layer; ``source`` and ``out`` are the layer's input and output."""
     stride, groups = op.ints("stride"), op.integer("groups", 0)
     padding = (0,) if op.text("padding") == "valid" else op.ints("padding")
     transposed = "transpose" in op.name or op.flag("transposed")
@@ -105,7 +105,7 @@ def _layer(op: Inputs, source: TensorSpec, weight: TensorSpec, out: TensorSpec |
     layout = "nhwc" if source.is_channels_last else "nchw"
     dtype = op.math_dtype(source)
     if transposed:
-        # Its input is the output of the convolution it is the gradient of: weight [in, out / groups, kernel].
+        # A transposed layer's input is the output of that convolution: weight [in, out / groups, kernel].
         return _Convolution(source.shape[0], weight.shape[1] * (groups or 1), channels, groups or 1, reached, size,
                             kernel, steps, spacing, dtype, layout, flags)
     groups = groups or max(channels // max(weight.shape[1], 1), 1)
@@ -156,7 +156,7 @@ def _convolution(op: Inputs) -> Iterator[OpCall]:
          "aten::mkldnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups)",
          "aten::_slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask)")
 def _backward(op: Inputs) -> Iterator[OpCall]:
-    """Yield the gradients that the mask asks for; operations of 2020 and of the CPU never want the bias's."""
+    """Yield the gradients that the mask asks for; operations of 2020 and of the CPU have no bias gradient."""
     grad = op.tensor("grad_output")
     source = op.tensor("input" if "input" in op.names else "self")
     mask = op.ints("output_mask") or (1, 1, int(bool(op.ints("bias_sizes"))))
@@ -166,7 +166,7 @@ def _backward(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.CONV, "aten::cudnn_convolution_backward_input(self_size, grad_output, weight, padding, stride)",
          "aten::miopen_convolution_backward_input(self_size, grad_output, weight, padding, stride)")
 def _input_gradient(op: Inputs) -> Iterator[OpCall]:
-    """Yield the gradient of the input; an input size that was not recorded is assumed to be the output's."""
+    """Yield the gradient of the input; an input size that was not recorded is assumed to equal the output's."""
     grad, weight = op.tensor("grad_output"), op.tensor("weight")
     size = op.ints("self_size")
     channels = weight.shape[1:2]
@@ -178,7 +178,7 @@ def _input_gradient(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.CONV, "aten::cudnn_convolution_backward_weight(weight_size, grad_output, self, padding, stride)",
          "aten::miopen_convolution_backward_weight(weight_size, grad_output, self, padding, stride)")
 def _weight_gradient(op: Inputs) -> Iterator[OpCall]:
-    """Yield the gradient of the weight; a weight size that was not recorded is assumed to be a kernel of 1."""
+    """Yield the gradient of the weight; for a weight size that was not recorded, a kernel of size 1 is assumed."""
     grad, source = op.tensor("grad_output"), op.tensor("self")
     size = op.ints("weight_size")
     ones = (1,) * (len(source.shape) - 2)
@@ -206,7 +206,7 @@ def _layer_backward(op: Inputs) -> Iterator[OpCall]:
 
 
 def _gradients(layer: _Convolution, mask: Sizes, grad: TensorSpec) -> Iterator[OpCall]:
-    """Yield the gradients; for a transposed convolution that of the input is a forward convolution."""
+    """Yield the gradients; the input's gradient of a transposed convolution is a forward convolution."""
     if mask[0]:
         yield from layer.call("forward" if "transposed" in layer.flags else "dgrad")
     if mask[1]:

@@ -1,6 +1,6 @@
 """Copies, casts, concatenation, transfers, random numbers, and views, which copy nothing.
 
-Copies: elements, and how many lie side by side in both tensors (= elements: one run). A cast is a copy that changes the
+Copies: elements, and how many are contiguous in both tensors (= elements: one run). A cast is a copy that changes the
 element type; its dtype is the target's. Concatenation: elements of the output, tensors joined, and the mean length of
 the pieces that are copied in one run. Transfers and memsets: bytes.
 
@@ -9,10 +9,10 @@ the pieces that are copied in one run. Transfers and memsets: bytes.
 
 Source: the definition. Kinds of transfers: "h2d", "d2h", "d2d", "p2p"; flags "pinned" or "pageable": the host's side.
 
-Operations without device work are views, metadata, memory that is only reserved, and bookkeeping. Source: PyTorch
-2.13's schemas (operations whose result aliases an input that they do not write), and operations that only look at sizes
-or reserve memory. Composites such as ``aten::reshape`` or ``aten::contiguous`` that copy do so in an operation of their
-own, which is priced.
+Operations without device work are views, metadata, reservations of memory, and bookkeeping. Source: PyTorch 2.13's
+schemas (operations whose result aliases an input that they do not write), and operations that only look at sizes or
+reserve memory. Composites such as ``aten::reshape`` or ``aten::contiguous`` copy in an operation of their own, which is
+priced.
 
 Random numbers and dropout. Dimensions: elements.
 
@@ -61,7 +61,7 @@ def copy(source: TensorSpec, target: TensorSpec) -> Iterator[OpCall]:
 
 
 def _common_run(source: TensorSpec, target: TensorSpec) -> int:
-    """Return the elements in a row that lie side by side in both, in the target's order of dimensions."""
+    """Return the contiguous elements of a run in both tensors, in the target's order of dimensions."""
     if source.shape != target.shape:
         return target.shape[-1] if target.shape else 1
     expected = 1
@@ -73,7 +73,7 @@ def _common_run(source: TensorSpec, target: TensorSpec) -> int:
 
 
 def concat(kind: str, tensors: list[TensorSpec], dim: int, dtype: str) -> Iterator[OpCall]:
-    """Join tensors along a dimension, or take them apart."""
+    """Yield the call that joins these tensors along a dimension, or splits a tensor into these."""
     tensors = [tensor for tensor in tensors if tensor.elements]
     if not tensors:
         return
@@ -118,14 +118,14 @@ def _clone(op: Inputs) -> Iterator[OpCall]:
             (f"from={source.stored}",), bytes_read=float(source.bytes),
             bytes_written=float(elements * itemsize(source.dtype)))
         return
-    # A clone keeps a dense source's order of dimensions.
+    # A clone of a dense source keeps its order of dimensions.
     same = source.is_dense and op.short_name == "clone" and not op.arguments[1:2]
     yield from copy(source, source if same else TensorSpec(source.shape, source.dtype))
 
 
 @forward(Family.COPY, "aten::_to_copy(self, dtype)", "aten::to(self, dtype)", "aten::type_as(self, other)")
 def _to(op: Inputs) -> Iterator[OpCall]:
-    """Yield a cast where the element type changes. ``aten::to`` to the same type, or to one not recorded, is free."""
+    """Yield a cast if the element type changes; ``aten::to`` with an equal or unrecorded type is free."""
     source = op.tensor("self")
     other = op.optional("other")
     wanted = other.dtype if other is not None else op.dtype("dtype")
@@ -153,7 +153,7 @@ def _pad(op: Inputs) -> Iterator[OpCall]:
     "_reshape_copy", "lift_fresh_copy", "view_copy", "expand_copy", "permute_copy", "transpose_copy", "t_copy",
     "slice_copy", "select_copy", "squeeze_copy", "unsqueeze_copy", "alias_copy", "detach_copy", "as_strided_copy")))
 def _view_copy(op: Inputs) -> Iterator[OpCall]:
-    """Yield the copy that a view was made to be: of what the whole tensor holds, at most."""
+    """Yield the copy of a view; the view is assumed to be as large as the whole tensor."""
     source = op.tensor("self")
     yield from copy(source, TensorSpec(source.shape, source.dtype))
 
@@ -162,7 +162,7 @@ def _view_copy(op: Inputs) -> Iterator[OpCall]:
          "aten::select_backward(grad_output, input_sizes)",
          "aten::diagonal_backward(grad_output, input_sizes)", "aten::unfold_backward(grad_in, input_sizes)")
 def _view_backward(op: Inputs) -> Iterator[OpCall]:
-    """Yield zeros of the viewed tensor's size, then the gradient copied to its place."""
+    """Yield zeros of the viewed tensor's size, then a copy of the gradient into its place."""
     grad, size = op.tensor(op.names[0]), op.ints("input_sizes")
     if size is None:
         op.missing("size")
@@ -172,7 +172,7 @@ def _view_backward(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.COPY, "aten::slice_scatter(self, src)", "aten::select_scatter(self, src)")
 def _view_scatter(op: Inputs) -> Iterator[OpCall]:
-    """Yield a copy of the whole, and a copy of the part over it."""
+    """Yield a copy of the whole tensor, then a copy of the part into it."""
     for tensor in (op.tensor("self"), op.tensor("src")):
         yield from copy(tensor, tensor)
 
@@ -193,9 +193,9 @@ def _pad_backward(op: Inputs) -> Iterator[OpCall]:
          "aten::hstack(tensors)", "aten::vstack(tensors)", "aten::_chunk_cat(tensors, dim)",
          "aten::flatten_dense_tensors(tensors)")
 def _cat(op: Inputs) -> Iterator[OpCall]:
-    """Yield a concatenation; the size of a list that was not recorded is that of the tensor it is written into.
+    """Yield a concatenation; a list that was not recorded has the size of the output tensor.
 
-    Older profilers put that tensor first.
+    Older profilers put the output first.
     """
     tensors = op.optional_list("tensors")
     out = op.optional("tensors") or op.optional("out")
@@ -237,7 +237,7 @@ def _copied_in(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.CONCAT, "fsdp::split_with_sizes_copy(all_gather_output, all_gather_input_split_sizes, dim, out)")
 def _copied_out(op: Inputs) -> Iterator[OpCall]:
-    """Yield FSDP2's copies of a block's parameters out of what was gathered."""
+    """Yield FSDP2's copies of a block's parameters out of the all-gather's output."""
     source, pieces = op.tensor("all_gather_output"), op.optional_list("out")
     yield from concat("split", pieces or [source], 0, source.dtype)
 
@@ -245,7 +245,7 @@ def _copied_out(op: Inputs) -> Iterator[OpCall]:
 @backward(Family.COPY, "aten::cat(tensors, dim)", "aten::stack(tensors, dim)", "aten::unbind(self)",
           "aten::clone(self)", "aten::contiguous(self)")
 def _views(op: Inputs) -> Iterator[OpCall]:
-    """Yield nothing: gradients of joined tensors are views of the gradient, and a copy's passes on as it is."""
+    """Yield nothing: gradients of joined tensors are views of the gradient; a copy passes its gradient on."""
     yield from ()
 
 
@@ -261,7 +261,7 @@ def _cast_back(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.TRANSFER, "aten::_local_scalar_dense(self)", "aten::item(self)")
 def _to_number(op: Inputs) -> Iterator[OpCall]:
-    """Yield the copy of one number to the host, which waits for it."""
+    """Yield the copy of one number to the host; the host waits for it."""
     yield transfer("d2h", itemsize(op.tensor("self").dtype), ("pageable",))
 
 
@@ -296,18 +296,18 @@ MEMORY = words(
     "record_stream _cudnn_rnn_flatten_weight _efficientzerotensor")
 
 free(*(f"aten::{name}" for name in (*VIEWS, *METADATA, *MEMORY)), "detach", "detach_", "prim::device", "prim::dtype",
-     "_c10d_functional::wait_tensor")  # the stream waits; nothing runs
+     "_c10d_functional::wait_tensor")  # the stream waits, no kernel runs
 
 
 _IN_PLACE = words("uniform normal bernoulli random exponential cauchy log_normal geometric rand_like randn_like "
                   "randint_like poisson binomial _standard_gamma _sample_dirichlet")
 _NEW = words("rand randn randint")
 _HAND_BACK = words("dropout feature_dropout")
-"""Dropouts that do nothing at p = 0 (ATen/native/Dropout.cpp); the native operator draws its mask all the same."""
+"""Dropouts that do nothing at p = 0 (ATen/native/Dropout.cpp); the native operator draws its mask even then."""
 
 
 def random(kind: str, elements: int, dtype: str) -> Iterator[OpCall]:
-    """Yield the drawing of random numbers; kind "dropout" drops an input's elements."""
+    """Yield the call that draws random numbers; with kind "dropout" it also drops elements of an input."""
     if not elements:
         return
     size, drops = itemsize(dtype), kind == "dropout"
@@ -324,7 +324,7 @@ def _fill(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.RANDOM, *(f"aten::{name}(size)" for name in _NEW))
 def _new(op: Inputs) -> Iterator[OpCall]:
-    """Yield a new tensor: its size is the first list of numbers; fp32, or int64 for integers, if no type shows."""
+    """Yield a new tensor with the first list of numbers as its size; fp32, or int64 for integers, by default."""
     lists = [argument.value for argument in op.arguments if argument.value.startswith("[")]
     if not lists:
         op.tensor("size")
@@ -335,7 +335,7 @@ def _new(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.RANDOM, "aten::native_dropout(input, p, train)", "aten::_fused_dropout(input, p)",
          "aten::dropout(input, p, train)", "aten::feature_dropout(input, p, train)")
 def _dropout(op: Inputs) -> Iterator[OpCall]:
-    """Yield a dropout; nothing outside training or at p = 0: the input is handed back."""
+    """Yield a dropout; nothing outside training or at p = 0, where the input is returned."""
     tensor = op.tensor("input")
     drops = op.short_name not in _HAND_BACK or op.number("p") != 0
     if drops and op.flag("train", True):

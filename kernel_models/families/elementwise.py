@@ -1,13 +1,13 @@
 """Elementwise operations, their usual fusions, and kernels over lists of tensors: optimizers, generated code.
 
-Dimensions: elements of the output, tensors read, and elements of all inputs as stored (a broadcast input counts once;
-numbers and tensors without dimensions count neither).
+Dimensions: elements of the output, number of tensors read, and elements of all inputs as stored. A broadcast input
+counts once; numbers and tensors without dimensions do not count.
 
     FLOPs  = elements × operations an element (1, more for the activations listed in ``OPERATIONS``)
     Bytes  = every input's distinct elements read, every output element written, each in its own type
 
-Source: the definition. Layout: "" where all tensors lie alike without holes, "broadcast" where an input is smaller
-than the output, "strided" where one has holes or another order of dimensions.
+Source: the definition. Layout: "" where all tensors have one memory order without holes, "broadcast" where an input is
+smaller than the output, "strided" where one has holes or another order of dimensions.
 
 Lists (``_foreach_*``, ``_fused_*``, Apex). Dimensions: tensors in the list and elements of all of them.
 
@@ -17,8 +17,8 @@ Lists (``_foreach_*``, ``_fused_*``, Apex). Dimensions: tensors in the list and 
 Source: the update rules as PyTorch's ``_fused_adam``, ``_fused_sgd`` and ``_fused_adagrad`` apply them. Profilers leave
 out the sizes of lists of more than 30 tensors: such calls are "unsized".
 
-Kernels of Triton and Inductor are priced by the tensors they are given. Dimensions: elements of the output (the last
-tensor among the arguments), tensors, elements of all tensors.
+Kernels of Triton and Inductor are priced by their tensor arguments. Dimensions: elements of the output (the last tensor
+among the arguments), tensors, elements of all tensors.
 
     FLOPs  = one an element read (what is fused is not among the arguments)
     Bytes  = every tensor read once but the output, which is written
@@ -53,7 +53,7 @@ OPERATIONS = {
     "exp": 1, "addcmul": 3, "addcdiv": 3, "lerp": 3, "sigmoid_backward": 3, "tanh_backward": 3, "silu_and_mul": 5,
     "gelu_and_mul": 9, "rotary_embedding": 3, "nan_to_num": 3, "glu": 4, "glu_backward": 6, "fill": 0, "clone": 0,
 }
-"""Floating-point operations an element, where it is not one; counted from the formulas with one for each function."""
+"""Floating-point operations per element, where not 1; counted from the formulas, one for each function."""
 
 _COMPARISONS = words(
     "eq ne lt le gt ge isin logical_and logical_or logical_xor isclose not_equal greater greater_equal less less_equal")
@@ -84,7 +84,7 @@ def elementwise(
     kind: str, inputs: Sequence[TensorSpec], shape: tuple[int, ...] | None = None, out_dtype: str = "", *,
     dtype: str = "",
 ) -> Iterator[OpCall]:
-    """Yield one pass over the broadcast shape of the inputs (or ``shape``); none if that is empty."""
+    """Yield one pass over the broadcast shape of the inputs (or ``shape``); none if the shape is empty."""
     shape = broadcast([tensor.shape for tensor in inputs]) if shape is None else shape
     elements = prod(shape)
     if elements <= 0:
@@ -123,8 +123,8 @@ def _binary(op: Inputs) -> Iterator[OpCall]:
     if floating and not dtype.startswith(("fp", "bf", "tf", "complex")):
         dtype = "fp32"
     stored = op.stored_entries("other") if op.short_name in ("add", "sub") else None
-    if stored is not None:  # an optimizer's step with the gradient of look-ups: the rows that were looked up
-        from kernel_models.families.index import index  # imports this module
+    if stored is not None:  # an optimizer's step with a sparse gradient: only the looked-up rows
+        from kernel_models.families.index import index  # that module imports this one
 
         row = prod(tensors[0].shape[1:])
         yield from index("index_add", stored * row, row, tensors[0].elements, tensors[0].dtype)
@@ -180,7 +180,7 @@ def _number(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, "aten::arange(end)", "aten::linspace(start)", "aten::eye(n)", "aten::range(end)",
          "aten::logspace(start)")
 def _sequence(op: Inputs) -> Iterator[OpCall]:
-    """Yield a range; its length is that of a recorded output, otherwise it follows from the numbers."""
+    """Yield a range; its length is that of the recorded output, else it follows from the numbers."""
     outputs = [tensor for tensor in op.tensors() if tensor.shape]
     if outputs and outputs[-1].elements:
         yield from elementwise("fill", [], outputs[-1].shape, outputs[-1].dtype)
@@ -239,7 +239,7 @@ _QUANTIZERS = {
 
 @forward(Family.ELEMENTWISE, *(f"fbgemm::{name}(input)" for name in _QUANTIZERS))
 def _quantize(op: Inputs) -> Iterator[OpCall]:
-    """Yield casts between floats and packed bytes, a value an element (row scales, a few bytes a row, are left out)."""
+    """Yield casts between floats and packed bytes, one value per element (a few bytes of row scales are left out)."""
     source = op.tensor("input")
     yield from elementwise(op.short_name, [source], source.shape, _QUANTIZERS[op.short_name])
 
@@ -256,8 +256,8 @@ def _activation_backward(op: Inputs) -> Iterator[OpCall]:
 @backward(Family.ELEMENTWISE, "aten::add(self, other)", "aten::sub(self, other)", "aten::mul(self, other)",
           "aten::div(self, other)")
 def _gradients_of_operands(op: Inputs) -> Iterator[OpCall]:
-    """Yield for each operand the product of its factor and the gradient (none for a sum, which passes the gradient on),
-    and a sum where the operand was broadcast."""
+    """Yield for each operand the products of the gradient with its factor (none for a sum, which passes the gradient
+    on), and a sum where the operand was broadcast."""
     products = {"mul": 1, "div": 2}.get(op.short_name, 0)
     operands = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
     shape = broadcast([tensor.shape for tensor in operands])
@@ -274,7 +274,7 @@ def _gradients_of_operands(op: Inputs) -> Iterator[OpCall]:
 
 @backward(Family.ELEMENTWISE, "aten::sum(self, dim)", "aten::mean(self, dim)")
 def _spread(op: Inputs) -> Iterator[OpCall]:
-    """Yield the broadcast of a gradient: a view for a sum, divided by the count for a mean."""
+    """Yield the broadcast of a gradient: no call for a sum (a view), a division by the count for a mean."""
     if op.short_name == "mean":
         tensor = op.tensor("self")
         yield from elementwise("div", [TensorSpec(tensor.shape, tensor.dtype, (0,) * len(tensor.shape))], tensor.shape)
@@ -285,13 +285,13 @@ without_gradient(*(f"aten::{name}" for name in (*_COMPARISONS, *_TESTS, *_FILLS)
 
 _OPERATIONS = {"fused_adam": 12, "fused_adamw": 13, "fused_sgd": 4, "fused_adagrad": 8, "foreach_addcmul": 3,
                "foreach_addcdiv": 3, "foreach_lerp": 3, "foreach_norm": 2, "foreach_copy": 0, "foreach_zero": 0}
-"""Floating-point operations an element, counted in the update rules above."""
+"""Floating-point operations per element, counted in the update rules above."""
 _ONLY_READ = frozenset({"foreach_norm", "foreach_max"})
 _ONLY_WRITTEN = frozenset({"foreach_zero"})
 
 
 def optimizer(kind: str, lists: list[list[TensorSpec]], written: int) -> Iterator[OpCall]:
-    """Yield one pass over lists of equally large tensors, the first the results'; ``written`` lists are written."""
+    """Yield one pass over lists of equally large tensors; the first is the result, ``written`` are written."""
     first = lists[0]
     elements = sum(tensor.elements for tensor in first)
     if not elements:
@@ -312,13 +312,13 @@ def optimizer(kind: str, lists: list[list[TensorSpec]], written: int) -> Iterato
 
 @pattern(Family.OPTIMIZER, r"aten::_foreach_\w+(\.\w+)?")
 def _foreach(op: Inputs) -> Iterator[OpCall]:
-    """Yield the work on lists: each list is read once; one list is written, none by norms."""
+    """Yield the work on lists of tensors: each list is read once; one list is written (none by norms)."""
     kind = plain_name(op.name).lstrip("_")
     lists = [tensors for tensors in op.lists() if tensors]
     if not lists:
         op.missing("lists")
     if kind == "foreach_copy":
-        # The target comes first and is only written.
+        # The target list comes first and is only written.
         yield from optimizer(kind, lists[1:2] or lists[:1], 1)
         return
     yield from optimizer(kind, lists, 0 if kind in _ONLY_READ else 1)
@@ -328,7 +328,7 @@ def _foreach(op: Inputs) -> Iterator[OpCall]:
          "aten::_fused_adamw(self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)",
          "aten::_fused_sgd(self, grads, momentum_buffer_list)", "aten::_fused_adagrad(self, grads, state_sums)")
 def _fused(op: Inputs) -> Iterator[OpCall]:
-    """Yield a fused optimizer: parameters, gradients and states are read, parameters and states written."""
+    """Yield a fused optimizer: it reads parameters, gradients and states, and writes parameters and states."""
     op.tensor_list("self")
     lists = [tensors for tensors in map(op.optional_list, op.names) if tensors]
     yield from optimizer(op.short_name.lstrip("_"), lists, len(lists) - 1)
@@ -367,6 +367,6 @@ def _generated(op: Inputs) -> Iterator[OpCall]:
 
 
 def triton_kind(name: str) -> str:
-    """Return the kind of a kernel's name: "triton_poi_fused_add_0" → "pointwise"; "user" for hand-written ones."""
+    """Return the kind of a generated kernel: "triton_poi_fused_add_0" → "pointwise"; "user" for hand-written ones."""
     parts = name.split("_")
     return _KINDS.get(parts[1], "user") if parts[0] == "triton" and len(parts) > 1 else "user"

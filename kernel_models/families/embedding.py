@@ -1,6 +1,6 @@
 """Embedding tables: lookups, bags of lookups, fused lookups of several tables, and their gradients.
 
-Dimensions: lookups in all, output rows (bags; = lookups without pooling), rows and columns of a table, tables.
+Dimensions: number of lookups, output rows (bags; = lookups without pooling), rows and columns of a table, tables.
 
     FLOPs  = lookups·columns with pooling (one addition each), else 0; fused backward with the optimizer 5 times that.
     Bytes  = forward: ``lookups·columns`` of the table + the indices read, ``bags·columns`` written.
@@ -9,8 +9,8 @@ Dimensions: lookups in all, output rows (bags; = lookups without pooling), rows 
              Backward, sparse: the gradient and indices read, a row of gradient written for every look-up.
 
 Source: the definition (Lin et al. 2022, arXiv 2201.07821, section IV for the fused ones). Rows looked up twice count
-twice; how often they repeat, and which table and bag they are of, ``OpCall.accesses`` tells where it is known. Flags:
-"weighted"; "assumed" where columns are not recorded; "host_rows" where rows come from the host's memory.
+twice; ``OpCall.accesses`` holds how often rows repeat, and their tables and bags, where known. Flags: "weighted";
+"assumed" where columns are not recorded; "host_rows" where rows come from the host's memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tracer.lookup_data.noted import noted_tables
 from tracer.lookup_data.tables import QUANTIZED, TABLE_DTYPES, EmbeddingTable, stored_row_bytes
 
 _COLUMNS = 128
-"""Columns of a table that nothing records: in the middle of published recommendation models' 16 to 320."""
+"""Columns of a table where none are recorded: in the middle of published recommendation models' 16 to 320."""
 
 
 def embedding(
@@ -64,7 +64,7 @@ def embedding(
 
 
 def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
-    """Return the look-up, or its gradient, of tables that are noted otherwise; any other call as it is."""
+    """Return a look-up, or its gradient, with the tables ``noted`` instead of its own; other calls unchanged."""
     if call.family is not Family.EMBEDDING or not noted or "unsized" in call.flags:
         return call
     lookups, bags, rows, columns, _ = call.dims
@@ -74,7 +74,7 @@ def with_tables(call: OpCall, noted: Sequence[EmbeddingTable]) -> OpCall:
 
 def _accesses(noted: Sequence[EmbeddingTable], kind: str, lookups: int, bags: int, rows: int, columns: int, dtype: str,
               weighted: bool) -> tuple[TablePart, ...]:
-    """Return each table's share of these look-ups: by its bags in the batch it was noted in, scaled to this batch."""
+    """Return each table's share of the look-ups: its bags in the batch in which it was noted, scaled to this batch."""
     pooled, total = kind.startswith("bag"), sum(table.bag for table in noted)
     fused = kind.endswith("_fused")
     optimizer: dict[str, Any] = {} if fused else {"optimizer": "none"}
@@ -110,7 +110,7 @@ def _embedding(op: Inputs) -> Iterator[OpCall]:
 
 
 def _kind(op: Inputs, kind: str) -> str:
-    """Return the kind of a look-up, or of its gradient: sparse by its name, or by its argument."""
+    """Return the kind of a look-up, or of its gradient: sparse by the operation's name, or by its argument."""
     sparse = op.is_backward and ("sparse" in op.name or op.flag("sparse"))
     return kind + op.suffix + ("_sparse" if sparse else "")
 
@@ -158,14 +158,14 @@ _FUSED = tuple(
 
 @both(Family.EMBEDDING, *_FUSED, _DENSE)
 def _fused_tables(op: Inputs) -> Iterator[OpCall]:
-    """Yield look-ups of several tables in one kernel; offsets give the bags of all tables, and an end."""
+    """Yield look-ups of several tables in one kernel; offsets hold the bags of all tables, and an end."""
     kind = f"bag{op.suffix}" + ("_fused" if op.is_backward and "dense" not in op.name else "")
     weights, indices, offsets = op.tensor("dev_weights"), op.tensor("indices"), op.tensor("offsets")
     if not weights.elements and "uvm_weights" in op.names:
         weights = max((op.tensor(name) for name in ("uvm_weights", "lxu_cache_weights")), key=lambda t: t.elements)
     tables = max(op.tensor("D_offsets").elements - 1, 1)
     total, flags = op.number("total_D"), ["weighted"] if op.has("indice_weights") else []
-    # Row-wise Adagrad keeps a number a row: the longest vector of floats that divides the weights tells the columns.
+    # Row-wise Adagrad keeps a number per row: the longest vector of floats that divides the weights gives the columns.
     state = [t.elements for t in op.tensors()[11:] if t.dtype == "fp32" and 1 < t.elements < weights.elements]
     if total:
         columns = max(round(total / tables), 1)
@@ -187,16 +187,16 @@ _PRECISIONS = {"max_int4_D": "int4", "max_int8_D": "int8", "max_float16_D": "fp1
          "weights_offsets, weights_tys, D_offsets, total_D, max_int2_D, max_int4_D, max_int8_D, max_float16_D, "
          "max_float32_D, indices, offsets, pooling_mode, indice_weights, output_dtype, lxu_cache_weights)")
 def _inferred_tables(op: Inputs) -> Iterator[OpCall]:
-    """Yield look-ups of tables without gradients; of several precisions the widest is taken for all.
+    """Yield look-ups of tables without gradients; the widest of several precisions is used for all.
 
-    Weights are bytes. All in one memory: the device's if it has any, else the host's, with a cache if there is one.
+    Weights are bytes. All are in one memory: the device's if it has any, else the host's, with a cache if there is one.
     """
     near, far, kept = (op.optional(name) for name in ("dev_weights", "uvm_weights", "lxu_cache_weights"))
     indices, offsets = op.tensor("indices"), op.tensor("offsets")
     tables = max(op.tensor("D_offsets").elements - 1, 1)
     stored = [dtype for name, dtype in _PRECISIONS.items() if op.integer(name, 0) > 0]
     dtype, total = stored[-1] if stored else "int8", op.integer("total_D", 0)
-    columns = 2 * max(round(total / tables / 2), 1) if total else _COLUMNS  # even: what int4 fills bytes with
+    columns = 2 * max(round(total / tables / 2), 1) if total else _COLUMNS  # even, because int4 fills whole bytes
     flags = ["weighted"] if op.has("indice_weights") else []
     if len(stored) != 1 or not total:
         flags.append("assumed")
@@ -217,10 +217,10 @@ def _inferred_tables(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.EMBEDDING, *(f"torch::autograd::CppNode<SplitLookupFunction_{optimizer}_Op>(grad)"
                              for optimizer in (*_OPTIMIZERS, "Dense")))
 def _fused_backward_node(op: Inputs) -> Iterator[OpCall]:
-    """Price fused tables' backward where only the gradient [samples, columns of all tables] was recorded.
+    """Yield fused tables' backward where only the gradient [samples, columns of all tables] was recorded.
 
-    One lookup a bag is assumed, in tables of 128 columns; with the forward operation known, its arguments tell better
-    (see ``kernel_models.trace_calls``).
+    One lookup per bag is assumed, in tables of 128 columns. ``kernel_models.trace_calls`` uses the forward operation's
+    arguments instead where it is known.
     """
     grad = op.tensor("grad")
     samples, total = grad.shape[0], grad.elements // max(grad.shape[0], 1)

@@ -1,13 +1,13 @@
 """Matrix products.
 
-Dimensions: out[batch, m, n] = A[batch, m, k] · B[batch, k, n], in elements. Layout: how A and B lie in memory, "n"
+Dimensions: out[batch, m, n] = A[batch, m, k] · B[batch, k, n], in elements. Layout: memory order of A and B, "n"
 row-major and "t" column-major; a linear layer's forward, whose weight is stored [n, k], is "nt".
 
     FLOPs  = ``2·batch·m·n·k`` (+ ``batch·m·n`` with a bias or an accumulated input); four times the first for complex
              numbers, twice for packed pairs of fp4 (k counts pairs).
     Bytes  = A + B + out + bias (n) or accumulated input (m·n), each distinct element once.
 
-A multiply-add is two operations. Source: the definition of a matrix product; it is what TraceLens and NVIDIA's "Matrix
+A multiply-add is two operations. Source: the definition of a matrix product, as TraceLens and NVIDIA's "Matrix
 Multiplication Background User's Guide" count. fp8 products write the type they were asked for (flag "out_bf16").
 """
 
@@ -24,13 +24,13 @@ FLIP = {"n": "t", "t": "n"}
 
 
 def layout_of(matrix: TensorSpec) -> str:
-    """Return how the last two dimensions lie: "n" row-major, "t" column-major; anything else is copied first, to
-    "n"."""
+    """Return the order of the last two dimensions: "n" row-major, "t" column-major; other layouts are copied to "n"
+    first."""
     rows, columns = matrix.shape[-2:]
     row_step, column_step = matrix.strides[-2:]
     if rows > 1 and columns > 1:
         return "t" if row_step == 1 and column_step >= rows else "n"
-    # A single row or column lies either way; its step to the next one tells what the whole matrix would be.
+    # A single row or column has either order; its step to the next one shows the order of the whole matrix.
     return "t" if row_step == 1 and column_step != 1 and column_step >= rows else "n"
 
 
@@ -41,7 +41,7 @@ def gemm(
     """Yield the call of one product; none if it has no results.
 
     ``added`` is "bias" (n values) or "accumulate" (m·n values). ``shared`` names the operand, "a" or "b", that all
-    products of the batch share. ``weight_dtype`` is the type that B is stored in, if another than it is multiplied in
+    products of the batch share. ``weight_dtype`` is the stored type of B, if it differs from the type of the products
     ("int4", "fp4": values, not packed pairs).
     """
     results = batch * m * n
@@ -76,7 +76,7 @@ def product(
     flags: tuple[str, ...] = (),
     kind: str = "",
 ) -> Iterator[OpCall]:
-    """Yield a · b for matrices or batches of them, with ``added`` as the framework broadcasts it."""
+    """Yield a · b for matrices or batches of them, plus ``added``, which is broadcast as in the framework."""
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise Unpriceable(f"{op.name}: {a.shape} · {b.shape}")
     m, k = a.shape[-2:]
@@ -95,7 +95,7 @@ def product(
          "aten::addmm(self, mat1, mat2, beta, alpha)", "aten::_addmm_activation(self, mat1, mat2)",
          "aten::baddbmm(self, batch1, batch2, beta, alpha)", "aten::addbmm(self, batch1, batch2)")
 def _mm(op: Inputs) -> Iterator[OpCall]:
-    """Yield one matrix times another; of three matrices, the first is added to the product of the others."""
+    """Yield a matrix product; with three matrices, the first is added to the product of the others."""
     adds = len(op.names) > 2
     a, b = map(op.tensor, op.names[1:3] if adds else op.names)
     unused = op.short_name == "baddbmm" and op.number("beta") == 0
@@ -121,7 +121,7 @@ def _cutlass_scaled_mm(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.GEMM, "aten::_grouped_mm(self, mat2, offs, bias)",
          "aten::_scaled_grouped_mm(self, mat2, scale_a, scale_b, offs, bias, scale_result, out_dtype)")
 def _grouped_mm(op: Inputs) -> Iterator[OpCall]:
-    """Yield products of a batch of different heights, given by offsets, priced with their mean height."""
+    """Yield a batch of products of different heights, given by offsets; all are priced with the mean height."""
     a, b, offsets = op.tensor("self"), op.tensor("mat2"), op.optional("offs")
     if len(a.shape) == 3 and len(b.shape) == 3:
         yield from product(op, a, b)
@@ -196,7 +196,7 @@ def _matmul(op: Inputs) -> Iterator[OpCall]:
 
 
 def _matmul_operands(op: Inputs) -> tuple[TensorSpec, TensorSpec]:
-    """Fold dimensions as ``torch.matmul`` does: a 2-d right-hand side turns all leading ones of the left into rows."""
+    """Return operands folded as in ``torch.matmul``: a 2-d right operand makes the left's leading dimensions rows."""
     a, b = op.tensor("self"), op.tensor("other")
     if not a.shape or not b.shape:
         raise Unpriceable("a number is no matrix")
@@ -225,7 +225,7 @@ def _addmm_backward(op: Inputs) -> Iterator[OpCall]:
 
 
 def _both_gradients(op: Inputs, a: TensorSpec, b: TensorSpec) -> Iterator[OpCall]:
-    """Yield dA = dC·Bᵀ, and dB = Aᵀ·dC, which for a column-major B PyTorch computes as dBᵀ = dCᵀ·A."""
+    """Yield dA = dC·Bᵀ, and dB = Aᵀ·dC, which PyTorch computes as dBᵀ = dCᵀ·A for a column-major B."""
     batch = max(prod(a.shape[:-2]), prod(b.shape[:-2]))
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     dtype, lies_a, lies_b = op.math_dtype(a), layout_of(a), layout_of(b)

@@ -1,6 +1,6 @@
 """Gather, scatter, indexing, masks, and the permutations of sparse features.
 
-Dimensions: elements moved, side-by-side elements of each piece, elements of the indexed tensor.
+Dimensions: elements moved, contiguous elements of each piece, elements of the indexed tensor.
 
     FLOPs  = 0, or one addition an element for those that accumulate.
     Bytes  = elements read and written, and an index (int64 unless flagged) a piece; accumulating ones read twice
@@ -26,7 +26,7 @@ def index(
     kind: str, elements: int, inner: int, source_elements: int, dtype: str, index_dtype: str = "int64",
     flags: tuple[str, ...] = (),
 ) -> Iterator[OpCall]:
-    """Yield the call of one indexed movement; none if it moves nothing."""
+    """Yield the call of one indexed copy; none if it moves no elements."""
     if not elements:
         return
     size, adds = itemsize(dtype), kind in _ACCUMULATE
@@ -59,7 +59,7 @@ def _gather(op: Inputs) -> Iterator[OpCall]:
 
 
 def _shared_by(chosen: TensorSpec) -> int:
-    """Return the side-by-side elements that one stored index picks: an expanded one (an embedding's) picks rows."""
+    """Return the number of contiguous elements per stored index: an expanded index (an embedding's) picks rows."""
     inner = 1
     for size, step in zip(reversed(chosen.shape), reversed(chosen.strides), strict=True):
         if step != 0:
@@ -94,7 +94,7 @@ def _index_fill(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INDEX, "aten::index(self, indices)", "aten::_unsafe_index(self, indices)")
 def _index(op: Inputs) -> Iterator[OpCall]:
-    """Yield an indexing; where indices were not recorded, as much as the tensor holds is taken to be read."""
+    """Yield an indexing; without recorded indices, the whole tensor is assumed to be read."""
     source, chosen = op.tensor("self"), op.optional_list("indices")
     if not chosen:
         yield from index("index", source.elements, 1, source.elements, source.dtype, flags=("assumed",))
@@ -104,12 +104,12 @@ def _index(op: Inputs) -> Iterator[OpCall]:
 
 
 def _chosen(source: TensorSpec, indices: list[TensorSpec]) -> tuple[int, int]:
-    """Return the pieces that indices choose of a tensor, and elements of each. A mask goes along as many dimensions as
-    it has, and may choose all of them."""
+    """Return the number of pieces that indices choose, and the elements of each. A mask covers as many dimensions as it
+    has, and is assumed to choose all elements."""
     pieces, along = [], 0
     for each in indices:
         sizes = source.shape[along:along + len(each.shape)]
-        # Profilers that write no type of lists' tensors: nobody else's indices have the tensor's own sizes.
+        # Some profilers record no type of tensors in lists: an index with the tensor's own sizes is a mask.
         mask = each.dtype in ("bool", "uint8") or (len(sizes) > 1 and each.shape == sizes)
         pieces.append((each.elements,) if mask else each.shape)
         along += len(each.shape) if mask else 1
@@ -122,7 +122,7 @@ def _chosen(source: TensorSpec, indices: list[TensorSpec]) -> tuple[int, int]:
 def _index_put(op: Inputs) -> Iterator[OpCall]:
     target, chosen, values = op.tensor("self"), op.optional_list("indices"), op.tensor("values")
     picked, inner = _chosen(target, chosen) if chosen else (0, 0)
-    # Values of every piece say how large pieces are; no list of indices says which dimensions it leaves out.
+    # Complete values give the size of the pieces; a list of indices does not show the dimensions it skips.
     told = picked > 0 and values.elements > 1 and not values.elements % picked
     elements = values.elements if told else max(values.elements, picked * inner)
     kind = "index_put_accumulate" if op.flag("accumulate") else "index_put"
@@ -144,7 +144,7 @@ def _selection(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INDEX, "aten::im2col(self, kernel_size, dilation, padding, stride)")
 def _windows(op: Inputs) -> Iterator[OpCall]:
-    """Yield the copy of each window's values side by side, as many times as they are covered."""
+    """Yield the copy of all windows; a value is copied once for each window that covers it."""
     source, kernel = op.tensor("self"), op.ints("kernel_size")
     dilation, padding, stride = (op.ints(name) for name in ("dilation", "padding", "stride"))
     if not (kernel and dilation and padding and stride):
@@ -166,7 +166,7 @@ def _search(op: Inputs) -> Iterator[OpCall]:
          "fbgemm::permute_sparse_features(permute, lengths, values, weights)",
          "fbgemm::permute_1D_sparse_data(permute, lengths, values, weights)")
 def _permute_features(op: Inputs) -> Iterator[OpCall]:
-    """Yield the permutation of lengths, then of each feature's values; values of one length stay side by side."""
+    """Yield the permutation of lengths, then of each feature's values; values of one length stay contiguous."""
     lengths, values, weights = op.tensor("lengths"), op.tensor("values"), op.optional("weights")
     pieces = max(lengths.elements, 1)
     yield from index("permute_sparse", values.elements, values.elements // pieces, values.elements, values.dtype)
@@ -181,7 +181,7 @@ def _permute_features(op: Inputs) -> Iterator[OpCall]:
          "fbgemm::recat_embedding_grad_output_mixed_D_batch(grad_output, dim_sum_per_rank)",
          "fbgemm::recat_embedding_grad_output_mixed_D(grad_output, dim_sum_per_rank)")
 def _permute_pooled(op: Inputs) -> Iterator[OpCall]:
-    """Yield the permutation of the columns of whole embeddings."""
+    """Yield the permutation of columns that moves whole embeddings."""
     rows, offsets = op.tensor(op.names[0]), op.optional(op.names[1])
     pieces = offsets.elements - 1 if offsets is not None and offsets.elements > 1 else 1
     columns = rows.shape[-1] if rows.shape else 1
@@ -205,7 +205,7 @@ def _bounds_check(op: Inputs) -> Iterator[OpCall]:
          "_C_cache_ops::reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)",
          "vllm::unified_kv_cache_update(key, value)")
 def _cache_update(op: Inputs) -> Iterator[OpCall]:
-    """Yield the storing of the step's keys and values, each token's at its place in the cache."""
+    """Yield the storing of the step's keys and values at each token's place in the cache."""
     key = op.tensor("key")
     if not key.shape:
         raise Unpriceable("a number has no tokens")
@@ -218,7 +218,7 @@ def _cache_update(op: Inputs) -> Iterator[OpCall]:
 @backward(Family.INDEX, "aten::index_select(self, dim, index)", "aten::gather(self, dim, index)",
           "aten::index(self, indices)")
 def _accumulate_back(op: Inputs) -> Iterator[OpCall]:
-    """Yield zeros of the tensor's size, then the gradients added where they came from."""
+    """Yield zeros of the tensor's size, then the addition of the gradients at the indexed places."""
     source = op.tensor("self")
     yield from elementwise("fill", [], source.shape, source.dtype)
     rule = {"index_select": _index_select, "gather": _gather, "index": _index}[op.short_name]

@@ -1,16 +1,16 @@
-"""What inference servers add to a forward pass: mixtures of experts, choosing the next token, recurrent states.
+"""Work of inference servers beyond a forward pass: mixtures of experts, choosing the next token, recurrent states.
 
 ::
 
     tokens, experts, visits a token, imbalance ──visits──▶ experts touched, rows of the fullest
     moe_calls: rows into groups ─▶ grouped product (gate and up) ─▶ activation ─▶ grouped product (down) ─▶ sum
 
-A weight is read once for each expert that any token visits. A share p_i of the tokens visits expert i of e, with
-p_i ∝ i^(−imbalance) (0: all alike) and p_i at most 1. The number of experts touched is Σ 1 − (1 − p_i)^tokens.
-Source: the definition; AIConfigurator (github.com/ai-dynamo/aiconfigurator) measures with power laws of 1.01 and 1.2.
+A weight is read once for each expert that any token visits. A share p_i of the tokens visits expert i of e, with p_i ∝
+i^(−imbalance) (0: all equal) and p_i at most 1. The number of experts touched is Σ 1 − (1 − p_i)^tokens. Source: the
+definition; AIConfigurator (github.com/ai-dynamo/aiconfigurator) measures with power laws of 1.01 and 1.2.
 
-Dimensions and bytes are those of ``reduction`` and ``elementwise``. A sampler goes over the vocabulary's probabilities
-of each sequence a few times and writes a token. A state-space layer reads and writes its whole state a sequence.
+Dimensions and bytes are those of ``reduction`` and ``elementwise``. A sampler reads the vocabulary's probabilities of
+each sequence a few times and writes a token. A state-space layer reads and writes its whole state for each sequence.
 Source: the definitions; sampling by rejection needs no sort (FlashInfer, github.com/flashinfer-ai/flashinfer).
 """
 
@@ -29,16 +29,16 @@ from kernel_models.families.registry import Inputs, Unpriceable, forward
 from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize
 
 VISITS = 4
-"""Experts that a token visits where the number is not recorded. Set: that of gpt-oss."""
+"""Number of experts per token where it is not recorded. Set: that of gpt-oss."""
 
 
 @lru_cache(maxsize=4096)
 def shares(experts: int, visits: int, imbalance: float = 0.0) -> tuple[float, ...]:
-    """Return the share of the tokens that visit each expert, the most visited first; they add up to ``visits``."""
+    """Return the share of the tokens that visit each expert, the most visited first; the sum is ``visits``."""
     weight = np.arange(1.0, experts + 1.0) ** -imbalance
     found = np.minimum(weight * visits / float(weight.sum()), 1.0).astype(np.float64)
     for _ in range(32):
-        # What an expert cannot take goes to those that can.
+        # A share above 1 is spread over the experts below 1.
         lacking, open_ones = visits - found.sum(), found < 1.0
         if lacking < 1e-9 or not open_ones.any():
             break
@@ -47,7 +47,7 @@ def shares(experts: int, visits: int, imbalance: float = 0.0) -> tuple[float, ..
 
 
 def touched(tokens: int, experts: int, visits: int, imbalance: float = 0.0) -> float:
-    """Return the expected number of experts that any of the tokens visits."""
+    """Return the expected number of experts that at least one token visits."""
     chosen = np.array(shares(experts, min(visits, experts), imbalance))
     return float(np.sum(1.0 - (1.0 - chosen) ** tokens))
 
@@ -56,7 +56,7 @@ def grouped(
     tokens: int, experts: int, visits: int, n: int, k: int, dtype: str, *, imbalance: float = 0.0,
     weight_dtype: str = "", flags: tuple[str, ...] = (), out_dtype: str = "",
 ) -> Iterator[OpCall]:
-    """Yield the grouped product of the experts that tokens visit, each with its mean number of rows."""
+    """Yield the grouped product of the visited experts, each with the mean number of rows."""
     groups = max(round(touched(tokens, experts, visits, imbalance)), 1)
     rows = -(-tokens * min(visits, experts) // groups)
     yield from gemm(groups, rows, n, k, dtype, "nt", kind="grouped", weight_dtype=weight_dtype, flags=flags,
@@ -70,13 +70,13 @@ def moe_calls(
     """Yield the device work of a fused mixture of experts after its routing.
 
     Args:
-        tokens, experts, visits: Tokens of the step, experts of this device, visits of a token to them.
+        tokens, experts, visits: Tokens of the step, experts of this device, experts per token.
         hidden, inner: Width of the tokens and of an expert.
-        dtype: Of the tokens; ``compute_dtype`` that they are cast to for the products, if another.
-        weight_dtype: What the experts' weights are stored in, if another than the products'.
+        dtype: Type of the tokens; ``compute_dtype``: type of the products, if another.
+        weight_dtype: Stored type of the experts' weights, if it differs from the products' type.
         imbalance: Exponent of the visits' power law.
         gated: Whether gate and up projections are one product of twice the width.
-        flags: Of the products.
+        flags: Flags of the products.
     """
     if not tokens * experts * visits:
         return
@@ -84,7 +84,7 @@ def moe_calls(
     wide = inner * (2 if gated else 1)
 
     def product(n: int, k: int) -> Iterator[OpCall]:
-        # Fused kernels gather each expert's tokens as they go.
+        # Fused kernels gather each expert's tokens while they compute.
         return grouped(tokens, experts, visits, n, k, computed, imbalance=imbalance, weight_dtype=weight_dtype,
                        flags=("routed", *flags), out_dtype="" if computed == dtype else dtype)
 
@@ -105,9 +105,9 @@ def moe_calls(
          "sglang::inplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
          "sglang::outplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)")
 def _fused_experts(op: Inputs) -> Iterator[OpCall]:
-    """Yield fused experts. All sizes are among the arguments; the visits are not, and are taken to be even.
+    """Yield fused experts. All sizes are among the arguments; the visits are not, and are assumed to be even.
 
-    Weights of half a value a byte are packed 4-bit ones, which are widened on their way to the products.
+    Weights of half a byte per value are packed 4-bit values, which the products widen.
     """
     hidden, first, second = op.tensor("hidden_states"), op.tensor("w1"), op.tensor("w2")
     if len(first.shape) != 3 or len(second.shape) != 3:
@@ -125,10 +125,10 @@ def _fused_experts(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.GEMM, "vllm::moe_forward(hidden_states, router_logits)",
          "vllm::moe_forward_shared(hidden_states, router_logits)")
 def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
-    """Yield a mixture of experts whose arguments lack the experts' width, visits of a token and weights' type.
+    """Yield a mixture of experts whose arguments lack the experts' width, the experts per token and the weights' type.
 
-    Assumed are a width equal to the hidden size, four visits, and weights of the tokens' type. Servers split experts
-    between devices, so the number of experts here may be assumed too. The calls say so (flag "assumed").
+    Assumed are a width equal to the hidden size, four experts per token, and weights of the tokens' type. Servers split
+    experts between devices, so the number of experts here may be assumed too. The flag "assumed" marks the calls.
     """
     hidden, router = op.tensor("hidden_states"), op.tensor("router_logits")
     tokens, width = hidden.shape[-2:]
@@ -138,7 +138,7 @@ def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
     inner = int(op.assume("expert_width", width))
     weights = op.assume_type("weights", hidden.dtype)
     imbalance = op.told("imbalance", 0.0)
-    # Of a device's share of the experts, tokens visit a share.
+    # A device with a share of the experts gets that share of the visits.
     here = max(round(tokens * min(experts / everyone, 1.0)), 1) if experts < everyone else tokens
     flags = op.assumptions()
     yield from sort("topk", tokens, everyone, min(visits, everyone), router.dtype)
@@ -149,7 +149,7 @@ def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
 
 
 PASSES = 3
-"""Times that a sampler by rejection reads the probabilities: a threshold is found, tried and used."""
+"""Passes of a sampler by rejection over the probabilities: a threshold is found, tried and used."""
 
 
 @forward(Family.REDUCTION, "flashinfer::sampling_from_probs(probs)", "flashinfer::top_p_sampling_from_probs(probs)",
@@ -172,7 +172,7 @@ def _sample(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, "mamba_ssm::selective_state_update(state, x)", "vllm::selective_state_update(state, x)",
          "_C::causal_conv1d_update(conv_state, x)", "causal_conv1d::causal_conv1d_update(conv_state, x)")
 def _state(op: Inputs) -> Iterator[OpCall]:
-    """Yield the reading and writing of the whole state of the step's sequences, at the memory's bandwidth."""
+    """Yield one read and one write of the whole state of the step's sequences, at the memory's bandwidth."""
     state = op.tensor(op.names[0])
     if len(state.shape) < 2:
         raise Unpriceable(f"{op.name}: {state.shape}")

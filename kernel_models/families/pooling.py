@@ -1,7 +1,7 @@
 """Pooling by maximum or mean, interpolation and grid sampling. Layout: "nhwc" for images in channels last.
 
 Pooling of one to three dimensions. Dimensions: channels in all (batch × channels), values of one channel in and out,
-and values a window looks at.
+and values in a window.
 
     FLOPs  = channels·out_size·window
     Bytes  = input read and output written; maxima also write int64 positions, which backward reads back;
@@ -58,7 +58,7 @@ _MAX, _AVG = "(self, kernel_size, stride, padding, dilation)", "(self, kernel_si
          "aten::avg_pool2d_backward(grad_output, self, kernel_size, stride, padding)",
          "aten::avg_pool3d_backward(grad_output, self, kernel_size, stride, padding)")
 def _windows(op: Inputs) -> Iterator[OpCall]:
-    """Yield a pooling; its sizes follow from the window's, or from the gradient where that was recorded."""
+    """Yield a pooling; its sizes follow from the window, or from the gradient if that was recorded."""
     n, source = _spatial(op), op.tensor("self")
     size = source.shape[-n:]
     kernel, stride = op.ints("kernel_size"), op.ints("stride")
@@ -90,14 +90,14 @@ def _adaptive(op: Inputs) -> Iterator[OpCall]:
 
 _MODES = ("nearest_exact", "nearest", "bilinear", "bicubic", "trilinear", "linear", "grid")
 _MIXED = {"nearest_exact": 1, "nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16, "grid": 4}
-"""Values of the input that are mixed into one of the output, by the definition of each mode."""
+"""Number of input values that make an output value, by the definition of each mode."""
 _UPSAMPLES = ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d",
               "linear1d", "bilinear2d", "bicubic2d", "trilinear3d", "_bilinear2d_aa", "_bicubic2d_aa")
 
 
 def interpolate(kind: str, channels: int, in_size: int, out_size: int, dtype: str, layout: str = "",
                 ) -> Iterator[OpCall]:
-    """Yield a resize, whose kind is its mode, with "_backward" or without; nothing if it works on nothing."""
+    """Yield a resize; its kind is the mode, with or without "_backward". No call if it has no elements."""
     if not channels * in_size * out_size:
         return
     size, mode = itemsize(dtype), kind.removesuffix("_backward")
@@ -117,7 +117,7 @@ def _name(mode: str, suffix: str = "") -> str:
 
 @both(Family.INTERPOLATE, *(f"{_name(mode)}(self, output_size)" for mode in _UPSAMPLES))
 def _upsample(op: Inputs) -> Iterator[OpCall]:
-    """Yield an interpolation by the output's size, or by scale factors where those were given instead."""
+    """Yield an interpolation; its output size was given, or follows from the given scale factors."""
     source, n = op.tensor("self"), _spatial(op)
     in_size = source.shape[-n:]
     size = op.ints("output_size")
@@ -154,7 +154,7 @@ def _grid(op: Inputs) -> Iterator[OpCall]:
 
 @forward(Family.INTERPOLATE, "torchvision::roi_align(input, rois, spatial_scale, pooled_height, pooled_width)")
 def _regions(op: Inputs) -> Iterator[OpCall]:
-    """Yield each region's bins, mixed from four neighbours; no more of the image is read than the bins ask for."""
+    """Yield the bins of all regions, mixed from four neighbours each; only the image values that bins need are read."""
     source, regions = op.tensor("input"), op.tensor("rois")
     out = regions.shape[0] * _bins(op)
     read = min(4 * out, source.shape[0] * prod(source.shape[2:]))

@@ -7,7 +7,7 @@ and these with "_backward"; "lstm_cell" and "gru_cell" are the pointwise part of
              the input size as inputs, the others ``directions·hidden``. Backward takes twice that.
     Bytes  = weights once, inputs and outputs of every layer once; backward twice that.
 
-Source: the definitions (Appleyard et al. 2016, arXiv 1604.01946). A step's dependence on the last is not in them.
+Source: the definitions (Appleyard et al. 2016, arXiv 1604.01946). They ignore that each step waits for the one before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MODES = ("rnn", "rnn", "lstm", "gru")
 def recurrent(
     kind: str, sequence: int, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str
 ) -> Iterator[OpCall]:
-    """Yield a whole layer stack over a whole sequence; none for an empty one."""
+    """Yield a whole layer stack over a whole sequence; none for an empty sequence."""
     if not sequence * batch * hidden:
         return
     gates = _GATES[kind.removesuffix("_backward")]
@@ -87,7 +87,7 @@ def _one_layer(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.RECURRENT, "aten::_thnn_fused_lstm_cell(input_gates, hidden_gates, cx)",
          "aten::_thnn_fused_gru_cell(input_gates, hidden_gates, hx)")
 def _cell(op: Inputs) -> Iterator[OpCall]:
-    """Yield a cell: both gate tensors and the state are read, new states written; some ten operations a gate value."""
+    """Yield a cell: both gate tensors and the state are read, new states written, ten operations per gate value."""
     gates, state = op.tensor("input_gates"), op.tensor(op.names[2])
     batch, hidden = state.elements // max(state.shape[-1], 1), state.shape[-1]
     if batch * hidden:

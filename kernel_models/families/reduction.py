@@ -1,13 +1,13 @@
 """Families that go along a dimension: reductions and scans, softmax, losses, sorts, and normalisation.
 
 Reductions and scans. Dimensions: ``outer`` results, each of ``reduced`` values; ``inner`` is the stride between the
-values of one result in elements (1: they lie side by side). A scan (cumsum) has as many results as values and is
-``outer`` × ``reduced`` too.
+values of one result in elements (1: contiguous). A scan (cumsum) has as many results as values and is ``outer`` ×
+``reduced`` too.
 
     FLOPs  = outer·reduced (norms, variances: twice that)
     Bytes  = outer·reduced read, outer written (scans: as much as is read; positions of maxima: int64)
 
-Source: the definition. Where the reduced dimensions were not recorded, everything is taken to be reduced.
+Source: the definition. Where the reduced dimensions were not recorded, all dimensions are assumed to be reduced.
 
 Softmax and log-softmax. Dimensions: ``outer`` rows of ``reduced`` values, ``inner`` the stride between the values of a
 row in elements.
@@ -23,28 +23,27 @@ Losses. Dimensions: rows × classes. Losses that compare value by value have one
     Bytes  = negative log-likelihood: a value and an int64 target a row; its gradient writes the whole rows × classes.
              Value by value: both tensors read; gradients write one of their size
 
-Source: the definitions. Results are taken to be reduced to one number.
+Source: the definitions. Results are assumed to be reduced to one number.
 
-Sorting, top-k and what is built on them. Dimensions: rows × columns sorted each by itself, and the k that are kept (=
-columns for a full sort).
+Sorting, top-k and operations built on them. Dimensions: rows × columns, each row sorted by itself, and the number k of
+values kept (= columns for a full sort).
 
     FLOPs  = rows·columns·log2(columns) comparisons for a sort, rows·columns for a top-k
     Bytes  = values read once; values and int64 positions of the k kept written
 
-Source: the definitions; radix sorts read and write several times, which a model's efficiency carries.
+Source: the definitions; radix sorts read and write several times, which a model's efficiency includes.
 
 Layer, RMS, batch, group and instance normalisation, forward and backward.
 
 Dimensions: rows × columns. Layer and RMS norm normalise each row's columns. For batch norm a row is a channel, and its
-columns are the batch's values in it. For group norm a row is a group of one sample.
+columns are the channel's values in the batch. For group norm a row is a group of one sample.
 
     FLOPs  = 8 an element forward (mean, variance, scale and shift), 6 for RMS norm, 14 backward.
     Bytes  = input read, output written, weights and row statistics once; backward reads gradient and input, writes the
              gradients of input and weights. Batch norm reads its input twice in training (statistics, then values).
 
 Source: the definitions; a row that fits the chip is read once. Flags: "weight", "bias", "add" (a fused residual
-addition), "eval" (batch norm with given statistics). Layout: "nhwc" for images
-in channels last.
+addition), "eval" (batch norm with given statistics). Layout: "nhwc" for images in channels last.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _SCANS = frozenset({"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"})
 def reduction(
     kind: str, outer: int, reduced: int, inner: int, dtype: str, out_dtype: str = "", flags: tuple[str, ...] = ()
 ) -> Iterator[OpCall]:
-    """Yield the call of one reduction or scan; none if it has no values to look at."""
+    """Yield the call of one reduction or scan; none if it has no values."""
     values = outer * reduced
     if not values:
         return
@@ -93,7 +92,7 @@ def reduction(
 
 
 def over(kind: str, tensor: TensorSpec, dims: tuple[int, ...] | None, out_dtype: str = "") -> Iterator[OpCall]:
-    """Reduce the given dimensions of a tensor; all of them for ``None`` or none."""
+    """Yield the reduction of a tensor over the given dimensions; over all dimensions for ``None`` or ``()``."""
     rank = len(tensor.shape)
     chosen = {dimension(d, rank) for d in dims} if dims else set(range(rank))
     reduced = prod(size for d, size in enumerate(tensor.shape) if d in chosen)
@@ -195,7 +194,7 @@ def _along(op: Inputs, tensor: TensorSpec, dim: int, k: int | None) -> Iterator[
 
 @forward(Family.SORT, "aten::sort(self, dim)", "aten::argsort(self, dim)")
 def _sort(op: Inputs) -> Iterator[OpCall]:
-    """Yield a sort; the stable variant has a boolean before the dimension, and the last dimension is taken then."""
+    """Yield a sort; the stable variant has a boolean before the dimension, for which the last dimension is taken."""
     dim = op.number("dim") if op.text("dim") not in ("True", "False") else None
     yield from _along(op, op.tensor("self"), -1 if dim is None else int(dim), None)
 
@@ -298,7 +297,7 @@ def norm(
     kind: str, rows: int, columns: int, dtype: str, affine: int, *, weight: bool = True, bias: bool = True,
     flags: tuple[str, ...] = (), weight_dtype: str = "", layout: str = "",
 ) -> Iterator[OpCall]:
-    """Yield one normalisation; ``affine`` is the length of its weight. None if there is nothing to normalise."""
+    """Yield one normalisation; ``affine`` is the length of its weight. No call if there is nothing to normalise."""
     elements = rows * columns
     if not elements:
         return
@@ -322,7 +321,7 @@ def norm(
 
 
 def _columns(op: Inputs, tensor: TensorSpec) -> int:
-    """Return the length of a normalised row: as given, else the weight's, else the last dimension's."""
+    """Return the length of a normalised row: the given length, else the weight's, else the last dimension's."""
     given = op.ints("normalized_shape")
     if given:
         return prod(given)
@@ -382,12 +381,12 @@ def _batch_norm(op: Inputs) -> Iterator[OpCall]:
          "aten::batch_norm_backward_reduce(grad_out, input, mean, invstd, weight)",
          "aten::batch_norm_backward_elemt(grad_out, input, mean, invstd, weight)")
 def _synchronised(op: Inputs) -> Iterator[OpCall]:
-    """Yield one half of a batch norm over several ranks, statistics or values: one pass each."""
+    """Yield one half of a batch norm over several ranks, statistics or values, with one pass over the data."""
     yield from _by_channel(op, op.has("weight"), () if op.is_backward else ("eval",), typed=False)
 
 
 def _by_channel(op: Inputs, weight: bool, flags: tuple[str, ...], typed: bool = True) -> Iterator[OpCall]:
-    """Yield a batch norm; ``typed`` says whether its weight's own type counts."""
+    """Yield a batch norm; ``typed``: whether the type of its weight is used."""
     tensor = op.tensor("input")
     if len(tensor.shape) < 2:
         raise Unpriceable(f"{op.name}: {tensor.shape}")
@@ -423,7 +422,7 @@ def _instance_norm(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.NORM, "aten::_weight_norm_interface(v, g)",
          "aten::_weight_norm_interface_backward(grad_w, saved_v, saved_g)", "aten::_weight_norm(v, g)")
 def _weight_norm(op: Inputs) -> Iterator[OpCall]:
-    """Yield a weight norm: a weight's rows, each scaled to a given length."""
+    """Yield a weight norm: it scales each row of a weight to a given length."""
     saved = "saved_" if "backward" in op.name else ""
     value, length = op.tensor(f"{saved}v"), op.tensor(f"{saved}g")
     rows = max(length.elements, 1)

@@ -6,8 +6,8 @@ A family's file decorates functions::
     def _mm(op: Inputs) -> Iterator[OpCall]:
         yield gemm(op.tensor("self"), op.tensor("mat2"))
 
-The text is the operation's schema, reduced to argument names in order (as many as are needed); a test compares each
-with PyTorch's own. In-place variants ("aten::add_") and out variants follow from the plain name.
+The text is the operation's schema, reduced to the argument names in order, up to the last that is needed; a test
+compares each with PyTorch's own. In-place variants ("aten::add_") and out variants follow from the plain name.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tracer.views import Argument
 
 
 class Unpriceable(Exception):
-    """Raised where an argument that a formula needs was not recorded, or makes no sense."""
+    """Raised where an argument that a formula needs was not recorded, or is invalid."""
 
 
 class Inputs:
-    """The arguments of one operation by the names of its schema. What was not recorded reads as ``None``.
+    """The arguments of one operation by the names of its schema. Arguments that were not recorded read as ``None``.
 
     Attributes:
         name: The operation's name.
-        names: Its arguments by the schema; one that the schema does not have reads as ``None`` too.
+        names: The names of its schema's arguments; any other name reads as ``None`` too.
         tf32: Whether fp32 products run as TF32.
-        is_backward: Whether the work is a gradient's: that of a forward operation, or an operation named so.
+        is_backward: Whether the work is a gradient's: of a forward operation, or of an operation with such a name.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Inputs:
 
     @property
     def suffix(self) -> str:
-        """Return the ending of a gradient's kind: "_backward", "" for other work."""
+        """Return the suffix of a gradient's kind: "_backward"; "" for other work."""
         return "_backward" if self.is_backward else ""
 
     def tensor(self, name: str) -> TensorSpec:
-        """Return a tensor that must be there.
+        """Return a required tensor.
 
         Raises:
             Unpriceable: it was not recorded.
@@ -70,7 +70,7 @@ class Inputs:
         return found
 
     def optional(self, name: str) -> TensorSpec | None:
-        """Return a tensor, or ``None`` where there is none (also for lists and numbers)."""
+        """Return a tensor, or ``None`` if the argument is missing, a list or a number."""
         argument = self._argument(name)
         return None if argument is None else _tensor(argument)
 
@@ -79,7 +79,7 @@ class Inputs:
         return self.optional(name) is not None
 
     def tensor_list(self, name: str) -> list[TensorSpec]:
-        """Return the tensors of a list that must be there.
+        """Return the tensors of a required list.
 
         Raises:
             Unpriceable: it was not recorded (profilers leave out long lists), or is empty.
@@ -91,12 +91,12 @@ class Inputs:
         return found
 
     def optional_list(self, name: str) -> list[TensorSpec]:
-        """Return the tensors of a list; empty where there is none."""
+        """Return the tensors of a list; empty if the argument is missing."""
         argument = self._argument(name)
         return [] if argument is None else _tensor_list(argument, self._list_dtype)
 
     def tensors(self) -> list[TensorSpec]:
-        """Return every tensor among the arguments, those in lists too."""
+        """Return every tensor among the arguments, including those in lists."""
         found = []
         for argument in self.arguments:
             one = _tensor(argument)
@@ -104,10 +104,10 @@ class Inputs:
         return found
 
     def named(self) -> list[TensorSpec]:
-        """Return the tensors of its schema that were recorded, in order.
+        """Return the recorded tensors among the schema's arguments, in order.
 
         Raises:
-            Unpriceable: none was.
+            Unpriceable: none was recorded.
         """
         found = [tensor for tensor in map(self.optional, self.names) if tensor is not None]
         return found or [self.tensor(self.names[0])]
@@ -117,18 +117,18 @@ class Inputs:
         return (_tensor_list(argument, self._list_dtype) for argument in self.arguments)
 
     def told(self, name: str, default: float) -> float:
-        """Return a number that no argument holds, as the user stated it; ``default`` where it was not stated."""
+        """Return a number that no argument holds and the user stated; else ``default``."""
         value = _number(self._told.get(name, ""))
         return default if value is None else value
 
     def assume(self, name: str, default: float) -> float:
-        """Return a number that no argument holds, as stated, else ``default`` (listed in ``assumptions``)."""
+        """Return a number that no argument holds, as stated; else ``default``, listed in ``assumptions``."""
         if _number(self._told.get(name, "")) is None:
             self._assumed[name] = f"{default:g}"
         return self.told(name, default)
 
     def told_type(self, name: str, default: str) -> str:
-        """Return an element type that no argument holds, as the user stated it; ``default`` where it was not stated."""
+        """Return an element type that no argument holds and the user stated; else ``default``."""
         found = self._told.get(name, "")
         return short_dtype(found) or (found if found in STORED_ONLY else default)
 
@@ -139,11 +139,11 @@ class Inputs:
         return self.told_type(name, default)
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return the flags of what was assumed: "assumed" and such as "assumed_context=0"; none if nothing was."""
+        """Return flags for all assumptions, such as ("assumed", "assumed_context=0"); empty without any."""
         return ("assumed", *(f"assumed_{name}={text}" for name, text in self._assumed.items())) if self._assumed else ()
 
     def missing(self, what: str) -> NoReturn:
-        """Give up.
+        """Raise the error for a missing argument.
 
         Raises:
             Unpriceable: always.
@@ -165,7 +165,7 @@ class Inputs:
         return None if None in values else tuple(int(value) for value in values if value is not None)
 
     def stored_entries(self, name: str) -> int | None:
-        """Return a sparse tensor's stored entries (rows, of a look-up's gradient); ``None`` where it is not sparse."""
+        """Return a sparse tensor's number of stored entries (for a look-up's gradient: rows); ``None`` if dense."""
         return _stored_entries(self.text(name))
 
     def number(self, name: str) -> float | None:
@@ -183,11 +183,11 @@ class Inputs:
         return default if value is None else bool(value)
 
     def dtype(self, name: str) -> str:
-        """Return the element type that a ``ScalarType`` argument means, "" where not recorded."""
+        """Return the element type of a ``ScalarType`` argument, "" where not recorded."""
         return scalar_type(self.text(name))
 
     def math_dtype(self, tensor: TensorSpec) -> str:
-        """Return the element type that products of this tensor are computed in: tf32 for fp32 if the caller says so."""
+        """Return the element type of products of this tensor: tf32 for fp32 if the operation runs so."""
         return "tf32" if self.tf32 and tensor.dtype == "fp32" else tensor.dtype
 
     def _argument(self, name: str) -> Argument | None:
@@ -196,13 +196,13 @@ class Inputs:
 
 
 STORED_ONLY = ("int4",)
-"""Types that weights are stored in and no tensor has."""
+"""Types in which weights are stored and which no tensor has."""
 Function = Callable[[Inputs], Iterable[OpCall]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A family's entry for one operation."""
+    """A family's rule for one operation."""
 
     family: Family
     names: tuple[str, ...]
@@ -215,7 +215,7 @@ FORWARD: dict[str, Rule] = {}
 BACKWARD: dict[str, Rule] = {}
 PATTERNS: list[tuple[re.Pattern[str], Rule]] = []
 WITHOUT_GRADIENT: set[str] = set()
-"""Operations that autograd does not go through."""
+"""Operations without a gradient in autograd."""
 
 _SIGNATURE = re.compile(r"^(?P<name>[^()]+)(?:\((?P<names>[^()]*)\))?$")
 
@@ -230,7 +230,7 @@ def forward(family: Family, *signatures: str) -> Callable[[Function], Function]:
 
 
 def backward(family: Family, *signatures: str) -> Callable[[Function], Function]:
-    """Register a function that gives the calls of the operations' gradients, from their forward arguments.
+    """Register a function that returns the calls of the operations' gradients, from their forward arguments.
 
     Raises:
         ValueError: an operation is registered twice.
@@ -246,7 +246,7 @@ def both(family: Family, *signatures: str) -> Callable[[Function], Function]:
 
 
 def pattern(family: Family, expression: str) -> Callable[[Function], Function]:
-    """Register a function for all operations whose whole name matches a regular expression; names win over it."""
+    """Register a function for all operations whose whole name matches an expression; registered names come first."""
     def register(function: Function) -> Function:
         PATTERNS.append((re.compile(expression), Rule(family, (), function)))
         return function
@@ -260,7 +260,7 @@ def free(*names: str) -> None:
 
 
 def without_gradient(*names: str) -> None:
-    """Register operations that autograd does not go through."""
+    """Register operations without a gradient in autograd."""
     WITHOUT_GRADIENT.update(names)
 
 
@@ -268,7 +268,7 @@ def forward_rule(name: str) -> Rule | None:
     """Return the rule for an operation's own work."""
     _load()
     found = _by_name(FORWARD, name)
-    if found is None and len(name) <= MOST_PART:  # generated names have up to 200 characters; longer ones take long
+    if found is None and len(name) <= MOST_PART:  # generated names have up to 200 characters; longer ones are slow
         found = next((rule for expression, rule in PATTERNS if expression.fullmatch(name)), None)
     return found
 
@@ -280,7 +280,7 @@ def backward_rule(name: str) -> Rule | None:
 
 
 def has_gradient(name: str) -> bool:
-    """Return whether autograd goes through an operation of this name; it never does through optimizers."""
+    """Return whether an operation of this name has a gradient in autograd; optimizers have none."""
     rule = forward_rule(name)
     base = name.split(".")[0]
     return not (rule is not None and rule.family is Family.OPTIMIZER) and not (
@@ -288,18 +288,18 @@ def has_gradient(name: str) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """Split names separated by blanks: long lists read better so."""
+    """Split names separated by blanks: long lists are easier to read in this form."""
     return text.split()
 
 
 def plain_name(name: str) -> str:
-    """Turn "aten::add_.Tensor" into "add": no name space, overload, or underscore of in-place variants."""
+    """Return a name without name space, overload and in-place underscore: "aten::add_.Tensor" → "add"."""
     name = name.rsplit("::", 1)[-1].split(".")[0]
     return name.rstrip("_") or name
 
 
 def unsized(family: Family, kind: str) -> OpCall:
-    """Return a call whose family alone is known: all its sizes are 0, and it has the flag "unsized"."""
+    """Return a call without known sizes: only the family is known, all sizes are 0, and its flag is "unsized"."""
     return OpCall(family, kind, (0,) * len(DIMENSIONS[family]), "", flags=("unsized",))
 
 
@@ -317,7 +317,7 @@ def assumptions_of(calls: Iterable[OpCall]) -> dict[str, str]:
 def mixed_types(read: list[TensorSpec], dtype: str, written: str = "") -> tuple[str, ...]:
     """Return flags for element types that differ from a call's own, so that its bytes follow from the call alone.
 
-    "in_bf16": everything read is of that type. "in_bf16=4096": 4,096 elements are. "out_bool": it writes that type.
+    "in_bf16": all elements read have that type. "in_bf16=4096": 4,096 of them do. "out_bool": that type is written.
     """
     counts: dict[str, int] = {}
     for tensor in read:
@@ -329,18 +329,18 @@ def mixed_types(read: list[TensorSpec], dtype: str, written: str = "") -> tuple[
 
 
 def compute_dtype(tensors: list[TensorSpec]) -> str:
-    """Return the type that an operation computes in; tensors without dimensions count only if all are such."""
+    """Return the type in which an operation computes; tensors without dimensions count only if all have none."""
     with_sizes = [tensor.dtype for tensor in tensors if tensor.shape]
     return promoted(with_sizes or [tensor.dtype for tensor in tensors])
 
 
 def spread(sizes: tuple[int, ...] | None, n: int, missing: int) -> tuple[int, ...]:
-    """Return the sizes of n dimensions: one given for all, or ``missing`` where none is."""
+    """Return sizes for n dimensions; a single size holds for all, ``missing`` where none is given."""
     return (missing,) * n if not sizes else sizes * n if len(sizes) == 1 else sizes[:n]
 
 
 def dimension(index: int | None, rank: int) -> int:
-    """Return a dimension counted from the front; the last if not recorded.
+    """Return a dimension counted from the front; the last one if not recorded.
 
     Raises:
         Unpriceable: there is no such dimension.
@@ -381,7 +381,7 @@ def _stored_entries(text: str) -> int | None:
 
 
 def _tensor(argument: Argument) -> TensorSpec | None:
-    """Return an argument's tensor; of a sparse one the stored entries, which are what an operation goes over."""
+    """Return an argument's tensor; for a sparse tensor its stored entries, on which an operation works."""
     shape, dtype = argument.shape, short_dtype(argument.dtype)
     if shape is None or (shape and not all(isinstance(size, int) for size in shape)):
         return None
@@ -396,7 +396,7 @@ def _tensor(argument: Argument) -> TensorSpec | None:
 
 
 def _tensor_list(argument: Argument, dtype: str) -> list[TensorSpec]:
-    """Return the tensors of a list. "TensorList[c10::Half]" tells their type; profilers write "TensorList" only."""
+    """Return the tensors of a list. "TensorList[c10::Half]" includes their type; profilers write "TensorList" only."""
     shapes: Any = argument.shape
     dtype = short_dtype(argument.dtype.partition("[")[2].removesuffix("]")) or dtype
     if not shapes or not all(isinstance(shape, tuple) for shape in shapes):

@@ -23,77 +23,77 @@ from tracer.arrays import Float64
 QUERY_BLOCK = 128.0
 """Query rows of one block (FlashAttention-2 and -3, and cuDNN's fused attention)."""
 LEAST_ROWS = 64.0
-"""Rows that a block computes at least: the smallest tile of matrix instructions that these kernels use."""
+"""Fewest rows that a block computes: the smallest tile of matrix instructions that these kernels use."""
 LONGEST_ROWS = {"ampere": 128.0, "blackwell": 256.0}
-"""Rows whose whole length of keys the last block works on alone; 64 elsewhere (Hopper's blocks are three groups of
-warps that take turns). A causal mask gives the last rows twice the mean work, which shows where blocks are few. Tiles
-of FlashAttention-2; of Blackwell's kernels, two tiles of 128 a block. Between 64, 128 and 256 the tables of A100, H100
-and L40S (``attention_forward_causal``) and a half of SimuMax's kernels on a B200, by a hash of their sizes, chose."""
+"""Rows of the last block, which works alone on the whole length of keys; 64 elsewhere (three groups of warps alternate
+in Hopper's blocks). A causal mask gives the last rows twice the mean work, which shows where blocks are few. Tiles of
+FlashAttention-2; for Blackwell, two tiles of 128. Chosen among 64, 128 and 256 by tables of A100, H100 and L40S
+(``attention_forward_causal``) and a half of SimuMax's kernels on a B200, by a hash of their sizes."""
 BLOCK_CLOCKS = 2600.0
-"""Clocks of a unit that a block costs in addition to its arithmetic, over the rate's efficiency (5,000 in all). It
+"""Clocks of a unit that a block costs in addition to its arithmetic, over the rate's efficiency (5,000 in all). A block
 finds its pages, loads its queries and writes its results. From one-token sequences of ``attention_forward_causal``: one
 more sequence and key head costs 0.021 µs on an H100 and 0.035 on an A100. That is 5,100 and 5,400 clocks of one unit,
-however many query heads share it."""
+for any number of query heads that share it."""
 KEY_BLOCK = 64.0
-"""A block of keys of a backward pass costs as much as this many queries more, for its start and end."""
+"""Cost of the start and end of a block of keys in a backward pass, as a number of queries."""
 SPLIT_KEYS = 128.0
-"""Keys that a part of a split cache has at least: one tile of them (flash decoding)."""
+"""Fewest keys in a part of a split cache: one tile of them (flash decoding)."""
 HALF_FILLED = 0.5
 """Share of the units whose requests fill the memory's bandwidth. Set, not measured."""
 COMBINE = 0.15
-"""Share of a kernel's fixed cost that adding up a split cache's parts takes: a small kernel after a large one. Set, not
+"""Share of a kernel's fixed cost for adding the parts of a split cache: a small kernel after a large one. Set, not
 measured."""
 CACHE_STREAM, CACHE_STREAM_ELSEWHERE = {"hopper": 0.36}, 0.4
-"""Time of a byte of the cache over that of a byte of the step's own tokens. A cache streams at 0.9 of what long copies
-reach (Flash-Decoding's 131,072 over 65,536 tokens on an A100). On Hopper it streams at all of it, as weights do (0.88
-of the peak; FlashMLA publishes 0.9 of an H800's, github.com/deepseek-ai/FlashMLA). Tokens of a step, which servers
-write to the cache and read again, reach 0.36 in ``attention_forward_causal``."""
+"""Time of a byte of the cache over that of a byte of the step's own tokens. A cache streams at 0.9 of the bandwidth of
+long copies (Flash-Decoding's 131,072 over 65,536 tokens on an A100). On Hopper it streams at all of it, as weights do
+(0.88 of the peak; FlashMLA publishes 0.9 of an H800's, github.com/deepseek-ai/FlashMLA). Tokens of a step, which
+servers write to the cache and read again, reach 0.36 in ``attention_forward_causal``."""
 LATENT = 1.3
-"""Share of the usual rate that kernels of a latent cache (MLA) reach: 580 to 660 TFLOP/s on an H800 (FlashMLA), 0.6 of
-its peak."""
+"""Factor on the usual rate for kernels of a latent cache (MLA): 580 to 660 TFLOP/s on an H800 (FlashMLA), 0.6 of its
+peak."""
 PORTABLE = {"hopper": 0.66}
-"""Share of the rate of kernels written for an architecture that FlashAttention-1 and -2 and the memory-efficient
-kernels reach, which PyTorch runs: they issue Ampere's matrix instructions. Measured: 0.364 of an H100's peak for 32k
-queries of a video transformer (``kernels/h100_wan_video_ops``), where FlashAttention-3 reaches 0.58
+"""Rate of FlashAttention-1 and -2 and the memory-efficient kernels, which PyTorch runs, over that of kernels written
+for the architecture: they issue Ampere's matrix instructions. Measured: 0.364 of an H100's peak for 32k queries of a
+video transformer (``kernels/h100_wan_video_ops``), where FlashAttention-3 reaches 0.58
 (``attention_forward_causal``)."""
 FIRST = 0.55
-"""The same of FlashAttention-1 (its Triton version too) to FlashAttention-2: "around 2×", from 25–40% to 50–73% of an
+"""Rate of FlashAttention-1 (its Triton version too) over FlashAttention-2's: "around 2×", from 25–40% to 50–73% of an
 A100's peak (Dao, 2023)."""
 FORWARD, BACKWARD, BACKWARD_ELSEWHERE = {"blackwell": 0.93}, {"blackwell": 0.71}, 0.89
-"""The same of forward passes on a B200, of backward passes there and elsewhere, and of backward passes of heads wider
-than ``WIDE_HEAD`` on any device. Medians over a half of SimuMax's attention kernels (by a hash of their sizes). With
-``BACKWARD_ELSEWHERE`` backward passes keep half of the peak, as those of an A100 and H100 do."""
+"""Factors on the rate: forward on a B200, backward on a B200, backward elsewhere; ``WIDE_BACKWARD`` for backward passes
+of heads wider than ``WIDE_HEAD`` on any device. Medians over a half of SimuMax's attention kernels (by a hash of their
+sizes). With ``BACKWARD_ELSEWHERE`` backward passes reach half of the peak, as on an A100 and H100."""
 CUDNN_WIDE, CUDNN_NARROW, NARROW_HEAD = {"blackwell": (1.18, 1.31)}, {"blackwell": (0.80, 0.65)}, 64
-"""Forward and backward rates of cuDNN's kernels since version 9.18, over those of other heads. For heads wider than
-``WIDE_HEAD`` the values are narrower; for heads up to ``NARROW_HEAD`` exponentials decide. From cuDNN's own benchmark
+"""Forward and backward rates of cuDNN's kernels since version 9.18, over those of other heads. Heads wider than
+``WIDE_HEAD`` have narrower values; heads up to ``NARROW_HEAD`` are limited by exponentials. From cuDNN's own benchmark
 on a GB200, January and February 2026 (github.com/NVIDIA/cudnn-frontend, ``benchmark/sdpa_benchmark_training/results``).
 Causal, 4,096 tokens: 1,324 and 1,083 TFLOP/s for 128 heads of 192 and 128 features; 574 and 617 for heads of 64 in a
-window of 1,024 tokens. Heads of 128, to which whole steps were fitted, keep their rates; the benchmark has more."""
+window of 1,024 tokens. Heads of 128, to which whole steps were fitted, keep their rates."""
 EIGHT_BITS = {"blackwell": (0.69, 0.62)}
-"""Of twice the rate that they have in 16 bits, what forward and backward passes reach in fp8: 1.28 to 1.48 and 1.09 to
-1.33 times as quick in the same tables."""
+"""Rates of forward and backward passes in fp8 over twice their 16-bit rates. In cuDNN's benchmark fp8 is 1.28 to 1.48
+and 1.09 to 1.33 times as quick."""
 EXPONENTIALS = {"10.3": (1.2, 1.08)}
-"""Rates of devices with more units for exponentials, by compute capability, over those of their architecture. From
-cuDNN's GB300 over its GB200 (June 2026, 1,659 and 1,405 TFLOP/s forward, 1,150 and 1,064 backward)."""
+"""Rates (forward, backward) with more units for exponentials, by compute capability, over the architecture's. From
+cuDNN's GB300 over its GB200 (June 2026: 1,659 and 1,405 TFLOP/s forward, 1,150 and 1,064 backward)."""
 WIDE_HEAD, WIDE_BACKWARD = 128, 0.85
 TAUGHT = (1.107, 0.96, 1.134)
 """Arithmetic, traffic and fixed cost of a step's own tokens on boards with GDDR memory, relative to the default
-efficiencies. Corrections were fitted to this form (``corrections.json.gz``); the defaults were fitted to other boards
-since."""
+efficiencies. Corrections were fitted to this form (``corrections.json.gz``); the defaults have since been fitted to
+other boards."""
 HEAD_SIZES = (32, 64, 96, 128, 192, 256)
-"""Features of a head that kernels are built for; others are padded to the next (FlashAttention-2, ``headdim_switch``;
-cuDNN's are taken to be like it)."""
+"""Head sizes for which kernels are built; others are padded to the next (FlashAttention-2, ``headdim_switch``; cuDNN's
+are assumed to be like it)."""
 
 
 class Blocks(NamedTuple):
-    """How calls are cut [n].
+    """Division of calls into blocks [n].
 
     Attributes:
         rows: Query rows of all heads that share keys and values.
-        padded: Rows that are computed over those there are.
-        keys: Keys that a query row can see, as a window leaves them.
-        whole: Blocks of query rows, their keys not split.
-        blocks: With split keys.
+        padded: Computed rows over actual rows.
+        keys: Number of keys that a query row can see, limited by a window.
+        whole: Blocks of query rows if keys are not split.
+        blocks: Blocks with split keys.
     """
 
     rows: Float64
@@ -104,7 +104,7 @@ class Blocks(NamedTuple):
 
 
 def padded_head(size: Float64) -> Float64:
-    """Return the features that a kernel computes for heads of a size; wider ones in whole 64s."""
+    """Return the head sizes that a kernel computes for the given ones; above all ``HEAD_SIZES`` multiples of 64."""
     kernels = np.array(HEAD_SIZES, np.float64)
     place = np.searchsorted(kernels, size)
     return np.where(place < len(kernels), kernels[np.minimum(place, len(kernels) - 1)], np.ceil(size / 64.0) * 64.0)
@@ -129,10 +129,10 @@ def _reached(kind: str, architecture: str) -> float:
 
 @work_of(Family.ATTENTION)
 def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return the time of the call's operations over whole blocks, of its bytes, and its kernels, µs.
+    """Return the times of the operations over whole blocks and of the bytes, µs, and the number of kernels.
 
-    Heads are padded to ``HEAD_SIZES``. Where blocks are few, the one with the most keys is waited for. Source: Dao,
-    FlashAttention-2 (2023), sections 3.1 and 3.2; Dao et al., "Flash-Decoding for long-context inference" (2023).
+    Heads are padded to ``HEAD_SIZES``. Where blocks are few, the kernel waits for the one with the most keys. Source:
+    Dao, FlashAttention-2 (2023), sections 3.1 and 3.2; Dao et al., "Flash-Decoding for long-context inference" (2023).
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
     peak = peak * table.by_kind(lambda kind: _reached(kind, device.architecture))
@@ -159,7 +159,7 @@ def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _by_head(table: CallTable, device: DeviceSpec) -> Float64:
-    """Return the share of the usual rate for a head's width, products in 8 bits and units for exponentials [n]."""
+    """Return the factor on the usual rate for a head's width, 8-bit products and units for exponentials [n]."""
     backward = table.by_kind(_is_backward) > 0
     wide = np.maximum(table.dim("head_dim"), table.dim("v_head_dim"))
     own = table.by_kind(lambda kind: float(kind.startswith("cudnn_"))) > 0
@@ -174,7 +174,7 @@ def _by_head(table: CallTable, device: DeviceSpec) -> Float64:
 
 
 def _as_taught(table: CallTable, heads: Float64, peak: Float64, device: DeviceSpec) -> KernelWork:
-    """Return the work of whole prompts in the form to which corrections of GDDR boards were fitted (``TAUGHT``)."""
+    """Return the work of whole prompts in the form for which corrections of GDDR boards were fitted (``TAUGHT``)."""
     queries, keys = table.dim("q_len"), table.dim("kv_len")
     tiles = np.ceil(queries / QUERY_BLOCK)
     padding = np.where(queries < QUERY_BLOCK, np.maximum(LEAST_ROWS / queries, 1.0), tiles * QUERY_BLOCK / queries)
@@ -184,13 +184,13 @@ def _as_taught(table: CallTable, heads: Float64, peak: Float64, device: DeviceSp
 
 
 def _blended(first: KernelWork, second: KernelWork, share: Float64) -> KernelWork:
-    """Return the first work with a share [n] of it replaced by the second work."""
+    """Return the first work, with a share [n] of it replaced by that of the second."""
     return KernelWork(*(getattr(first, name) * (1.0 - share) + getattr(second, name) * share
                         for name in ("compute_us", "memory_us", "kernels")))
 
 
 def blocks_of(table: CallTable, device: DeviceSpec) -> Blocks:
-    """Return how calls are cut into blocks: rows packed forward, blocks of each head's queries or keys backward."""
+    """Return the blocks of calls: packed rows in forward passes, each head's queries or keys in backward passes."""
     queries, keys = table.dim("q_len"), table.dim("kv_len")
     window = table.dims[:, DIMENSIONS[table.family].index("window")]
     keys = np.where(window > 0, np.minimum(keys, window + queries - 1.0), keys)
@@ -221,18 +221,18 @@ def _cache_share(table: CallTable, cut: Blocks) -> Float64:
 
 
 def kv_bytes(call: OpCall) -> float:
-    """Return the bytes of one token's keys and values of one head, as the cache stores them."""
+    """Return the bytes of one token's keys and values in one head, as stored in the cache."""
     kept = next((flag[3:] for flag in call.flags if flag.startswith("kv_")), call.dtype)
     keyed, valued = call.dims[5:7] if len(call.dims) >= 7 else (1, 1)
     return float(itemsize(kept) * (keyed if "latent" in call.flags else keyed + valued))
 
 
 def padded_heads(table: CallTable) -> Float64:
-    """Return the factor of the arithmetic for heads that are padded [n]."""
+    """Return the factor on the arithmetic for padded heads [n]."""
     keyed, valued = table.dim("head_dim"), table.dim("v_head_dim")
     return (padded_head(keyed) + padded_head(valued)) / (keyed + valued)
 
 
 def idle_units(table: CallTable, device: DeviceSpec) -> Float64:
-    """Return the factor of the time for units that blocks leave idle [n]."""
+    """Return the factor by which idle units lengthen the time, where blocks do not fill all units [n]."""
     return 1.0 / filled_units(blocks_of(table, device).blocks, device)

@@ -1,4 +1,4 @@
-"""Classes of a call, and the sizes its efficiency runs over: what corrections of the formulas are looked up by.
+"""Classes of a call, and the sizes of its efficiency curves: the keys to corrections of the formulas.
 
 A call belongs to classes from wide to narrow ("conv", "conv/forward/depthwise", "conv/forward/depthwise/nhwc/k9") and
 has curves, each over the logarithm of one of its sizes ("conv/pointwise/nhwc over in_channels").
@@ -27,26 +27,26 @@ from tracer.arrays import Float64, Int64
 _Named = tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int, int], ...]]
 _Key = tuple[Family, str, str, str, tuple[str, ...], tuple[object, ...]]
 PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
-"""Families whose arithmetic may decide; of the others traffic does."""
+"""Families whose time arithmetic may determine; the time of other families depends on traffic."""
 STEM_CHANNELS = 4
-"""Input channels up to which a convolution is a network's first one, which has kernels of its own."""
+"""Most input channels of a network's first convolution, which has kernels of its own."""
 CACHE_PARTS = 1024.0
-"""Parts of the last-level cache that bytes are counted in. Set."""
+"""Parts of the last-level cache, as the unit of bytes. Set."""
 _ALIGNMENTS = (2, 4, 8, 16, 32, 64)
 ROWS = {"nn": "kn", "nt": "kn", "tn": "mn", "tt": "mkn"}
-"""Sizes that are the length of a row of an operand or of the result, by layout. A kernel reads wide words of rows only
-where these lengths are multiples of the words."""
+"""Sizes that are the length of a row of an operand or of the result, by layout. A kernel reads wide words only if these
+lengths are multiples of a word."""
 _KERNELS = (1, 3, 4, 7, 9, 11, 16, 21, 25, 49, 81, 121, 256)
-"""Areas of usual kernels, 1×1 to 16×16, lines of 3 to 11 and cubes of 3 among them."""
+"""Areas of usual kernels: 1×1 to 16×16, also lines of 3 to 11 and cubes of 3."""
 
 
 class Classes(NamedTuple):
     """Classes of calls that differ in their sizes alone.
 
     Attributes:
-        family: Whose kernels run: a copy without a change of type or order streams as element-wise ones do.
+        family: Family of the kernels: a copy without a change of type or order streams as element-wise kernels do.
         names: Classes, and how narrow each is (0: a family).
-        curves: Name of a curve, the place of its size in ``sizes_of``, and how narrow it is.
+        curves: For each curve its name, the index of its size in ``sizes_of``, and how narrow it is.
     """
 
     family: Family
@@ -55,7 +55,7 @@ class Classes(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """Calls of the same classes: their rows [n] and log2 sizes [n, sizes]."""
+    """Calls with equal classes: their rows [n] and log2 sizes [n, sizes]."""
 
     classes: Classes
     rows: Int64
@@ -63,7 +63,7 @@ class Grouped(NamedTuple):
 
 
 def grouped(calls: Sequence[OpCall], device: DeviceSpec) -> list[Grouped]:
-    """Sort calls by their classes."""
+    """Group calls by their classes."""
     cache_bytes = usable_cache_bytes(device)
     rows: dict[_Key, list[int]] = {}
     for i, call in enumerate(calls):
@@ -74,14 +74,14 @@ def grouped(calls: Sequence[OpCall], device: DeviceSpec) -> list[Grouped]:
 
 
 def streams(call: OpCall) -> bool:
-    """Return whether a copy reads and writes its elements in one run, of one type."""
+    """Return whether a copy reads and writes its elements contiguously and without a change of type."""
     return call.family is Family.COPY and call.kind == "copy" and not call.layout
 
 
 def sizes_of(call: OpCall, cache_bytes: float) -> tuple[float, ...]:
-    """Return the base-two logarithms of the sizes that a call's curves run over; none is below 0.
+    """Return the base-two logarithms of the sizes of a call's curves; none is below 0.
 
-    The first is that of what it moves, in units of a ``CACHE_PARTS``-th of the last-level cache."""
+    The first is that of the bytes moved, in units of a ``CACHE_PARTS``-th of the last-level cache."""
     sizes = call.dims if len(call.dims) == len(DIMENSIONS[call.family]) else (1,) * len(DIMENSIONS[call.family])
     if call.family is Family.CONV:
         batch, inputs, outputs, groups, _, _, _, *out = sizes[:10]
@@ -107,14 +107,14 @@ _CONV_SIZES = ("in_channels", "out_channels", "groups", "positions", "area")
 
 
 def _key(call: OpCall, device: DeviceSpec) -> _Key:
-    """Return all that classes depend on."""
+    """Return all facts that determine a call's classes."""
     if streams(call):
         return Family.ELEMENTWISE, "", "", "", (), ()
     family, dtype = call.family, call.dtype
     if family in PRODUCTS:
         dtype = computed_as(device, dtype)
     elif dtype == "bf16":
-        dtype = "fp16"  # the same bytes, and arithmetic in fp32
+        dtype = "fp16"  # equal bytes, and arithmetic in fp32
     flags = tuple(flag.partition("=")[0] for flag in call.flags)
     if call.family is Family.CONV and len(call.dims) == len(DIMENSIONS[Family.CONV]):
         _, inputs, outputs, groups, _, _, _, _, _, _, kd, kh, kw, sd, sh, sw, *_ = call.dims
@@ -194,7 +194,7 @@ def _form(inputs: int, outputs: int, groups: int, kernel: int) -> str:
 
 
 def _near(kernel: int) -> int:
-    """Return the usual kernel area nearest to one."""
+    """Return the usual kernel area nearest to the given area."""
     return min(_KERNELS, key=lambda area: abs(log2(area) - log2(max(kernel, 1))))
 
 

@@ -3,12 +3,12 @@
     t = fixed · e^(Σ f) + overlap(compute · e^(Σ c), memory · g(Σ m))
     g(s) = e^s;  of products, where s > 0:  g(s) = 1 + r · (e^s − 1)
 
-What the traffic of a product takes beyond the memory's bandwidth is its multiprocessors' doing: their loads, layout
-changes and sums. So it shrinks with how much faster another device's multiprocessors are than its memory, r, which is 1
-on the device that most steps were measured on. The sums run over a call's classes (``call_classes``), its curves at its
-sizes, and the device: its name, architecture and kind of memory. All are a maker's. Every number was held near zero
-when it was fitted (``kernel_models.step_fit``), so that what steps say nothing of stays as the data sheet has it. Only
-products have arithmetic to correct; curves are of arithmetic and traffic, and fixed costs are of wide classes alone.
+The traffic of a product beyond the memory's bandwidth is due to its multiprocessors: their loads, layout changes and
+sums. So it shrinks on a device whose multiprocessors are faster relative to its memory: by r, which is 1 on the device
+with most measured steps. The sums run over a call's classes (``call_classes``), its curves at its sizes, and the
+device: its name, architecture and kind of memory. All numbers are kept by maker. In the fit
+(``kernel_models.step_fit``) every number is pulled to zero, so that the data sheet holds where steps show nothing. Only
+products have arithmetic to correct; curves are of arithmetic and traffic, and fixed costs of wide classes alone.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tracer.arrays import Float64
 
 SHIPPED_FILE = Path(__file__).with_name("corrections.json.gz")
 LARGEST = 2.5
-"""Largest sum, as a logarithm: corrections are no models of their own."""
+"""Largest sum, as a logarithm: corrections do not replace the formulas."""
 KNOTS = 48
-"""Powers of two of a curve: no call has more than 2⁴⁷ bytes."""
+"""Number of knots of a curve, one at each power of two: no call has more than 2⁴⁷ bytes."""
 _PLACES = np.arange(KNOTS, dtype=np.float64)
 PARTS = ("compute", "memory", "fixed")
 THE_DEVICE = 6
-"""Level of what calls of one device have in common."""
+"""Level of the corrections that all calls of one device share."""
 BYTES_TO_CYCLES = 82 * 1.695 / 936
 """Cycles (10⁹/s, all multiprocessors together) for one GB/s of an RTX 3090. From its data sheet."""
 _WIDE = 1
@@ -54,8 +54,8 @@ class Weight(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """Traits of a device that its corrections depend on: ``names`` are names of numbers that its calls share, with
-    levels."""
+    """Traits of a device that determine its corrections: ``names`` are names and levels of the numbers that all calls
+    on the device share."""
 
     maker: str
     architecture: str
@@ -64,15 +64,15 @@ class Traits(NamedTuple):
 
 @dataclass(frozen=True)
 class Corrections:
-    """Numbers by name.
+    """Corrections: numbers by name.
 
     Attributes:
-        points: By "part name", of classes and devices.
-        curves: By "part name", at every power of two [``KNOTS``].
-        families: Whose calls were measured; others are not corrected by what those of a device have in common.
-        widths: By family, the standard deviation of the log of what all its calls of a step together are off.
-        devices: Whose steps they were fitted to.
-        source: What they were fitted to.
+        points: Numbers of classes and devices, by "part name".
+        curves: Values at every power of two [``KNOTS``], by "part name".
+        families: Families with measured calls; other families are not corrected, not even by the device's numbers.
+        widths: By family, the standard deviation of the log error of all its calls of a step together.
+        devices: Devices with measured steps.
+        source: Source of the measured steps.
     """
 
     points: Mapping[str, float]
@@ -85,7 +85,7 @@ class Corrections:
         default_factory=dict, init=False, repr=False, compare=False)
 
     def sums(self, calls: Sequence[OpCall], device: DeviceSpec) -> tuple[Float64, Float64, Float64]:
-        """Return the sums of every call, logarithms [n]: of its arithmetic, its traffic and its fixed cost."""
+        """Return the sums of every call, logarithms [n]: for its arithmetic, its traffic and its fixed cost."""
         found = {part: np.zeros(len(calls)) for part in PARTS}
         traits = traits_of(device)
         for group in grouped(calls, device):
@@ -97,9 +97,9 @@ class Corrections:
         return found["compute"], found["memory"], found["fixed"]
 
     def _of_classes(self, classes: Classes, traits: Traits) -> dict[str, tuple[float, list[tuple[int, Float64]]]]:
-        """Return by part: the sum of these classes' numbers, and one curve over each size, kept for next time.
+        """Return by part: the sum of these classes' numbers, and one curve over each size, cached.
 
-        Curves over the same size are linear between the same knots, so that their sum is one curve."""
+        Curves over one size are linear between equal knots, so that their sum is one curve."""
         found = self._known.get((traits, classes))
         if found is None:
             found = {}
@@ -116,16 +116,16 @@ class Corrections:
         return found
 
     def factors(self, table: CallTable, device: DeviceSpec) -> tuple[Float64, Float64, Float64]:
-        """Return the factors on the time of every call's arithmetic, traffic and fixed cost [n]; their sums are found
-        once for a device at any rates."""
-        # All that sums depend on beside the calls. The corrections are kept with them, and so their identity.
+        """Return the factors on the time of every call's arithmetic, traffic and fixed cost [n]; the sums are cached
+        for a device at any rates."""
+        # These and the calls determine the sums. The value holds the corrections, so that their id stays unique.
         of = id(self), traits_of(device), device.vendor, tuple(device.matrix_tflops), usable_cache_bytes(device)
         _, (compute, memory, fixed) = table.once(("sums", of), lambda: (self, self.sums(table.calls, device)))
         excess: Float64 = np.full(len(table), excess_of(device) if table.family in PRODUCTS else 1.0)
         return np.exp(compute), traffic_factor(memory, excess)[0], np.exp(fixed)
 
     def of_family(self, family: Family, device: DeviceSpec) -> Corrections:
-        """Return the numbers that calls of a family on a device use."""
+        """Return the corrections that calls of a family on a device use."""
         made = maker(device)
         # Some copies stream as element-wise kernels do.
         names = "(copy|elementwise)" if family is Family.COPY else family.value
@@ -140,7 +140,7 @@ class Corrections:
                        widths={name: width for name, width in self.widths.items() if name == family.value})
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; numbers below a thousandth are left out."""
+        """Return the corrections as plain values, without numbers below a thousandth."""
         curves = {name: [round(float(value), 3) for value in values] for name, values in self.curves.items()}
         return {"source": self.source, "devices": list(self.devices), "families": sorted(self.families),
                 "widths": {name: round(value, 4) for name, value in self.widths.items()},
@@ -149,7 +149,7 @@ class Corrections:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Corrections:
-        """Return the corrections of ``to_json``.
+        """Return the corrections that ``to_json`` stored.
 
         Raises:
             KeyError, TypeError, ValueError: the values are not of this form.
@@ -166,17 +166,17 @@ class Corrections:
 
 
 def parts_of(family: Family) -> tuple[str, ...]:
-    """Return which sums a family's calls have."""
+    """Return the parts of a family's time that have a sum."""
     return PARTS if family in PRODUCTS else PARTS[1:]
 
 
 def curves_of(classes: Classes, part: str) -> tuple[tuple[str, int, int], ...]:
-    """Return the curves of a sum; see ``Classes.curves``."""
+    """Return the curves of a part; see ``Classes.curves``."""
     return () if part == "fixed" else classes.curves
 
 
 def plain_weights(classes: Classes, traits: Traits, part: str) -> Iterator[Weight]:
-    """Yield the numbers that calls of the same classes share on a device."""
+    """Yield the numbers that calls with these classes share on a device."""
     for name, level in classes.names:
         if part == "fixed" and level > _WIDE:
             continue
@@ -189,7 +189,7 @@ def plain_weights(classes: Classes, traits: Traits, part: str) -> Iterator[Weigh
 
 
 def traits_of(device: DeviceSpec) -> Traits:
-    """Return what of a device its corrections depend on."""
+    """Return the traits of a device that determine its corrections."""
     names = [(f"memory {device.memory_kind[:4]}", 4), (f"architecture {device.architecture}", 5),
              (f"device {device.name}", THE_DEVICE)]
     if accumulates_at_half(device):
@@ -198,16 +198,16 @@ def traits_of(device: DeviceSpec) -> Traits:
 
 
 def excess_of(device: DeviceSpec) -> float:
-    """Return r of products: multiprocessors' cycles a byte of memory traffic, an RTX 3090's over the device's.
+    """Return r of products: multiprocessors' cycles per byte of memory traffic, an RTX 3090's over the device's.
 
-    A measured choice: with it a GPU left out of the fit is predicted within 12 to 13% instead of 13 to 18."""
+    Chosen by measurement: with r a GPU left out of the fit is predicted within 12 to 13% instead of 13 to 18."""
     if device.vendor != "nvidia":
         return 1.0
     return BYTES_TO_CYCLES * device.memory_bandwidth_gbps / (device.sm_count * device.boost_clock_mhz / 1e3)
 
 
 def traffic_factor(sums: Float64, excess: Float64) -> tuple[Float64, Float64]:
-    """Return g of the sums [n], and its slope over the sums as a share of it."""
+    """Return g of the sums [n], and its derivative by the sums over g."""
     power = np.exp(sums)
     share = np.where(sums > 0, excess, 1.0)
     factor = 1.0 + share * (power - 1.0)
@@ -215,12 +215,12 @@ def traffic_factor(sums: Float64, excess: Float64) -> tuple[Float64, Float64]:
 
 
 def maker(device: DeviceSpec) -> str:
-    """Return whose kernels run on a device: NVIDIA's are alike over architectures; only one of AMD's was measured."""
+    """Return the maker of a device's kernels: NVIDIA's are alike over architectures; only one of AMD's was measured."""
     return device.vendor if device.vendor == "nvidia" else f"{device.vendor}-{device.architecture}"
 
 
 def accumulates_at_half(device: DeviceSpec) -> bool:
-    """Return whether matrix units halve their rate where 16-bit products are summed up in fp32 (GeForce boards)."""
+    """Return whether matrix units halve their rate for 16-bit products that are summed in fp32 (GeForce boards)."""
     half, byte = (device.matrix_tflops.get(dtype, 0.0) for dtype in ("fp16", "int8"))
     return device.vendor == "nvidia" and 0 < 3 * half < byte
 

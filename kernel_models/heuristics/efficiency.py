@@ -1,8 +1,8 @@
-"""Efficiencies: which share of the published rates kernels of a family reach, by family, dtype and kind.
+"""Efficiencies: the share of the published rates that kernels of a family reach, by family, dtype and kind.
 
 The defaults (``efficiencies.toml``, written by benchmarks/default_efficiencies.py from measured tables of several
 devices, and ``efficiencies_host.toml`` from a CPU's calibration) price a device that was never calibrated;
-``fit_efficiencies`` takes them to one device's measurements.
+``fit_efficiencies`` fits them to one device's measurements.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from tracer.arrays import Float64
 DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
 HOST_DEFAULTS_FILE = Path(__file__).with_name("efficiencies_host.toml")
 FEW = 3
-"""Distinct calls that a key needs for its own fit; with fewer the next wider key counts. Set: the fewest whose median
-is not an end."""
+"""Distinct calls that a key needs for its own fit; with fewer the next wider key is used. Set: the median of three is
+not an extreme."""
 ENOUGH = 20
-"""A set of fewer calls of a family than this counts less among several sets. Set."""
+"""Number of calls of a family below which a set counts less among several sets. Set."""
 PRIOR_WEIGHT = 0.03
 """Pull towards the wider key, in mean absolute log error for each e-fold of change, times FEW over the calls. Set."""
 _FACTORS = np.exp(np.linspace(-0.4, 0.4, 17))
 _SWEEPS = 12  # chosen: the search ends by itself when a sweep changes nothing
 _BOUNDS = {"compute": (0.005, 2.5), "memory": (0.01, 3.0), "fixed": (0.25, 12.0)}
-"""Limits of what is fitted, beyond all defaults (``efficiencies.toml``)."""
+"""Limits of the fitted values, wider than all defaults (``efficiencies.toml``)."""
 _HOST_BOUNDS = _BOUNDS | {"fixed": (0.25, 200.0)}
-"""A CPU's operation allocates, asks a library for a kernel and puts its operands in order before it computes."""
+"""Limits on a CPU: an operation allocates, gets a library's kernel and orders its operands before it computes."""
 _PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
-"""Families with arithmetic worth fitting; of the others only traffic, look-ups' waits and fixed costs are."""
+"""Families whose arithmetic is fitted; for others only traffic, look-ups' waits and fixed costs are."""
 TELLING = 0.35
-"""A parameter shows in a call whose time is at least this share due to it; it needs ``FEW`` such calls to be fitted."""
+"""Least share of a call's time due to a parameter for the call to determine it; fitting needs ``FEW`` such calls."""
 _LEVELS = 6
-"""Keys of the longest chain."""
+"""Number of keys of the longest chain."""
 INTERVAL = (0.1, 0.9)
 """Quantiles of the 80% interval."""
 NARROWEST = 0.05
-"""Least half width of an interval, log: what the same kernel varies by between runs and library versions."""
+"""Least half width of an interval, log: the scatter of one kernel between runs and library versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Efficiency:
 
     Attributes:
         compute, memory: Shares of the published rates that are reached.
-        fixed: Multiples of the device's kernel floor that every kernel costs.
+        fixed: Fixed cost of every kernel, as a multiple of the device's kernel floor.
         low, high: Natural logarithms of the 80% interval's ends over the median time.
-        source: What it was fitted to.
+        source: Source of the measurements that it was fitted to.
     """
 
     compute: float
@@ -69,7 +69,7 @@ class Efficiency:
     source: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, rounded for storing."""
+        """Return the efficiency as plain values, rounded for storing."""
         return {name: round(getattr(self, name), 4) for name in ("compute", "memory", "fixed", "low", "high")} | {
             "source": self.source}
 
@@ -80,8 +80,8 @@ class Efficiencies:
 
     Attributes:
         entries: By key.
-        fitted: Whether they were fitted to measurements of the device they are used for.
-        least: By family, the least log half width of an interval: what devices differ by (none for fitted ones).
+        fitted: Whether they were fitted to measurements of the device whose calls they price.
+        least: By family, the least log half width of an interval: the scatter between devices (empty for fitted ones).
     """
 
     entries: Mapping[str, Efficiency]
@@ -89,7 +89,7 @@ class Efficiencies:
     least: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, family: Family, dtype: str, kind: str) -> Efficiency:
-        """Return the entry of the most specific key there is."""
+        """Return the entry of the most specific existing key."""
         for key in keys(family, dtype, kind):
             if key in self.entries:
                 return self.entries[key]
@@ -98,7 +98,7 @@ class Efficiencies:
     def columns(
         self, table: CallTable, computed: Callable[[str], str] = str,
     ) -> tuple[Float64, Float64, Float64, Float64, Float64]:
-        """Return compute, memory, fixed, low and high of each call [n]; ``computed`` gives the dtype computed in."""
+        """Return compute, memory, fixed, low and high of each call [n]; ``computed``: type that products run in."""
         found = [self.of(table.family, computed(dtype), kind) for kind, dtype in table.groups]
         least = self.least.get(table.family.value, 0.0)
         values = np.array([[e.compute, e.memory, e.fixed, min(e.low, -least), max(e.high, least)] for e in found]
@@ -118,7 +118,7 @@ class Efficiencies:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Efficiencies:
-        """Return the efficiencies of ``state``.
+        """Return the efficiencies that ``state`` stored.
 
         Raises:
             KeyError, TypeError, ValueError: the state is not of this form.
@@ -140,7 +140,7 @@ class Efficiencies:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Calls of one device with their measured times, µs [n]; ``weight`` is one set's share among several."""
+    """Calls of one device with their measured times, µs [n]; ``weight`` is the set's share among several sets."""
 
     calls: Sequence[OpCall]
     measured_us: Float64
@@ -165,7 +165,7 @@ def _stored(file: Path) -> Efficiencies:
 
 
 def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
-    """Return the keys of a call, the most specific first; ``kind`` has its layout after a colon.
+    """Return the keys of a call, the most specific first; ``kind`` includes its layout after a colon.
 
     Products differ most by dtype, other families by kind, and strided or broadcast operands more than either.
     """
@@ -180,8 +180,8 @@ def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
 
 
 def predicted_us(done: KernelWork, device: DeviceSpec, compute: Float64, memory: Float64, fixed: Float64) -> Float64:
-    """Return the time of work at efficiencies, µs [n]: kernels' fixed costs, then arithmetic and traffic, which overlap
-    on a GPU and add up on one thread of a CPU."""
+    """Return the time of work at the given efficiencies, µs [n]: kernels' fixed costs plus the time of arithmetic and
+    traffic (``together``)."""
     fixed_us = fixed * device.kernel_floor_us * done.kernels
     return fixed_us + together(done.compute_us / compute, done.memory_us / memory, device)
 
@@ -196,16 +196,16 @@ def fit_efficiencies(
 ) -> Efficiencies:
     """Return the efficiencies of one device from measured calls, which need not cover every family.
 
-    Family by family, then along each call's chain of ``keys``, every key starts from the next wider one and is held
-    near it as long as calls are few. A parameter minimises the mean absolute log error of the calls that tell it; half
-    of a call's weight is its share of the measured time. Intervals are the 10% and 90% quantiles of the log residuals,
-    and for few calls partly those of what the fit started from.
+    Family by family, along each call's chain of ``keys``, every key starts from the next wider key; with few calls it
+    stays close to that key. A parameter minimises the mean absolute log error of the calls that determine it; half of a
+    call's weight is its share of the measured time. Intervals are the 10% and 90% quantiles of the log residuals, for
+    few calls mixed with the start's.
 
     Args:
         calls: Measured calls; repeated ones count as one with their median time.
         measured_us: Their times, µs; not positive or not finite ones are left out.
-        device: What they were measured on.
-        source: What to note as their origin.
+        device: Device that ran them.
+        source: Source to note in the efficiencies.
 
     Raises:
         ValueError: there is no usable measurement, or the lengths differ.
@@ -216,7 +216,7 @@ def fit_efficiencies(
 def fit_over_devices(
     sets: Iterable[Measured], *, base: Efficiencies | None = None, source: str = "", fitted: bool = False,
 ) -> Efficiencies:
-    """Fit as ``fit_efficiencies`` does, to several sets of calls together, each with its device.
+    """Fit as ``fit_efficiencies`` does, to several sets of calls together, each with its own device.
 
     Raises:
         ValueError: there is no usable measurement, or the lengths differ.
@@ -264,7 +264,7 @@ def _prepared(one: Measured) -> list[_Rows]:
 
 
 def _fit_level(rows: list[_Rows], level: int, entries: dict[str, Efficiency], source: str) -> None:
-    """Fit the keys at a position of the calls' chains, from 0, the widest; each starts from the next wider one."""
+    """Fit the keys at position ``level`` of the calls' chains (0: the widest); each starts from the next wider key."""
     pieces: dict[str, list[tuple[_Rows, npt.NDArray[np.bool_]]]] = {}
     chains: dict[str, tuple[str, ...]] = {}
     for one in rows:
@@ -280,7 +280,7 @@ def _fit_level(rows: list[_Rows], level: int, entries: dict[str, Efficiency], so
         if count < (FEW if level else 1):
             continue
         wider = next((entries[key] for key in chains[name][:level][::-1] if key in entries), entries["*"])
-        # Fitting a key again (a device's after the defaults) starts from what it was.
+        # A second fit of a key (a device's after the defaults) starts from the key's present values.
         entries[name] = _fit_one(parts, entries.get(name, wider), count, source)
 
 
@@ -295,7 +295,7 @@ def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency
     told = _told(parts[0][0].table.family, chosen, [one.device for one, _ in parts], start)
 
     def residuals(e: Efficiency, rows: npt.NDArray[np.bool_], **tried: Float64) -> Float64:
-        """Return log errors of some calls [n], or of each of the values [k, 1] tried for a parameter, [k, n]."""
+        """Return log errors of the chosen calls [n], or for each of the values [k, 1] tried for a parameter, [k, n]."""
         values = [tried.get(name, getattr(e, name)) for name in ("compute", "memory", "fixed")]
         ends = np.cumsum([len(each) for each in measured])[:-1]
         return np.concatenate([
@@ -333,8 +333,8 @@ def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], sta
           ) -> dict[str, npt.NDArray[np.bool_]]:
     """Return which calls determine each parameter, for the parameters that calls can determine.
 
-    Short calls say nothing of rates, and long ones nothing of fixed costs. A parameter follows only the calls that owe
-    it at least the share ``TELLING`` of their time. With fewer than ``FEW`` such calls it stays as it was.
+    Short calls do not show rates, and long ones do not show fixed costs. A parameter follows only the calls whose time
+    is due to it by at least the share ``TELLING``. With fewer than ``FEW`` such calls it stays unchanged.
     """
     seen: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in _BOUNDS}
     for one, device in zip(done, devices, strict=True):
@@ -350,13 +350,13 @@ def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], sta
 
 
 def spread(residuals: Float64, weight: Float64 | None = None) -> tuple[float, float]:
-    """Return the ends of the 80% interval of log residuals, widened by 1 + 2/n for n residuals; never one-sided."""
+    """Return the ends of the 80% interval of n log residuals, widened by 1 + 2/n, one on each side of 0."""
     order = np.argsort(residuals)
     weights = np.ones(len(residuals)) if weight is None else weight
     share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
     low, high = np.interp(INTERVAL, share, residuals[order])
     wider = 1.0 + 2.0 / len(residuals)
     if len(residuals) < 5:
-        # Too few for quantiles: no narrower than the spread of kernels that a family-wide efficiency leaves.
+        # Too few for quantiles: no narrower than the scatter of kernels around a family-wide efficiency.
         low, high = min(low, -0.2), max(high, 0.2)
     return min(float(low) * wider, -NARROWEST), max(float(high) * wider, NARROWEST)

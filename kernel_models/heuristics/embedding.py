@@ -1,4 +1,4 @@
-"""Embedding look-ups as a GPU does them: rows in whole sectors, caches, and the latency that a bag's look-ups wait out.
+"""Embedding look-ups on a GPU: rows in whole sectors, caches, and the latency of a bag's consecutive look-ups.
 
 A device has many bags in flight and each reads its rows one after another, so a look-up kernel takes the longest of
 
@@ -6,8 +6,8 @@ A device has many bags in flight and each reads its rows one after another, so a
     The longest bag     look-ups of it · latency of one.
     All bags     Σ look-ups · latency / bags in flight.
 
-Quantized rows are also computed with. Rows of a table in the host's memory come over its link instead, in whole lines
-and after a longer wait. Of a table that the device keeps a cache of, rows missing in the cache come so, once a batch,
+Quantized rows also cost arithmetic. Rows of a table in the host's memory cross the host's link instead, in whole lines
+and after a longer wait. If the device keeps a cache of such a table, the missing rows cross the link once per batch,
 while others go back. Neither was measured: the interval is wide (``kernel_models.spreads.HOST_ROWS``).
 
 The gradient with a fused optimizer sorts the look-ups by row and sums each row's gradients: kernel after kernel, each
@@ -42,22 +42,22 @@ from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, stored_row_bytes
 
 HIT_CYCLES, MISS_CYCLES = 193.0, 1029.0
-"""Cycles from a load to its value, from the last-level cache and from memory. Rows lie anywhere in gigabytes, so their
-page is not at hand. Source: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking"
-(2018, arXiv 1804.06826), taken for every GPU."""
+"""Cycles from a load to its value, from the last-level cache and from memory. Rows are spread over gigabytes, so the
+address of their page is not cached. Source: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via
+microbenchmarking" (2018, arXiv 1804.06826), used for every GPU."""
 LOADS_BEFORE = 2.0
-"""Loads that a bag waits for before its first row: its start, and the index there. Set, not measured."""
+"""Consecutive loads of a bag before its first row: the bag's start, and the first index. Set, not measured."""
 LOADS_OF_UPDATE = 6.0
-"""Loads after one another of a row's update: its look-ups' range, their places, gradient, weights, state. Set, not
+"""Consecutive loads of a row's update: its look-ups' range, their places, gradient, weights, state. Set, not
 measured."""
 WARPS = 48.0
-"""Warps of look-up kernels on a multiprocessor at once: of 64, what their registers leave."""
+"""Warps of look-up kernels on a multiprocessor at a time: of 64, those for which registers suffice."""
 VECTOR = 4.0
-"""Columns that a thread reads at once: of FBGEMM's kernels, which give a bag no fewer than 8 threads of a warp's 32."""
+"""Columns that a thread reads at a time: FBGEMM's kernels give a bag at least 8 threads of a warp's 32."""
 ONE_BLOCK = 4096.0
-"""Look-ups that one block sorts by itself; more are sorted by the whole device, pass after pass."""
+"""Most look-ups that one block sorts by itself; the whole device sorts more, pass after pass."""
 RADIX_BITS = 8.0
-"""Bits of an index sorted in one pass, at most (CUB's radix sort)."""
+"""Most bits of an index sorted in one pass (CUB's radix sort)."""
 INDEX_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 8.0, 4.0, 4.0
 FUSED_KERNELS, DENSE_KERNELS = 28.0, 8.0
 """Kernel floors of a gradient in addition to its sort's passes. Fused: ten kernels, mostly of one or a few blocks that
@@ -65,30 +65,30 @@ wait for each other. Ranks 0 to 3 of the recorded DLRM step (V100) need as much.
 LONG_ROW = 32.0
 """Look-ups of one row from which the 32 warps of a block, not one warp, sum its gradients, 1,024 a block."""
 DENSE_PIECE = 10.0
-"""Look-ups of one row that PyTorch's dense gradient sums one after another (ATen, EmbeddingBackwardKernel.cu)."""
+"""Look-ups of one row whose gradients a thread of PyTorch's dense kernel adds (ATen, EmbeddingBackwardKernel.cu)."""
 UNPACKING = {"int8": 3.0, "int4": 5.0}
-"""Operations that make a float of a stored element: convert, and a multiply-add; of int4 also shift and mask."""
+"""Operations to make a float of a stored element: convert, and a multiply-add; for int4 also shift and mask."""
 INFERRED_BYTES = 2.0
-"""Bytes of an element of a bag of quantized rows where nothing says it: FBGEMM's inference gives fp16 by default."""
+"""Bytes of an element of a bag of quantized rows if not recorded: FBGEMM's inference returns fp16 by default."""
 HOST_LINE, HOST_LATENCY_US = 128.0, 1.5
-"""Bytes that a load over the host's link brings at least, a GPU's cache line, and how long one waits. Set, not
-measured: of the order that PCIe and NVLink-C2C show. The rate is the link's, times the share of a bandwidth that
-look-ups reach (0.8; long reads over NVLink-C2C reach 375 of 450 GB/s: Schieffer et al., 2024, arXiv 2407.07850)."""
+"""Least bytes of a load over the host's link (a GPU's cache line), and its latency. Set, not measured: of the order of
+PCIe and NVLink-C2C. The rate is the link's, times the share of a bandwidth that look-ups reach (0.8; long reads over
+NVLink-C2C reach 375 of 450 GB/s: Schieffer et al., 2024, arXiv 2407.07850)."""
 CACHE_LOOKUP_BYTES, CACHE_KERNELS = 350.0, 20.0
-"""Costs of a cache in the device's memory: bytes a look-up, and kernels, most of them the sort's. Bytes: the index is
-numbered among all tables' (8 read, 8 written) and sorted (4 passes of 16). Its set of 32 ways of 8 bytes is read, its
-place written and read. Counted in FBGEMM's ``lru_cache_populate`` and ``lxu_cache_lookup``."""
+"""Costs of a cache in the device's memory: bytes per look-up, and kernels, most of them the sort's. Bytes: the index is
+numbered among those of all tables (8 read, 8 written) and sorted (4 passes of 16). Its set of 32 ways of 8 bytes is
+read, its place written and read. Counted in FBGEMM's ``lru_cache_populate`` and ``lxu_cache_lookup``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookupParts:
     """Parts of tables of n calls, as columns over p parts; histograms are [p, 17] of rows and of accesses.
 
-    ``call`` [p] is the call of each part; ``tables`` equal tables make a part; ``out_bytes`` of an element of a bag;
-    ``weighted``: 1 where each look-up has a weight, which the gradient has a pass of its own for; ``gradient_bytes`` of
-    an element of a bag's gradient; ``unpacking``: operations an element. ``far``: 1 where rows are read in the host's
-    memory, ``cached``: 1 where the device keeps some of them; ``missed`` rows cross the host's link, ``written_back``
-    go back; ``host_state_bytes`` of a row's optimizer state lie there.
+    ``call`` [p] is the call of each part; a part is ``tables`` equal tables. ``out_bytes``: of an element of a bag.
+    ``weighted``: 1 where each look-up has a weight, whose gradient needs a pass of its own. ``gradient_bytes``: of an
+    element of a bag's gradient. ``unpacking``: operations per element. ``far``: 1 where rows are read in the host's
+    memory; ``cached``: 1 where the device keeps some of them. ``missed`` rows cross the host's link, ``written_back``
+    rows go back; ``host_state_bytes`` of a row's optimizer state are on the host.
     """
 
     call: Int64
@@ -124,14 +124,14 @@ class LookupParts:
 
 
 def even_distinct(lookups: Float64, table_rows: Float64) -> Float64:
-    """Return the different rows that look-ups touch if all rows are equally likely: T·(1 − (1 − 1/T)^lookups)."""
+    """Return the number of distinct rows among look-ups, all rows being equally likely: T·(1 − (1 − 1/T)^lookups)."""
     even = -table_rows * np.expm1(lookups * np.log1p(-1.0 / np.maximum(table_rows, 1.0 + 1e-9)))
     return np.minimum(np.minimum(even, table_rows), lookups)
 
 
 @work_of(Family.EMBEDDING)
 def embedding_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Price look-ups and their gradients, µs: waits count as arithmetic, which overlaps with traffic."""
+    """Return the work of look-ups and their gradients, µs: waits count as arithmetic, which overlaps with traffic."""
     parts = parts_of(table)
     backward = table.by_kind(lambda kind: float("backward" in kind)) > 0
     fused = table.by_kind(lambda kind: float(kind.endswith("_fused"))) > 0
@@ -148,10 +148,10 @@ def embedding_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @dataclass(frozen=True, slots=True)
 class LookupTerms:
-    """The terms that each part adds to a kernel over several, µs [p], at published rates.
+    """The terms that each part adds to a kernel over several parts, µs [p], at published rates.
 
-    A kernel streams the sum of ``stream_us``, waits for the sum of ``flight_us`` and no less than the largest
-    ``wait_us``. Which parts share a cache must be known to say what they find in it.
+    A kernel streams the sum of ``stream_us``, and waits for the sum of ``flight_us``, at least for the largest
+    ``wait_us``. The terms depend on which parts share a cache.
     """
 
     stream_us: Float64
@@ -160,8 +160,8 @@ class LookupTerms:
 
 
 def forward_terms(parts: LookupParts, device: DeviceSpec) -> LookupTerms:
-    """Return the terms of a look-up: rows in whole sectors, indices and bags' starts read, sums of bags written;
-    what a cache brings."""
+    """Return the terms of a look-up: it reads rows in whole sectors, indices and bags' starts, and writes sums of bags;
+    a device's cache of host rows adds its traffic."""
     row = _sectors(parts)
     touched = row * (1.0 - parts.far)
     hits = _hits(parts, touched, device) * (1.0 - parts.far)
@@ -180,13 +180,13 @@ def forward_terms(parts: LookupParts, device: DeviceSpec) -> LookupTerms:
 
 
 def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: Bool, passes: Float64) -> LookupTerms:
-    """Return the terms of a gradient: look-ups numbered, sorted by row, counted, every row's gradients summed and
-    the row updated.
+    """Return the terms of a gradient: look-ups are numbered, sorted by row and counted; each row's gradients are summed
+    and the row updated.
 
-    ``fused`` [p] writes the rows and the optimizer's state, otherwise a gradient as large as the table, which is zeroed
-    before; ``alone``, ``passes`` [p]: how the look-ups of the part's kernel are sorted. Waits: numbering goes along
-    each bag; rows looked up often have their gradients read one after another, up to 32 by a warp, more by a block.
-    Dense gradients are summed in pieces of 10.
+    ``fused`` [p] writes the rows and the optimizer's state, else a gradient as large as the table, which is zeroed
+    before; ``alone``, ``passes`` [p]: see ``sorting``. Waits: numbering runs along each bag; the gradients of a
+    frequent row are read one after another, up to 32 by a warp, more by a block. Dense gradients are summed in pieces
+    of 10.
     """
     stored = parts.gradient_bytes * parts.columns * parts.bags
     n = int(parts.call.max(initial=-1)) + 1
@@ -197,16 +197,16 @@ def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: B
     state = sector_bytes(np.sign(parts.state_bytes), parts.state_bytes, SECTOR_BYTES)
     updated = 2.0 * distinct * (touched + state)
     written = np.where(fused, updated, 2.0 * parts.rows * parts.tables * parts.row_bytes)
-    # Bytes a look-up: numbered 8 read, 8 and 4 written; sorted 12 read and written a pass; counted 8 read, 12 written.
+    # Bytes a look-up: numbering reads 8, writes 8 and 4; a sort pass reads and writes 12; counting reads 8, writes 12.
     ordered = parts.lookups * (20.0 + np.where(alone, 24.0, 8.0 + 24.0 * passes) + 24.0)
     latency = _latency_us(parts, np.zeros(len(parts.call)), device)
     often = _most_accesses(parts)
     of_warp = np.minimum(often, np.where(fused, LONG_ROW, DENSE_PIECE))
     of_block = np.minimum(often, LONG_ROW**2) / LONG_ROW * (often > LONG_ROW) * fused
     numbering = 2.0 * HIT_CYCLES / device.boost_clock_mhz * parts.longest
-    # Read with the gradients that they scale; and theirs, from gradients and rows, written.
+    # Weights are read with the gradients they scale; their own gradients need gradients and rows, and are written.
     weights = parts.weighted * (gradients + parts.lookups * (touched + 2.0 * WEIGHT_BYTES))
-    # Rows in the host's memory are read and written over its link, as is their state; weights' gradients read rows too.
+    # Rows and state in the host's memory are read and written over its link; the weights' gradients also read rows.
     linked = _link_us(parts.far * (2.0 * distinct * fused + parts.weighted * parts.lookups), parts.row_bytes, device)
     linked += _link_us(2.0 * distinct * fused * np.sign(parts.host_state_bytes), parts.host_state_bytes, device)
     return LookupTerms((gradients + weights + written + ordered) / _bandwidth(device) + linked,
@@ -221,7 +221,7 @@ def sorting(lookups: Float64, rows: Float64) -> tuple[Bool, Float64]:
 
 
 def gradient_kernels(fused: Bool, alone: Bool, passes: Float64) -> Float64:
-    """Return the kernels of a gradient, in kernel floors [n]."""
+    """Return the cost of a gradient's kernels, in kernel floors [n]."""
     return np.where(fused, FUSED_KERNELS, DENSE_KERNELS) + np.where(alone, passes, 3.0 * passes + 4.0)
 
 
@@ -239,7 +239,7 @@ def _gradient(table: CallTable, parts: LookupParts, device: DeviceSpec, fused: B
 
 
 def parts_of(table: CallTable) -> LookupParts:
-    """Return what calls say of their tables; of a call that says nothing, equal tables drawn evenly."""
+    """Return the parts of the calls' tables; a call without known tables has equal ones with evenly drawn rows."""
     place = [i for i, call in enumerate(table.calls) for _ in call.accesses]
     told = columns_of([part for call in table.calls for part in call.accesses], np.array(place, np.int64))
     plain = np.array([i for i, call in enumerate(table.calls) if not call.accesses], np.int64)
@@ -264,7 +264,7 @@ def parts_of(table: CallTable) -> LookupParts:
 
 
 def columns_of(parts: Sequence[TablePart], call: Int64) -> LookupParts:
-    """Turn parts into columns; ``call`` [p] says which belong together."""
+    """Return table parts as columns; ``call`` [p] is the call of each part."""
     of_bin = np.zeros((2, len(parts), REUSE_BINS))
     for i, part in enumerate(parts):
         if part.reuse:
@@ -289,10 +289,10 @@ def _longest(part: TablePart) -> float:
 
 
 def unequal(tables: Float64) -> Float64:
-    """Return how many times longer than the mean the longest bag of n tables is, if unknown: H_n = 1 + … + 1/n.
+    """Return the assumed length of the longest bag of n tables over the mean: H_n = 1 + … + 1/n.
 
-    Bags of published models differ from table to table by two orders of magnitude (of MLPerf's DLRM from 1 to 100).
-    The largest of n lengths drawn from an exponential law is H_n times their mean.
+    Bags of published models differ from table to table by two orders of magnitude (of MLPerf's DLRM from 1 to 100). The
+    largest of n lengths drawn from an exponential law is H_n times their mean.
     """
     return np.log(tables) + 0.5772 + 0.5 / tables - np.where(tables < 1.5, 0.0772, 0.0)
 
@@ -300,7 +300,7 @@ def unequal(tables: Float64) -> Float64:
 def _hits(parts: LookupParts, touched: Float64, device: DeviceSpec) -> Float64:
     """Return how many look-ups of each part find their row in the cache [p].
 
-    Tables of a call share it. It holds the rows that are looked up most often; the first look-up of a row misses.
+    Tables of a call share the cache. It holds the most frequent rows; the first look-up of a row misses.
     """
     p, bins = parts.rows_of_bin.shape
     rows, accesses = parts.rows_of_bin.ravel(), parts.accesses_of_bin.ravel()
@@ -319,7 +319,7 @@ def _hits(parts: LookupParts, touched: Float64, device: DeviceSpec) -> Float64:
 
 
 def _sectors(parts: LookupParts) -> Float64:
-    """Return the bytes of memory that a row costs [p]."""
+    """Return the bytes of memory traffic for a row [p]."""
     return sector_bytes(np.ones(len(parts.call)), parts.row_bytes, SECTOR_BYTES)
 
 
@@ -329,14 +329,14 @@ def _link_us(rows: Float64, row_bytes: Float64, device: DeviceSpec) -> Float64:
 
 
 def _latency_us(parts: LookupParts, hits: Float64, device: DeviceSpec) -> Float64:
-    """Return the time from a look-up to its row, on average over a part's look-ups, µs [p]."""
+    """Return the mean time from a look-up to its row over a part's look-ups, µs [p]."""
     share = hits / np.maximum(parts.lookups, 1.0)
     near = (share * HIT_CYCLES + (1.0 - share) * MISS_CYCLES) / device.boost_clock_mhz
     return np.where(parts.far > 0, HOST_LATENCY_US, near)
 
 
 def _in_flight(parts: LookupParts, device: DeviceSpec) -> Float64:
-    """Return how many look-ups the device waits for at once [p]."""
+    """Return how many look-ups are in flight on the device at a time [p]."""
     threads = np.clip(np.ceil(parts.columns / VECTOR), 8.0, 32.0)
     return device.sm_count * WARPS * np.floor(32.0 / threads)
 

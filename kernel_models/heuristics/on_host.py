@@ -1,7 +1,7 @@
-"""Formulas of a CPU where it differs from a GPU: no tiles to fill, operands that are copied before they are multiplied.
+"""Formulas for a CPU where it differs from a GPU: it has no tiles to fill, and copies operands before multiplying them.
 
-A core's arithmetic and its traffic add up (``efficiency.together``). A product first brings its operands into the order
-that its innermost loop wants, and one thread does one thing at a time.
+A core's arithmetic and its traffic add up (``efficiency.together``). A product first copies its operands into the order
+of its innermost loop, and one thread does one thing at a time.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ from kernel_models.op_call import Family, TablePart, multiply_adds
 from tracer.arrays import Bool, Float64
 
 LANES = 8.0
-"""Values of fp32 in a vector of 256 bits, which channels are rounded up to. AVX2's; oneDNN blocks channels by it."""
+"""fp32 values in a vector of 256 bits (AVX2); channels are rounded up to it, since oneDNN blocks channels by it."""
 LEAST_COLUMNS = 16.0
-"""Columns that the innermost loop of a product of fp32 computes at once, at least: fewer cost as much. Two vectors of
-AVX2 (BLIS's kernels, Van Zee and van de Geijn 2015). Measured on one thread of an AMD EPYC with AVX2: 8 columns take
-1.0 to 2.3 times as long as 16, and 32 take 1.5 to 1.8 times as long as these (LoRA's ranks, rows of 256 to 1,024)."""
+"""Fewest columns that the innermost loop of an fp32 product computes at a time: fewer cost as much. Two vectors of AVX2
+(BLIS's kernels, Van Zee and van de Geijn 2015). Measured on one thread of an AMD EPYC with AVX2: 8 columns take 1.0 to
+2.3 times the time of 16, and 32 take 1.5 to 1.8 times that time (LoRA's ranks, rows of 256 to 1,024)."""
 AS_IT_STANDS = 0.13
-"""Share of oneDNN's fixed cost that a convolution made of products has (fitted to a calibration on one thread of an AMD
+"""Fixed cost of a convolution computed as products, over oneDNN's (fitted to a calibration on one thread of an AMD
 EPYC: 4 µs against 52 forward, 8 to 12 against 58 backward)."""
 FEW_BATCHES, FEW_VALUES, SMALL_KERNEL = 16.0, 20480.0, 3.0
-"""PyTorch computes convolutions as products instead of by oneDNN below these: Samples where a kernel is 1×1 without a
-stride; values of a single image; a kernel's height or width. From ``ConvParams::use_mkldnn`` in
-ATen/native/Convolution.cpp, for fp32 on one thread."""
+"""Limits below which PyTorch computes convolutions as products instead of by oneDNN. They apply to samples for a 1×1
+kernel without stride, to values of a single image, and to a kernel's height or width. From ``ConvParams::use_mkldnn``
+in ATen/native/Convolution.cpp, for fp32 on one thread."""
 QUERY_BLOCK, SKIPS = 256.0, 768.0
-"""Queries of a block of fused attention, from this length of sequence on (shorter ones' are of 32 and 64)."""
+"""Queries of a block of fused attention, for sequences of at least this length (32 and 64 for shorter ones)."""
 LOOKUP_CYCLES, ROW_CYCLES, BAG_CYCLES = 2.5, 10.0, 6.0
-"""Cycles of a look-up of a bag, of one without a bag, and of a bag, on top of its arithmetic and its traffic. These and
-those that follow: ``benchmarks/dlrm_lookups.py`` on an AMD EPYC (one thread)."""
+"""Cycles of a look-up in a bag, of a look-up without a bag, and of a bag, in addition to arithmetic and traffic. These
+and the next constants: ``benchmarks/dlrm_lookups.py`` on an AMD EPYC (one thread)."""
 SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES = 236.0, 2.25, 6.0
-"""Costs of a gradient: cycles of a look-up and of an element of a different row (dense), and of a look-up (sparse)."""
+"""Cycles of a gradient: per look-up and per element of a distinct row (dense), and per look-up (sparse)."""
 MISSED_CYCLES = 14.0
-"""Cycles of a bag's row that comes from memory: most of its latency hides behind the next rows'."""
+"""Cycles of a bag's row that comes from memory: loads of the next rows hide most of its latency."""
 ADDED_CYCLES, BYTE_CYCLES = 60.0, 0.16
-"""Cycles of a row added to another: no less than the first, nor than its bytes times the second."""
+"""Cycles of a row added to another: the larger of the first and the row's bytes times the second."""
 NEAR_CYCLES, WALK_CYCLES, FAR_CYCLES = 47.0, 80.0, 330.0
-"""Further cycles of an added row that is outside a core's own cache, on a page that the core has no address of, and
-outside half of the last cache. Added values stream through the last cache too."""
+"""Further cycles of an added row: outside a core's own cache, on a page whose address the core does not hold, and
+outside half of the last cache. Added values stream through that cache too."""
 NUMBER_BYTES, NUMBER_SHARE = 32.0, 0.15
-"""A number's bytes, read and written, at most, and the share of a copy's fixed cost that reading one has
+"""Most bytes of a single number, read and written, and the share of a copy's fixed cost for reading it
 (``aten::_local_scalar_dense`` in traces/host: 0.1 µs)."""
 PAGE, PAGES = 4096.0, 2048.0
-"""Bytes of a page, and pages whose places a core holds."""
+"""Bytes of a page, and number of pages whose addresses a core holds."""
 BATCHES = 4.0
-"""Batches whose rows are looked for where the last ones left them."""
+"""Number of recent batches whose rows may still be cached."""
 CORE_CACHE, CORE_SPEEDUP = 512.0 * 2**10, 8.0
-"""Bytes of a core's own cache, and its bandwidth over the memory's. These are of `benchmarks/dlrm_lookups.py` on
-an AMD EPYC (one thread)."""
+"""Bytes of a core's own cache, and its bandwidth over the memory's. From `benchmarks/dlrm_lookups.py` on an AMD EPYC
+(one thread)."""
 _GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}  # by definition
 
 
 @work_of(Family.GEMM, on_host=True)
 def product_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Price a product, µs: 2·batch·m·n·k operations at the peak rate; both operands and the output move once.
+    """Return the work of a product, µs: 2·batch·m·n·k operations at the peak rate; operands and output move once.
 
-    A product of many rows by a few columns costs as much as one by ``LEAST_COLUMNS``; one by a vector reads its matrix
-    alone. With few rows reading the weights is what takes long, so that time does not grow with the rows at first.
+    A product of many rows by a few columns costs as much as one by ``LEAST_COLUMNS``; a product with a vector only
+    reads its matrix. With few rows the time is that of reading the weights, so at first it does not grow with the rows.
     Source: Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): packing is O(mk + kn).
     """
     m, n = table.dim("m"), table.dim("n")
@@ -85,15 +85,15 @@ def product_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.CONV, on_host=True)
 def convolution_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Price a convolution, µs: channels round up to whole vectors; input, weights and output move once.
+    """Return the work of a convolution, µs: channels round up to whole vectors; input, weights and output move once.
 
     Source: Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD architectures" (2018):
-    channels lie in blocks of a vector's width. Preparing them costs every call the same; small ones are products as
-    they stand.
+    channels are in blocks of a vector's width. Their preparation has a fixed cost for every call; small convolutions
+    are computed as products without it.
     """
     groups = table.dim("groups")
     inputs, outputs = (np.maximum(table.dim(name) / groups, 1.0) for name in ("in_channels", "out_channels"))
-    # Depthwise kernels have their vectors along the groups.
+    # Vectors of depthwise kernels run along the groups.
     lanes = np.where((inputs <= 1.0) & (groups > 1.0), groups, outputs)
     padded = np.ceil(lanes / LANES) * LANES / lanes
     prepared = np.where(_of_products(table), AS_IT_STANDS, 1.0)
@@ -114,11 +114,11 @@ def _of_products(table: CallTable) -> Bool:
 
 @work_of(Family.ATTENTION, on_host=True)
 def attention_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return the operations that are done at the peak rate, and the call's bytes, µs.
+    """Return the times of the operations at the peak rate and of the call's bytes, µs.
 
-    A causal mask saves less than the call's own count of operations says. A block of queries takes all keys up to its
-    last query's. In short sequences masking the scores costs what is left out (measured: nothing saved up to 512
-    tokens, 38% of 2,048). Source: ATen/native/cpu/FlashAttentionKernel.cpp.
+    A causal mask saves less than the call's own count of operations. A block of queries takes all keys up to its last
+    query's. In short sequences masking costs the saved time (measured: nothing saved up to 512 tokens, 38% of 2,048).
+    Source: ATen/native/cpu/FlashAttentionKernel.cpp.
     """
     keys = table.dim("kv_len")
     over_keys, over_values = (table.by_kind(partial(_products, at)) for at in (0, 1))
@@ -132,9 +132,9 @@ def attention_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.EMBEDDING, on_host=True)
 def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return instructions of every look-up and bag, rows from memory the first time and from a core's cache again, µs.
+    """Return the work of look-ups, µs: instructions per look-up and bag; rows first from memory, then from cache.
 
-    A dense gradient first clears a gradient as large as the table and then finds the place of each look-up's row. A
+    A dense gradient first zeroes a gradient as large as the table and then finds the place of each look-up's row. A
     sparse one copies a row for each look-up.
     """
     n = len(table)
@@ -147,7 +147,7 @@ def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     cycles = parts.sum(parts.lookups * of_lookup[parts.call] + parts.bags * BAG_CYCLES
                        + dense[parts.call] * distinct * parts.columns * SUMMED_CYCLES, n)
     bandwidth = bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US
-    # What a few batches touch, of all tables together, stays in the smallest cache that holds it.
+    # The rows of a few batches, of all tables together, stay in the smallest cache that holds them.
     kept = parts.sum(np.minimum(parts.rows * parts.tables, BATCHES * distinct) * parts.row_bytes, n)[parts.call]
     far = kept > max(device.l2_mb, device.l3_mb) * 2**20
     cycles += parts.sum(np.where(far & ~backward[parts.call], distinct, 0.0) * MISSED_CYCLES, n)
@@ -155,7 +155,7 @@ def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     again = np.maximum(parts.lookups * parts.row_bytes - first, 0.0)
     looked_up = parts.sum((first / np.where(far, 1.0, L2_SPEEDUP) + again / CORE_SPEEDUP) / bandwidth, n)
     filled = np.maximum(parts.rows * parts.tables * parts.row_bytes - CORE_CACHE, 0.0) / bandwidth
-    # A sparse gradient has a row for each look-up, whichever row of the table it is.
+    # A sparse gradient has a row for each look-up, also for repeated rows of the table.
     every = parts.lookups * parts.row_bytes
     copied = (np.maximum(every - CORE_CACHE, 0.0) + every / CORE_SPEEDUP) / bandwidth
     moved = np.select([dense, backward], [parts.sum(filled, n), parts.sum(copied, n)], looked_up)
@@ -164,15 +164,15 @@ def lookups_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.INDEX, on_host=True)
 def index_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return the work as on other devices, except that rows added to a table wait for their place, µs: one at a time.
+    """Return the work as on a GPU, except that rows added to a table wait for their place one at a time, µs.
 
-    An optimizer adds the rows of a sparse gradient anywhere in its table.
+    An optimizer adds the rows of a sparse gradient at random places of its table.
     """
     plain = WORK[Family.INDEX](table, device)
     added = table.by_kind(lambda kind: float(kind == "index_add")) > 0
     parts = _added_to(table)
     last = max(device.l2_mb, device.l3_mb) * 2**20 / 2.0
-    # A row on a page with others is found with them: as many pages as there are, each with its share of the rows.
+    # Rows share pages, each row counts as its share of a page, and there are as many pages as rows need.
     on_page = np.minimum(parts.rows * parts.row_bytes / PAGE, parts.rows) / parts.rows
     waits = (_misses(parts, parts.row_bytes, CORE_CACHE) * NEAR_CYCLES + _misses(parts, on_page, PAGES) * WALK_CYCLES
              + _misses(parts, parts.row_bytes, last) * FAR_CYCLES)
@@ -182,7 +182,7 @@ def index_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _added_to(table: CallTable) -> LookupParts:
-    """Return the table that each call adds rows to; of one that does not say which rows, they are drawn evenly."""
+    """Return the table to which each call adds rows; if the rows are unknown, they are drawn evenly."""
     inner = np.maximum(table.dim("inner"), 1.0)
     numbers = np.stack((table.dim("source_elements") / inner, inner, table.dim("elements") / inner), axis=1).astype(int)
     parts = [call.accesses[0] if call.accesses else TablePart(max(rows, 1), columns, call.dtype, added, added)
@@ -191,9 +191,9 @@ def _added_to(table: CallTable) -> LookupParts:
 
 
 def _misses(parts: LookupParts, size: Float64, held: float) -> Float64:
-    """Return the look-ups [p] whose row is not among the held, most popular ones; ``size`` is what each row takes.
+    """Return the look-ups [p] whose row is not among the most popular that fit in ``held``; a row takes ``size``.
 
-    A few batches' rows are what could be held; rows looked up once in a batch are others in the next.
+    The rows of a few batches compete for the cache; rows looked up once in a batch are new rows in the next batch.
     """
     distinct = np.maximum(parts.rows_of_bin.sum(1), 1e-9)
     kept = np.minimum(parts.rows, BATCHES * distinct)
@@ -207,7 +207,7 @@ def _misses(parts: LookupParts, size: Float64, held: float) -> Float64:
 
 @work_of(Family.TRANSFER, on_host=True)
 def transfer_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return the work as on other devices, except that a number that is read is already on the host, µs."""
+    """Return the work as on a GPU, except that reading a single number costs no transfer, µs."""
     plain = WORK[Family.TRANSFER](table, device)
     there = table.bytes_moved <= NUMBER_BYTES
     return KernelWork(plain.compute_us, np.where(there, 0.0, plain.memory_us),
@@ -216,13 +216,13 @@ def transfer_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.REDUCTION, Family.SOFTMAX, Family.NORM, on_host=True)
 def rows_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return the time to move each byte once, however few rows there are, µs."""
+    """Return the time to move each byte once, for any number of rows, µs."""
     return KernelWork(np.zeros(len(table)), memory_us(table.bytes_moved, device), one(table))
 
 
 @work_of(Family.RECURRENT, on_host=True)
 def recurrent_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Price a recurrent network, µs: steps one after another, each reading the recurrent weights again."""
+    """Return the work of a recurrent network, µs: steps run one after another and each reads the recurrent weights."""
     gates = table.by_kind(lambda kind: _GATES.get(kind.split("_")[0], 1.0))
     steps = table.dim("sequence") * table.dim("layers") * table.dim("directions")
     weights = gates * table.dim("hidden") ** 2 * table.item_bytes()

@@ -1,4 +1,4 @@
-"""``RooflineModel``: a family's work at a device's published rates, times the efficiencies its kernels reach."""
+"""``RooflineModel``: the time of a family's work at a device's published rates and the efficiencies of its kernels."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ UNSIZED_FLOORS = (1.0, 3.0, 60.0)
 quantiles of kernels of two training traces, V100 ResNet-50 and A100 recommendation (2, 6 and 120 µs)."""
 
 REACHED, BOOSTED = 0.95, 1.1
-"""Highest share of the published rate of products after a correction; GeForce boards run above the clock of their data
-sheet. Set: the best 16-bit products of the tables reach 0.93 of it (fp32 ones 0.99, more where a board's power limits
-the rate). What steps teach of one layout or type is carried over to others that were not measured."""
+"""Highest share of the published rate of products after a correction; the second is for GeForce boards, which run above
+the clock of their data sheet. Set: the best 16-bit products of the tables reach 0.93 of it (fp32 ones 0.99, more where
+a board's power limits the rate). Corrections learned for one layout or type also apply to unmeasured ones."""
 CACHED = 2.5
-"""Highest multiple of the bandwidth of long copies after a correction: a cache keeps some of what the kernel before has
-written, and casts hide in their neighbours. Set: nearer to 1 it binds casts and norms of steps. The fit then takes
+"""Highest multiple of the bandwidth of long copies after a correction: a cache keeps part of the previous kernel's
+output, and casts overlap their neighbours. Set: nearer to 1 it limits casts and norms of steps. The fit then takes
 their time from convolutions, and a GPU left out is predicted within 15, not 11% (one fold, every fourth model)."""
 
 
 class Parts(NamedTuple):
-    """The parts of calls' times, uncorrected, µs [n]: arithmetic, traffic and fixed cost."""
+    """The parts of calls' times without corrections, µs [n]: arithmetic, traffic and fixed cost."""
 
     compute_us: Float64
     memory_us: Float64
@@ -50,20 +50,20 @@ class Parts(NamedTuple):
 
 
 class Least(NamedTuple):
-    """The shortest that corrections may make the arithmetic and the traffic of calls, µs [n]."""
+    """The shortest corrected times of the arithmetic and the traffic of calls, µs [n]."""
 
     compute_us: Float64
     memory_us: Float64
 
 
 class RooflineModel:
-    """Prices one family on one device: ``HEURISTIC`` with efficiencies fitted to it, else ``DATASHEET``.
+    """Model of one family on one device: ``HEURISTIC`` with efficiencies fitted to the device, else ``DATASHEET``.
 
     Args:
-        family: The family it prices.
+        family: The family.
         device: The device's figures.
-        efficiencies: The defaults if left out.
-        corrections: Factors on arithmetic and traffic that steps have taught; none if left out.
+        efficiencies: Default: those of uncalibrated devices.
+        corrections: Factors on arithmetic and traffic learned from steps; default: none.
     """
 
     def __init__(self, family: Family, device: DeviceSpec, efficiencies: Efficiencies | None = None,
@@ -80,11 +80,11 @@ class RooflineModel:
         return Source.HEURISTIC if self.efficiencies.fitted or own else Source.DATASHEET
 
     def covers(self, calls: Sequence[OpCall]) -> npt.NDArray[np.bool_]:
-        """Return true for every call of the family: the formulas hold for any size, the interval shows how well."""
+        """Return true for every call of the family: the formulas hold for any size, the interval shows their error."""
         return np.fromiter((call.family == self.family for call in calls), np.bool_, len(calls))
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Return times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.together``)."""
+        """Return times, µs: kernel floors plus overlapping arithmetic and traffic (``efficiency.together``)."""
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, low, high = self._reached(table)
         parts = self._parts(table, compute, memory, fixed)
@@ -96,7 +96,7 @@ class RooflineModel:
             memory_us = np.maximum(memory_us * more_memory, shortest.memory_us)
             fixed_us = fixed_us * more_fixed
         time = fixed_us + together(compute_us, memory_us, self.device)
-        # What is uncertain of a short call is its fixed cost, of a long one the rates.
+        # The uncertain part of a short call is its fixed cost, of a long call the rates.
         short = FIXED_COST * fixed_us / time
         low_us, high_us = time * np.exp(-np.hypot(low, short)), time * np.exp(np.hypot(high, short))
         unsized = table.flagged("unsized") > 0
@@ -111,12 +111,12 @@ class RooflineModel:
         return Times(time, low_us, high_us, 2.0 * width / np.log(high_us / low_us))
 
     def _reached(self, table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64]:
-        """Return efficiencies of every call and the logs of its interval's ends, [n] each, found once for a device."""
+        """Return efficiencies of every call and the logs of its interval's ends, [n] each, computed once per device."""
         device = self.device
         of = id(self.efficiencies), device.vendor, device.placeholder, tuple(device.matrix_tflops)
 
         def make() -> tuple[Efficiencies, tuple[Float64, Float64, Float64, Float64, Float64]]:
-            return self.efficiencies, self._efficiencies_of(table)  # which keeps them, and so their identity
+            return self.efficiencies, self._efficiencies_of(table)  # stored with the value, so that its id stays unique
 
         return table.once(("reached", of), make)[1]
 
@@ -137,7 +137,7 @@ class RooflineModel:
         return compute, memory, fixed, low, high
 
     def _not_said(self, table: CallTable) -> Float64:
-        """Return the log half width for what calls had to assume, and for caches that no table has [n]."""
+        """Return the added log half width for sizes that calls assumed, and for caches without measurements [n]."""
         found = ASSUMED_SIZES * table.flagged("assumed")
         if self.family is Family.ATTENTION and not self.efficiencies.fitted:
             older = 1.0 - np.minimum(table.dim("q_len") / table.dim("kv_len"), 1.0)
@@ -152,7 +152,7 @@ class RooflineModel:
         return END * elsewhere * self.corrections.widths[self.family.value]
 
     def parts(self, calls: Sequence[OpCall]) -> tuple[Parts, Least]:
-        """Return what the time of every call is made of, and the least that corrections may make of it."""
+        """Return the parts of every call's time, and the least values to which corrections may reduce them."""
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, _, _ = self._reached(table)
         parts = self._parts(table, compute, memory, fixed)
@@ -160,7 +160,7 @@ class RooflineModel:
 
     def _parts(self, table: CallTable, compute: Float64, memory: Float64, fixed: Float64) -> Parts:
         if self.device.vendor == "host" and not (self.efficiencies.fitted or self.device.placeholder):
-            # One thread moves more than its long copies do, all of them no more than the memory's channels.
+            # One thread's efficiency may exceed 1; all threads together cannot exceed the memory's channels.
             memory = np.minimum(memory, 1.0)
         done = work(table, self.device)
         if not self.efficiencies.fitted:
@@ -175,22 +175,22 @@ class RooflineModel:
                      np.minimum(parts.memory_us, memory_us(table.bytes_moved, self.device) / CACHED))
 
     def _lacks(self, dtype: str) -> bool:
-        """Return whether the device, or the measurements, lack products of a type: then another type's efficiency
-        counts."""
+        """Return whether the device, or the measurements, lack products of a type, so that another type's efficiency is
+        used."""
         return dtype == "fp4" or computed_as(self.device, dtype) != dtype
 
     def _efficiency_of(self, dtype: str) -> str:
-        """Return the type whose efficiency counts: no measurement has fp4, which is taken to be like fp8."""
+        """Return the type whose efficiency is used: no measurement has fp4, which is assumed to be like fp8."""
         if self.family not in PRODUCTS or self.efficiencies.fitted:
             return dtype
         if self.device.vendor == "host":
-            # Measured products of 16 bits are emulated ones; those on units of their own are taken to be like fp32's.
+            # Measured 16-bit products are emulated; products on special units are assumed to be like fp32's.
             return "fp32" if dtype in self.device.matrix_tflops else dtype
         dtype = computed_as(self.device, dtype)
         return "fp8" if dtype == "fp4" else dtype
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
-        """Return family, device and the efficiencies of this family alone."""
+        """Return the family, the device's name and the efficiencies of this family alone."""
         mine = {key: entry for key, entry in self.efficiencies.entries.items()
                 if key == "*" or key.split("/")[0] == self.family.value}
         return {"family": self.family.value, "device": self.device.name,
@@ -200,7 +200,7 @@ class RooflineModel:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], arrays: Arrays, spec: DeviceSpec | None = None) -> RooflineModel:
-        """Return the model of ``state``, on ``spec`` or the device the state names.
+        """Return the model that ``state`` stored, on ``spec`` or the device that the state names.
 
         Raises:
             DeviceError: no such device.
@@ -212,7 +212,7 @@ class RooflineModel:
 
 
 def heuristic_models(spec: DeviceSpec, efficiencies: Efficiencies | None = None) -> dict[Family, RooflineModel]:
-    """Return every family's model on a device, with fitted efficiencies, or the defaults and what steps taught.
+    """Return every family's model on a device: with fitted efficiencies, else the defaults and shipped corrections.
 
     Steps were measured on NVIDIA's boards with GDDR memory, and only such boards are corrected. On others, corrections
     improve tables of kernels but worsen recorded steps of ResNet-50, BERT and GPT.

@@ -1,4 +1,4 @@
-"""The cost of awkward sizes of products and attention: the factors in their formulas that full tiles would not have."""
+"""The cost of awkward sizes of products and attention: the factors in their formulas that are 1 for full tiles."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ROWS, DEPTH, TILES, WAVES, SMALL, HEADS = "rows", "depth", "tiles", "waves", "sm
 TERMS: Mapping[str, str] = {
     ROWS: "rows of no whole 16 bytes", DEPTH: "contractions of no whole tile's depth", TILES: "partly empty tiles",
     WAVES: "idle units of the last wave", SMALL: "small tiles and split sums", HEADS: "padded heads"}
-"""Terms, and what their time is lost to."""
+"""Terms, and the cause of each one's lost time."""
 
 
 def shape_terms(calls: Sequence[OpCall], device: DeviceSpec) -> dict[str, Float64]:
-    """Return factors on the time of every call's arithmetic, 1 or more, by term [n]; 1 for other families."""
+    """Return factors ≥ 1 on the time of every call's arithmetic, by term [n]; 1 for other families."""
     found: dict[str, Float64] = {name: np.ones(len(calls)) for name in TERMS}
     for family in (Family.GEMM, Family.ATTENTION):
         rows = np.array([i for i, call in enumerate(calls) if call.family is family], np.int64)
@@ -40,7 +40,7 @@ def shape_terms(calls: Sequence[OpCall], device: DeviceSpec) -> dict[str, Float6
 
 
 def arithmetic_share(calls: Sequence[OpCall], device: DeviceSpec) -> Float64:
-    """Return the share of every call's time that its arithmetic takes, by its formula, from 0 to 1 [n]."""
+    """Return the share of arithmetic in every call's time, by its formula, from 0 to 1 [n]."""
     share = np.zeros(len(calls))
     models = heuristic_models(device)
     for family in (Family.GEMM, Family.ATTENTION):

@@ -1,10 +1,10 @@
-"""The work of calls of one family, as columns (``KernelWork``), and the published rates that it costs time at.
+"""The work of calls of one family, as columns (``KernelWork``), and the published rates that determine its time.
 
-Curves of time over bytes are continuous, never fall as bytes grow, and start at no time for no bytes.
+Curves of time over bytes are continuous, never fall as bytes grow, and start at 0 µs for 0 bytes.
 
-A family adds one function that says what its calls cost (``work_of``), in its own file of ``families`` or in a file
-here. Here are those whose time is that of moving their bytes: element-wise, normalisation, softmax, copies, transfers,
-….
+A family registers one function for the cost of its calls (``work_of``), in its own file of ``families`` or in a file
+here. This file has the families whose time is that of moving their bytes: element-wise, normalisation, softmax, copies,
+transfers, ….
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Measured: NeuSight's fp32 `add` and `relu` on P4, P100, V100, T4, L4, A100 PCIe 
 Assumed: GDDR7 (as NVIDIA's HBM; an RTX 4090's GDDR6X is published to reach 0.91), processors' channels (four fifths).
 """
 REACHED_BY_VENDOR = {"nvidia": 0.88, "amd": 0.80, "host": 1.0}
-"""Where no measurement of the memory is at hand: NVIDIA's HBM (above; copies on a B300 are published to reach 0.90),
-AMD's as BabelStream results on MI250X and MI300X are published, about four fifths of the peak. The host's own
-bandwidth is what its calibration measured."""
+"""Share of the bandwidth for memories without a measurement: NVIDIA's HBM (above; copies on a B300 are published to
+reach 0.90), AMD's as BabelStream results on MI250X and MI300X are published, about four fifths of the peak. The host's
+bandwidth comes from its calibration."""
 
 WATTS_PER_TFLOPS = {("turing", False): 13.9, ("ada", False): 7.0, ("rtx-blackwell", False): 6.6,
                     ("turing", True): 1.73, ("ada", True): 0.97, ("rtx-blackwell", True): 0.97}
-"""Board power that one 10¹² operations/s take, by architecture and whether on matrix units.
+"""Board power for 10¹² operations/s, W, by architecture and whether on matrix units.
 
-Large fp32 products of NeuSight run at 5.0 TFLOP/s on a T4 (70 W) and 10.3 on an L4 (72 W); Ada's matrix units from
-bf16 products on an L40S, which its 350 W do not slow; Turing's by the ratio of its peaks. RTX Blackwell's fp32 is the
-best of cuBLASLt in github.com/xzwgit/gpu-flops-bench: RTX 5090 83 TFLOP/s at 575 W, RTX PRO 6000 84 at 600 W, RTX PRO
-5000 52 at 300 W. Its matrix units are assumed to be like Ada's, of the same process (the
-PRO 5000's 257 TFLOP/s of bf16 at 300 W say no more than 1.17). Others are not limited.
+Large fp32 products of NeuSight run at 5.0 TFLOP/s on a T4 (70 W) and 10.3 on an L4 (72 W); Ada's matrix units from bf16
+products on an L40S, which its 350 W do not slow; Turing's by the ratio of its peaks. RTX Blackwell's fp32 is the best
+of cuBLASLt in github.com/xzwgit/gpu-flops-bench: RTX 5090 83 TFLOP/s at 575 W, RTX PRO 6000 84 at 600 W, RTX PRO 5000
+52 at 300 W. Its matrix units are assumed to be like Ada's, of the same process. The PRO 5000's 257 TFLOP/s of bf16 at
+300 W only limit the figure to 1.17. Other architectures are not limited.
 """
 
 
@@ -52,14 +52,13 @@ REACHED_MATRIX = {"cdna2": 0.58, "cdna3": 0.58, "cdna4": 0.58}
 """Share of the published matrix rate that large products reach before any kernel's own efficiency.
 
 AMD's matrix units lower their clock under load: large bf16 products on an MI300X run at 0.45 of the peak where NVIDIA's
-reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 and 4 are taken to be like it.
+reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 and 4 are assumed to be like it.
 """
 
 
 _ONE_PASS, _TWO_PASSES, _ATTENTION = 1.0, 1.8, 3.5
 SCATTERED = 1.7
-"""The same of scattered operands, whose places each element's thread computes, as a factor on those above. Set, not
-measured."""
+"""Factor on ``MOST_FLOORS`` for scattered operands, whose places each element's thread computes. Set, not measured."""
 MOST_FLOORS: Mapping[str, Mapping[Family, float]] = {"blackwell": {
     **dict.fromkeys((Family.ELEMENTWISE, Family.COPY, Family.TRITON, Family.MEMSET, Family.RANDOM, Family.POOLING,
                      Family.INTERPOLATE, Family.OPTIMIZER), _ONE_PASS),
@@ -69,15 +68,15 @@ MOST_FLOORS: Mapping[str, Mapping[Family, float]] = {"blackwell": {
 """Most kernel floors that a kernel costs before its work, by architecture and family, with the default efficiencies.
 
 Those efficiencies hold multiples of the floor from V100, A100 and tables of long calls. Their times are whole
-microseconds or say little of short calls. On a B200 short kernels take a floor or two (trace `vllm-eager-B200`, whose
-kinds of kernels ``benchmarks/inference_kernels.py`` prints in two halves).
-Of products, what bf16's tables left. Other architectures are not limited. On an H100 norms, reductions and softmax of
-short rows are also priced at twice their time, but with a limit whole recorded steps err more the other way.
+microseconds or show little of short calls. On a B200 short kernels take a floor or two (trace `vllm-eager-B200`, whose
+kinds of kernels ``benchmarks/inference_kernels.py`` prints in two halves). For products, the value is the remainder in
+bf16's tables. Other architectures are not limited. On an H100 norms, reductions and softmax of short rows are also
+priced at twice their time, but with a limit recorded steps err more the other way.
 """
 
 
 def most_floors(device: DeviceSpec, family: Family, scattered: bool = False) -> float:
-    """Return the most kernel floors that a kernel of a family costs before its work."""
+    """Return a kernel's most kernel floors before its work, by family, times ``SCATTERED`` if ``scattered``."""
     most = MOST_FLOORS.get(device.architecture, {}).get(family, float("inf"))
     return SCATTERED * most if scattered else most
 
@@ -92,10 +91,10 @@ def bandwidth_gbps(device: DeviceSpec) -> float:
 
 
 def computed_as(device: DeviceSpec, dtype: str) -> str:
-    """Return the type that products of an element type are computed in on a device.
+    """Return the type in which products of an element type are computed on a device.
 
-    Where matrix units lack an 8- or 4-bit type, operands are widened to the next type these have. Without matrix units
-    for 16-bit types, cuBLAS and rocBLAS multiply them in fp32, as PyTorch asks them to ("compute type" of
+    Where matrix units lack an 8- or 4-bit type, operands are widened to the next type that the units have. Without
+    matrix units for 16-bit types, cuBLAS and rocBLAS multiply them in fp32, as PyTorch asks them to ("compute type" of
     ``cublasGemmEx``). A high rate of fp16 arithmetic does not change that.
     """
     if device.vendor == "host":
@@ -106,7 +105,7 @@ def computed_as(device: DeviceSpec, dtype: str) -> str:
 
 
 def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
-    """Return the published rate, or what the board's power feeds if that is less, 10¹² operations/s."""
+    """Return the published rate, or the rate that the board's power sustains if lower, 10¹² operations/s."""
     if matrix:
         dtype = computed_as(device, dtype)
     peak = device.peak_tflops(dtype, matrix=matrix)
@@ -116,7 +115,7 @@ def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
         peak *= REACHED_MATRIX.get(device.architecture, 1.0)
     if watts is None or dtype in ("fp64", "complex128"):
         return peak
-    # A matrix rate of 8 bits takes as much power as half of it in 16, one of 4 bits as a quarter.
+    # A matrix rate in 8 bits takes the power of half that rate in 16 bits, in 4 bits of a quarter.
     narrow = {"fp8": 2.0, "int8": 2.0, "fp4": 4.0}.get(dtype, 1.0) if on_matrix else 1.0
     return min(peak, narrow * device.power_w / watts)
 
@@ -128,7 +127,7 @@ Chosen among 1.5, 2.5 and 4, with ``L2_USABLE`` among 0.2 to 0.7, for the least 
 vLLM's on A100, A40 and H100 (Vidur) and PyTorch's on H100 (TraceLens' video model).
 """
 L2_USABLE = 0.5
-"""Share of the last-level cache that holds a kernel's data: it is split in partitions and shared with older data.
+"""Share of the last-level cache that holds a kernel's data: it is split into partitions and shared with older data.
 Chosen with ``L2_SPEEDUP``."""
 GB_PER_S_IN_BYTES_PER_US = 1e3  # by definition
 SHARPNESS = 4.0
@@ -142,7 +141,7 @@ def usable_cache_bytes(device: DeviceSpec) -> float:
 
 
 def memory_us(moved_bytes: Float64, device: DeviceSpec) -> Float64:
-    """Time to move bytes at the bandwidth of long copies, with what fits in the last-level cache moving faster, µs.
+    """Return the time to move bytes at the bandwidth of long copies, µs; bytes in the last-level cache move faster.
 
     t = bytes · (h/(s·B) + (1 − h)/B), with c = usable cache and h = min(1, c/bytes)² the share that still hits. A
     stream longer than the cache evicts itself, so hits fall faster than c/bytes. The slope is at least 1/(s·B). Source:
@@ -155,29 +154,29 @@ def memory_us(moved_bytes: Float64, device: DeviceSpec) -> Float64:
 
 
 def link_us(moved_bytes: Float64, bandwidth_gbps: float, half_speed_bytes: float) -> Float64:
-    """Time over a link whose speed grows with the size of a copy, µs:  t = (bytes + b½·bytes/(bytes + b½)) / B.
+    """Return the time over a link whose speed grows with a copy's size, µs:  t = (bytes + b½·bytes/(bytes + b½)) / B.
 
-    A copy of b½ bytes reaches two thirds of the link, larger ones all of it; continuous and increasing.
-    Source: the latency–bandwidth form of Hockney (1994), with its latency saturating instead of constant so that small
-    copies keep the fixed cost that is counted elsewhere.
+    A copy of b½ bytes reaches two thirds of the link, larger ones all of it; continuous and increasing. Source: the
+    latency–bandwidth form of Hockney (1994), with its latency saturating instead of constant so that small copies keep
+    the fixed cost that is counted elsewhere.
     """
     b = np.maximum(moved_bytes, 0.0)
     return (b + half_speed_bytes * b / (b + half_speed_bytes)) / (bandwidth_gbps * GB_PER_S_IN_BYTES_PER_US)
 
 
 def sector_bytes(pieces: Float64, piece_bytes: Float64, sector: float) -> Float64:
-    """Return what pieces scattered over memory cost, bytes: their own and, on average, a sector's unused rest.
+    """Return the bytes moved for pieces scattered over memory: their own and, on average, a sector's unused rest.
 
-    A piece of p bytes at an arbitrary place touches p/sector + 1 sectors on average, never less than one; aligned
-    rows of whole sectors cost themselves. Whole sectors, p + (sector − p mod sector), would jump between these;
-    p + sector·exp(−p/sector) does not.
-    Source: 32-byte sectors of NVIDIA GPUs (CUDA C++ Best Practices Guide, "Coalesced Access").
+    A piece of p bytes at an arbitrary place touches p/sector + 1 sectors on average, at least one; aligned rows of
+    whole sectors have no unused rest. Whole sectors, p + (sector − p mod sector), would jump between these;
+    ``p + sector·exp(−p/sector)`` does not. Source: 32-byte sectors of NVIDIA GPUs (CUDA C++ Best Practices Guide,
+    "Coalesced Access").
     """
     return pieces * (piece_bytes + sector * np.exp(-piece_bytes / sector))
 
 
 def overlapped(first_us: Float64, second_us: Float64) -> Float64:
-    """Time of two kinds of work that overlap, µs: the p-norm, near the longer one and at most 2^(1/p) times it.
+    """Return the time of two kinds of overlapping work, µs: the p-norm, at most 2^(1/p) times the longer one.
 
     ``SHARPNESS`` p = ∞ would be the roofline's max (Williams et al., 2009); real kernels overlap a little less.
     """
@@ -189,7 +188,7 @@ T = TypeVar("T")
 
 
 class FamilyCalls(list[OpCall]):
-    """Calls of one family that are priced on several devices one after another: their columns are made once."""
+    """Calls of one family that are priced on several devices: their columns are made once."""
 
     @cached_property
     def table(self) -> CallTable:
@@ -202,8 +201,8 @@ class CallTable:
     """Columns of n calls of one family.
 
     ``groups`` are the distinct (kind, dtype), a kind with its layout after a colon ("add:broadcast", "h2d:pinned");
-    ``group`` [n] indexes them: what depends on those alone is looked up once a group. ``dims`` [n, d]
-    is as ``DIMENSIONS`` names it; bytes and operations are floats.
+    ``group`` [n] indexes them, so that values by kind and dtype are looked up once per group. ``dims`` [n, d] is in the
+    order of ``DIMENSIONS``; bytes and operations are floats.
     """
 
     calls: Sequence[OpCall]
@@ -218,27 +217,26 @@ class CallTable:
 
     @classmethod
     def of(cls, family: Family, calls: Sequence[OpCall]) -> CallTable:
-        """Collect the columns, or return those of ``FamilyCalls``; a call with too few sizes gets ones for the
-        missing."""
+        """Return the columns of calls, or those kept by ``FamilyCalls``; missing sizes of a call are 1."""
         if isinstance(calls, FamilyCalls) and calls and calls[0].family is family:
             return calls.table
         return cls.made_of(family, calls)
 
     @classmethod
     def made_of(cls, family: Family, calls: Sequence[OpCall]) -> CallTable:
-        """Collect the columns."""
+        """Return the columns of calls."""
         n, width = len(calls), len(DIMENSIONS[family])
         rows = [call.dims for call in calls]
         if any(len(row) != width for row in rows):
             rows = [(*row, *(1,) * width)[:width] for row in rows]
         codes: dict[tuple[str, str, str], int] = {}
         if family is Family.TRANSFER:
-            # Whether the host's side is pinned decides the speed.
+            # The speed depends on whether the host's memory is pinned.
             labels = [next((flag for flag in c.flags if flag in ("pinned", "pageable")), "") for c in calls]
         elif family in (Family.GEMM, Family.CONV):
             labels = [""] * n
         else:
-            # Efficiencies tell no channels last apart; corrections do.
+            # Efficiencies do not distinguish channels last; corrections do.
             labels = ["" if c.layout == "nhwc" else c.layout for c in calls]
         group = np.fromiter((codes.setdefault((c.kind, label, c.dtype), len(codes))
                              for c, label in zip(calls, labels, strict=True)), np.int64, n)
@@ -258,8 +256,8 @@ class CallTable:
         return self.bytes_read + self.bytes_written
 
     def once(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Return ``make()``, or the value kept of an earlier call with the same ``what`` for these calls. Callers must
-        not change the value."""
+        """Return ``make()``, or the value kept for an equal ``what`` and these calls. Callers must not change the
+        value."""
         if what not in self._kept:
             self._kept[what] = make()
         return self._kept[what]  # type: ignore[no-any-return]
@@ -274,11 +272,11 @@ class CallTable:
             (flag in call.flags for call in self.calls), np.float64, len(self)))
 
     def by_dtype(self, value: Callable[[str], float]) -> Float64:
-        """Return a number of each call's dtype [n]."""
+        """Return ``value`` of each call's dtype [n]."""
         return np.array([value(dtype) for _, dtype in self.groups], np.float64)[self.group]
 
     def by_kind(self, value: Callable[[str], float]) -> Float64:
-        """Return a number of each call's kind (with its layout after a colon) [n]."""
+        """Return ``value`` of each call's kind (with its layout after a colon) [n]."""
         return np.array([value(kind) for kind, _ in self.groups], np.float64)[self.group]
 
     def item_bytes(self) -> Float64:
@@ -290,7 +288,7 @@ class CallTable:
 class KernelWork:
     """Times of n calls at published rates, µs [n]: of the arithmetic and of the memory traffic, which overlap.
 
-    ``kernels`` [n] counts the kernels that a call is known to consist of; each costs a device's kernel floor.
+    ``kernels`` [n] is the number of kernels of a call; each costs a device's kernel floor.
     """
 
     compute_us: Float64
@@ -305,7 +303,7 @@ _MODULES = ("products", "attention", "embedding", "on_host")
 
 
 def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction], WorkFunction]:
-    """Register the work function of families; ``on_host``: for a CPU where it differs from a GPU."""
+    """Register the work function of families; ``on_host``: the function for a CPU, if different."""
     def register(function: WorkFunction) -> WorkFunction:
         for family in families:
             (HOST_WORK if on_host else WORK)[family] = function
@@ -314,7 +312,7 @@ def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction]
 
 
 def work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return the work of calls; a family that registered nothing counts by its bytes and operations."""
+    """Return the work of calls; a family without a function is priced by its bytes and operations."""
     _register()
     known = WORK | HOST_WORK if device.vendor == "host" else WORK
     return known.get(table.family, WORK[Family.OTHER])(table, device)
@@ -322,34 +320,34 @@ def work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @cache
 def _register() -> None:
-    """Import the files that register work functions: those here, and those of families that bring their own."""
+    """Import the files that register work functions: those here, and the families' own."""
     for name in _MODULES:
         import_module(f"kernel_models.heuristics.{name}")
     import_module("kernel_models.families").load()
 
 
 def vector_us(table: CallTable, device: DeviceSpec) -> Float64:
-    """Return the time of operations at the peak rate of the units that are no matrix units, µs [n].
+    """Return the time of operations at the peak rate of the vector (not matrix) units, µs [n].
 
-    Arithmetic in 16 bits and less is done in fp32 by element-wise kernels, whose rate is taken.
-    Source: peak rates of the device's data sheet; ATen's ``opmath_type``.
+    Element-wise kernels compute 16-bit and narrower types in fp32, so that rate is used. Source: peak rates of the
+    device's data sheet; ATen's ``opmath_type``.
     """
     return table.flops / table.by_dtype(
         lambda d: peak_tflops(device, d if d in ("fp64", "complex128") else "fp32", matrix=False)) / 1e6
 
 
 def one(table: CallTable) -> Float64:
-    """Return one kernel a call."""
+    """Return 1 for every call: one kernel each [n]."""
     return np.ones(len(table))
 
 
 SECTOR_BYTES = 32.0
-"""Least that a memory access moves (NVIDIA; AMD's is 64, whose difference the efficiency absorbs)."""
+"""Least bytes of a memory access (NVIDIA; AMD's is 64, which the efficiency absorbs)."""
 ROWS_PER_UNIT = 2.0
-"""Rows that each unit must have at hand for the whole bandwidth: one block works on a row. Set, not measured."""
+"""Rows that each unit needs for the whole bandwidth: one block works on a row. Set, not measured."""
 LONE_ROWS = 8.0
-"""Rows' shares of the bandwidth that a single block can ask for: its threads have 64 KB under way, and a load takes
-some 0.6 µs. It counts where a step has a row or two, as in decoding for one sequence."""
+"""Number of rows whose share of the bandwidth a single block can use: its threads have 64 KB in flight, and a load
+takes some 0.6 µs. It matters where a step has a row or two, as in decoding for one sequence."""
 RADIX_PASS_BITS = 8
 """Bits of the key sorted in one pass over the data (CUB's radix sort: 5 to 8)."""
 
@@ -357,7 +355,7 @@ RADIX_PASS_BITS = 8
 @work_of(Family.ELEMENTWISE, Family.MEMSET, Family.RANDOM, Family.LOSS, Family.POOLING, Family.INTERPOLATE,
          Family.OPTIMIZER, Family.TRITON, Family.OTHER)
 def streaming_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Price moving each byte once at the memory's bandwidth, µs; faster where it stays in the cache.
+    """Return the time of moving each byte once at the memory's bandwidth, µs; faster where it stays in the cache.
 
     Source: roofline (Williams et al., 2009); ``memory_us``.
     """
@@ -366,17 +364,17 @@ def streaming_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.COPY, Family.CONCAT)
 def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return bytes read in runs and written side by side; short runs cost whole sectors, µs (``sector_bytes``)."""
+    """Return the time of bytes read in runs, written contiguously, µs; short runs cost whole ``sector_bytes``."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.bytes_read / np.maximum(piece, 1.0)
-    # A transposition through shared memory reads whole sectors too: no run costs more than four times its bytes.
+    # A transposition through shared memory reads whole sectors too: a run costs at most four times its bytes.
     read = np.minimum(sector_bytes(pieces, piece, SECTOR_BYTES), 4.0 * table.bytes_read)
     return KernelWork(vector_us(table, device), memory_us(read + table.bytes_written, device), one(table))
 
 
 @work_of(Family.INDEX)
 def index_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return the work of pieces gathered from or scattered to anywhere: whole sectors each, µs (``sector_bytes``)."""
+    """Return the work of pieces gathered from or scattered to any place: whole sectors each, µs (``sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.dim("elements") / table.dim("inner")
     extra = np.maximum(sector_bytes(pieces, piece, SECTOR_BYTES) - pieces * piece, 0.0)
@@ -385,9 +383,9 @@ def index_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.REDUCTION, Family.SOFTMAX)
 def reduction_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return the bytes at the bandwidth of as many units as the results keep busy, µs.
+    """Return the time of the bytes at the bandwidth of the units that the results keep busy, µs.
 
-    A reduction over everything is split over all units; one over rows gives each row to a block or part of one.
+    A reduction over everything is split over all units; a reduction over rows gives each row to a block or part of one.
     """
     parallel = np.maximum(table.dim("outer"), table.dim("reduced") / 4096.0)
     return KernelWork(
@@ -397,9 +395,9 @@ def reduction_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.NORM)
 def norm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Return the bytes at the bandwidth of as many units as there are rows or groups for, µs; long groups are split.
+    """Return the time of bytes at the bandwidth of the units that rows or groups keep busy, µs; long groups are split.
 
-    A fused residual addition has each unit ask for two rows at once (flag "add"): twice the bytes in about the time.
+    With a fused addition (flag "add") each unit requests two rows at a time: twice the bytes in about the time.
     """
     parallel = np.maximum(table.dim("rows"), table.dim("rows") * table.dim("columns") / 16384.0)
     parallel = parallel * np.fromiter((2.0 if "add" in call.flags else 1.0 for call in table.calls), np.float64,
@@ -411,7 +409,7 @@ def norm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.SORT)
 def sort_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Price a radix sort's passes over keys and positions, µs; top-k selects, with about two passes' traffic.
+    """Return the work of a radix sort's passes over keys and positions, µs; top-k has about two passes' traffic.
 
     Each pass reads and writes keys and 64-bit positions. Source: Merrill and Grimshaw, "High performance and scalable
     radix sorting" (2011), as in CUB.
@@ -425,7 +423,7 @@ def sort_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.RECURRENT)
 def recurrent_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Price a recurrent network, µs: a kernel a step, layer and direction; products at the matrix units' rate.
+    """Return the work of a recurrent network, µs: a kernel per step, layer and direction; products on the matrix units.
 
     Source: cuDNN's recurrent layers (Appleyard et al., 2016): inputs of all steps as one product, hidden ones in turn.
     """
@@ -435,17 +433,17 @@ def recurrent_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _idle(parallel: Float64, device: DeviceSpec) -> Float64:
-    """Return how much longer moving bytes takes with few blocks [n]: 1 from ``ROWS_PER_UNIT`` blocks a unit on."""
+    """Return the factor on moving bytes with few blocks [n]: 1 from ``ROWS_PER_UNIT`` blocks per unit."""
     return np.maximum(1.0, device.sm_count * ROWS_PER_UNIT / np.maximum(parallel, LONE_ROWS))
 
 
 HALF_SPEED_BYTES = 64e3
-"""b½ of a link: where a copy reaches two thirds of its speed. Assumed, of the order bandwidthTest shows."""
+"""b½ of a link: the size at which a copy reaches two thirds of its speed. Assumed, of the order bandwidthTest shows."""
 
 
 @work_of(Family.TRANSFER)
 def transfer_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Price a copy over PCIe or NVLink, or twice over the memory within the device, µs (``link_us``).
+    """Return the work of a copy over PCIe or NVLink, or twice over the memory within the device, µs (``link_us``).
 
     A copy to a peer uses all of a device's links, as behind a switch.
 
@@ -461,6 +459,6 @@ def transfer_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _plain(kind: str) -> str:
-    """Return a plain kind: "d2d", "DtoD", "device_to_device" → "dtod"; "p2p" → "ptop"."""
+    """Return the plain form of a copy's kind: "d2d", "DtoD", "device_to_device" → "dtod"; "p2p" → "ptop"."""
     kind = kind.lower().split(":")[0]
     return kind.replace("device", "d").replace("host", "h").replace("_", "").replace("2", "to")

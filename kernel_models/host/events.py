@@ -1,18 +1,18 @@
 """The host's time of one step: ``HostStep``, operation by operation, and ``HostMoment``, by a label that events of
 other programs share.
 
-A step is taken at the level at which it is traced::
+A step is described at the level at which it is traced::
 
     recorded   |--- aten::linear ---|                       Operations nest.
                  |t| |- aten::addmm -|
     here         t      addmm                               Below autograd.
     host     [b ]t[ b ][    addmm    ][    before next       Time in each operation, and before it.
 
-The outermost operations that are not made of others everywhere (``composite_operations``) have a row each. What wraps
-them (modules, autograd's nodes, operations made of others, Python) lies in the time before them.
+The outermost operations that are not made of others on every device (``composite_operations``) have a row each. The
+time before them includes all wrappers (modules, autograd's nodes, operations made of others, Python).
 
-An event is an operation's own time, or the time before it. Four of a step are events of their own, for any operation
-that comes next, and cost by what they go over:
+An event is an operation's own time, or the time before it. Four of a step are special events, for any operation that
+comes next, and their cost depends on these counts:
 
 ::
 
@@ -20,7 +20,7 @@ that comes next, and cost by what they go over:
      parameters        autograd's nodes            parameters                   parameters
 
 Operations have the names that a trace by shapes gives them. Memory that PyTorch asks for within ``torch.tensor`` is a
-part of it. Gradients that autograd adds in place are added.
+part of it. Gradients that autograd adds in place count as additions.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from tracer.arrays import Float64, Int8, Int64
 Names = npt.NDArray[np.object_]
 
 LISTS = ("_foreach", "_fused")
-"""Marks in the names of operations on lists of tensors."""
+"""Parts of the names of operations on lists of tensors."""
 Label = tuple[str, ...]
-"""Label of an event or a pool: "own" or "before", then what identifies it; fewer words are a wider pool."""
+"""Label of an event or a pool: "own" or "before", then its phase and names; fewer words mean a wider pool."""
 COLDER, EVICTS_NS = 2.7, 4_300.0
-"""Growth of an event's cost with what the host computed itself since an operation of that name last ran there, for each
-e-fold of that over ``EVICTS_NS``. Computing fills the caches with other data (``kernel_models.host.model``)."""
+"""Growth of an event's cost with the host's own computation since an operation of that name last ran: the first figure
+for each e-fold over ``EVICTS_NS``. Computing fills the caches with other data (``kernel_models.host.model``)."""
 WARM_EVENTS, COLDER_EVENTS = 8.0, 0.2
-"""Where a GPU computes, other code alone fills the caches. The first: events within which the same event still finds
-them warm. The second: natural logarithm of its cost's growth for each doubling of their number beyond."""
+"""Where a GPU computes, only other code fills the caches. The first: number of events within which a repeated event
+still finds its caches warm. The second: natural logarithm of its cost's growth for each doubling of that number."""
 LOOP_CALLS = 3
-"""Fewer calls of Python than this before a step's first operation are the loop's own: its model has not begun."""
+"""Least calls of Python before a step's first operation that include the model's own; fewer are the training loop's."""
 LOADER_CALLS, PLAIN_END_CALLS = 7, 5
-"""From the first number of calls on, a loader ran before a step; up to the second, only an optimizer's end after it."""
+"""Fewest Python calls before a step that show a loader; most after it that are only an optimizer's end."""
 SHARDED = "s"
-"""Marks phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors lie around the
-same operations. Figures of such programs come before those of others."""
+"""Suffix of phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors surround the
+operations. Figures of such programs take precedence over others."""
 BEGIN, BACKWARD, OPTIMIZER, FINISH = "begin", "backward", "optimizer", "end"
 _SPECIAL = (BEGIN, BACKWARD, OPTIMIZER, FINISH)
 _IN_BACKWARD, _IN_OPTIMIZER = "2", "3"
 _PYTHON, _NO_PYTHON, _LOADER = "python", "no python", "loader"
 _AT_ONCE, _LATER = "at once", "later"
-"""Whether an optimizer follows backward, or something that has gone over the gradients before: clipping them."""
+"""Whether an optimizer directly follows backward, or follows other work on the gradients such as clipping."""
 _MOMENTS, _PLAIN = ("addcmul", "addcdiv", "_fused_adam"), "plain"
 _MADE_OF_EMPTY = ("aten::lift_fresh", "aten::arange")
 _ALIASES = {"aten::_reshape_alias": "aten::view", "aten::_index_put_impl": "aten::index_put"}
@@ -73,12 +73,12 @@ class HostStep:
     """One step of one program.
 
     Attributes:
-        name, phase: Of each operation, and the ``Phase`` it belongs to, in the order they run; [n].
-        tensors: In the list that an operation works on; 0 for none; [n].
-        before_ns: Time before each operation, and after the last one; [n + 1]; zeros where not measured.
-        inside_ns: Time in each, with its calls, without a CPU's own computation; [n].
-        compute_ns: What each computes on the host itself; zeros where a GPU does; [n].
-        launch_ns: What one launch took; 0 where none was recorded.
+        name, phase: Name and ``Phase`` of each operation, in the order they run; [n].
+        tensors: Number of tensors in the list that an operation works on; 0 without a list; [n].
+        before_ns: Time before each operation, and after the last one, ns; [n + 1]; zeros where not measured.
+        inside_ns: Time in each operation, ns, with its calls, without a CPU's own computation; [n].
+        compute_ns: Computing time of each operation on the host, ns; zeros where a GPU computes; [n].
+        launch_ns: Time of one launch, ns; 0 where none was recorded.
         calls: Calls of Python functions before each operation, and after the last one; [n + 1]; ``None`` where not
             counted.
     """
@@ -96,7 +96,7 @@ class HostStep:
         return len(self.name)
 
     def scaled(self, factor: float) -> HostStep:
-        """Return the step on a host that takes ``factor`` times as long."""
+        """Return the step on a host whose times are multiplied by ``factor``."""
         return replace(self, before_ns=self.before_ns * factor, inside_ns=self.inside_ns * factor,
                        launch_ns=self.launch_ns * factor)
 
@@ -107,26 +107,26 @@ class HostStep:
 
     @property
     def host_ns(self) -> float:
-        """Host time of the step."""
+        """Host time of the step, ns."""
         return float(self.before_ns.sum() + self.inside_ns.sum())
 
 
 @lru_cache(maxsize=1)
 def composite_operations() -> frozenset[str]:
-    """Return names of operations that are made of others on every device, so that no trace below autograd has them."""
+    """Return the names of operations made of others on every device, so that traces below autograd lack them."""
     text = resources.files("kernel_models.host").joinpath("composite_operations.json").read_text(encoding="utf-8")
     return frozenset(f"aten::{name}" for name in json.loads(text)["names"])
 
 
 def is_flat(name: str) -> bool:
-    """Return whether an operation of that name has a row: the dispatcher runs it below autograd."""
+    """Return whether operations of that name have a row: the dispatcher runs them below autograd."""
     if "::" not in name or name.startswith(("autograd::", "torch::", "enumerate(")):
         return False
     return name not in composite_operations()
 
 
 def host_class(name: str) -> str:
-    """Return the class of an operation by what the host does for it."""
+    """Return the class of an operation by the host's work for it."""
     if any(mark in name for mark in LISTS):
         return "list"
     if is_free(name) or name in ("aten::empty", "aten::empty_like", "aten::detach"):
@@ -141,12 +141,12 @@ class HostMoment:
     """One event of one step.
 
     Attributes:
-        label: What it shares with others.
-        tensors: Tensors it goes over: of a list, or of the program where the event is one of the four.
-        cold: Its cost over that of an event that finds its caches as it left them.
-        ns: Its time.
-        calls: Calls of Python functions in it; 0 where they do not count.
-        first, place: The first and last of the places that it covers, in (before, in, before, …, after the last).
+        label: Label that it shares with equal events.
+        tensors: Tensors in its list; for a special event the program's parameters or nodes.
+        cold: Its cost over that of an equal event with warm caches.
+        ns: Its time, ns.
+        calls: Calls of Python functions in it; 0 where they are ignored.
+        first, place: Its first and last place in the list (before, in, before, …, after the last).
     """
 
     label: Label
@@ -162,8 +162,8 @@ def host_events(step: HostStep, counted: bool) -> list[HostMoment]:
     """Return the events of a step in order: before the first operation, in it, before the second one, …, after all.
 
     Args:
-        step: of any program.
-        counted: whether calls of Python count; the step must have them.
+        step: step of any program.
+        counted: whether to use calls of Python; the step must have them.
     """
     names, rows = _as_traced(step)
     if not names:
@@ -196,7 +196,7 @@ def host_events(step: HostStep, counted: bool) -> list[HostMoment]:
 
 
 def _cold(step: HostStep, rows: np.ndarray, labels: Sequence[Label]) -> Float64:
-    """Return what each event costs over a warm one."""
+    """Return each event's cost over that of a warm event."""
     if step.compute_ns.any():
         reached = np.append(0.0, np.cumsum(step.compute_ns))
         computed = np.append(reached[rows], reached[-1])[np.arange(len(labels)) // 2]
@@ -209,8 +209,8 @@ def _cold(step: HostStep, rows: np.ndarray, labels: Sequence[Label]) -> Float64:
 
 
 def _since(at: Float64, total: float, codes: Sequence[Label]) -> Float64:
-    """Return how far each event lies from the last one of its code, around the step's end."""
-    before = {code: now - total for code, now in zip(codes, at.tolist(), strict=True)}  # in the step before
+    """Return the distance of each event from the previous event with its code, wrapping around the step's end."""
+    before = {code: now - total for code, now in zip(codes, at.tolist(), strict=True)}  # positions in the previous step
     found = np.empty(len(at))
     for place, (code, now) in enumerate(zip(codes, at.tolist(), strict=True)):
         found[place], before[code] = now - before[code], now
@@ -218,33 +218,33 @@ def _since(at: Float64, total: float, codes: Sequence[Label]) -> Float64:
 
 
 def _is_special(label: Label) -> bool:
-    """Return whether an event is one of the four that a step has once."""
+    """Return whether an event is one of the four special events of a step."""
     return label[0] == "before" and label[1].removesuffix(SHARDED) in _SPECIAL
 
 
 def _code(label: Label) -> Label:
-    """Return what code an event runs: that of its operation in any phase, or of one of the four."""
+    """Return an identifier of the code that an event runs: its operation in any phase, or its special event."""
     return label[:2] if _is_special(label) else (label[0], label[2])
 
 
 def is_sharded(label: Label) -> bool:
-    """Return whether a label is of a program whose parameters are sharded."""
+    """Return whether a label belongs to a program with sharded parameters."""
     return len(label) > 1 and label[1].endswith(SHARDED)
 
 
 def is_same_without_calls(label: Label) -> bool:
-    """Return whether an event has the same label where calls of Python are not counted."""
+    """Return whether an event has an equal label where calls of Python are not counted."""
     return label[0] == "own" or label[1].removesuffix(SHARDED) in (BACKWARD, OPTIMIZER, FINISH)
 
 
 def unsharded(label: Label) -> Label:
-    """Return the label that programs without sharding have for the event."""
+    """Return the event's label in programs without sharding."""
     return (label[0], label[1].removesuffix(SHARDED), *label[2:])
 
 
 @lru_cache(maxsize=1 << 14)
 def pools_of(label: Label) -> list[Label]:
-    """Return a label and the pools above it, the nearest first."""
+    """Return a label and the pools above it, from narrow to wide."""
     python: Label = ()
     if label[0] == "own":
         _, phase, name = label
@@ -259,7 +259,7 @@ def pools_of(label: Label) -> list[Label]:
         found = [label, *((*pool, *python) for pool in (
             ("before", phase, name, other), ("before", phase, name), ("before", phase, mine, other),
             ("before", phase, mine), ("before", mine), ("before",)))]
-    if is_sharded(label):  # of kinds, what is known of all programs is worth more
+    if is_sharded(label):  # for classes of operations, the pools of all programs are better
         return [pool if pool == label else (SHARDED, *pool) for pool in found
                 if not any(word.startswith("class ") for word in pool) and len(pool) > 1 + len(python)
                 and pool[1] != "special"]
@@ -268,7 +268,7 @@ def pools_of(label: Label) -> list[Label]:
 
 def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], calls: Float64 | None,
              mark: str) -> dict[int, tuple[Label, int]]:
-    """Return the events of a step that are their own: by the row they lie before their label and what they go over."""
+    """Return the special events of a step: by the row after each, its label and its number of tensors or nodes."""
     parameters = max(lists) or _parameters(names, phases)
     kind = _optimizer_kind([name for name, phase in zip(names, phases, strict=True) if phase[0] == _IN_OPTIMIZER])
     found: dict[int, tuple[Label, int]] = {}
@@ -288,8 +288,8 @@ def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], 
 
 
 def _optimizer_kind(names: Sequence[str]) -> str:
-    """Return what an optimizer's Python goes over: a list in one operation or several, or tensors one by one. With a
-    second part: "moments" for an average of squares for each tensor, as Adam has. "none": no optimizer ran."""
+    """Return the kind of an optimizer's loop: over a list in one operation or several, or over single tensors. The
+    second part is "moments" with an average of squares for each tensor, as in Adam. "none": no optimizer ran."""
     if not names:
         return "none"
     moments = any(mark in name for name in names for mark in _MOMENTS)
@@ -303,22 +303,22 @@ def _begin_kind(calls: float) -> str:
 
 
 def _end_kind(calls: Float64 | None, usual: int) -> tuple[str, ...]:
-    """Return whether anything but the optimizer's own end (``PLAIN_END_CALLS``, and ``usual`` ones of parameters in
-    some) is called after a step's last operation; nothing where calls were not counted."""
+    """Return whether more Python runs after a step's last operation than the optimizer's end: ``PLAIN_END_CALLS``
+    calls, plus ``usual`` calls for parameters in some optimizers; () where calls were not counted."""
     if calls is None:
         return ()
     return (_PYTHON if calls[-1] > usual + PLAIN_END_CALLS else _NO_PYTHON,)
 
 
 def _parameters(names: Sequence[str], phases: Sequence[str]) -> int:
-    """Return the parameters of an optimizer that goes over them singly: each has all its operations once."""
+    """Return the parameters of an optimizer over single tensors: it runs each operation once per parameter."""
     count = Counter(name for name, phase in zip(names, phases, strict=True) if phase.startswith(_IN_OPTIMIZER))
     most = max(count.values(), default=0)
     return min((number for number in count.values() if 2 * number >= most), default=0)
 
 
 def _as_traced(step: HostStep) -> tuple[list[str], np.ndarray]:
-    """Return names as a trace by shapes has them, and their rows in the step."""
+    """Return the names that a trace by shapes gives the operations, and their rows in the step."""
     recorded = step.name.tolist()
     names, rows = [], []
     for row, (name, phase) in enumerate(zip(recorded, step.phase.tolist(), strict=True)):
@@ -334,10 +334,10 @@ def _as_traced(step: HostStep) -> tuple[list[str], np.ndarray]:
 
 
 def _merged(step: HostStep, rows: np.ndarray, counted: bool) -> tuple[np.ndarray, Float64, Float64]:
-    """Return the first row whose time lies before each kept row, the events' times, and the calls before the rows."""
+    """Return for each kept row the first row merged into it, the events' times, and the calls before the rows."""
     kept = np.zeros(len(step), np.bool_)
     kept[rows] = True
-    goes = np.searchsorted(rows, np.arange(len(step) + 1))  # what is not kept lies before what follows it
+    goes = np.searchsorted(rows, np.arange(len(step) + 1))  # a dropped row counts as time before the next kept row
     size = len(rows) + 1
     before = np.bincount(goes, weights=step.before_ns, minlength=size)
     before += np.bincount(goes[:-1][~kept], weights=step.inside_ns[~kept], minlength=size)

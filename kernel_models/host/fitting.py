@@ -1,4 +1,4 @@
-"""Fits a ``HostModel``. Events of several programs are arrays, so that leaving out each program once costs little.
+"""Fits a ``HostModel``. Events of several programs are arrays, so that leaving out each program once is cheap.
 
 ::
 
@@ -8,18 +8,18 @@
                         |
     pools    mean of the labels' bases, nearest kind first (``pools_of``).
 
-A host with few recorded programs (``fit_few``) takes the law of other hosts' programs, times one factor, drawn towards
-its own::
+A host with few recorded programs (``fit_few``) takes the law of other hosts' programs, times one factor, and mixes it
+with its own costs::
 
     law of known hosts ──────────────┐
     programs of this host ─ factor ──┤
                           ─ labels ──┴──▶ base = (n · own + law + factor) / (n + 1), logarithms, n programs have it
 
-What operations cost relative to each other is much the same on two hosts that compute. Hence many programs of others
-say more of an operation than a few of one's own: ``benchmarks/host_few.py`` holds a Xeon's 109 programs
-(``traces/host-xeon``) against the law of an EPYC's 52 (``traces/host``). Where a GPU computes it is not so. The shipped
-law is of ten traces of six hosts. One or two programs of H100's or MI300's host alone predict a third at 12 and 11%
-error, with that law at 30 and 24% (``benchmarks/fit_hosts.py``).
+Costs of operations relative to each other are similar on two hosts that compute. Hence many programs of other hosts
+show more about an operation than a few of the host's own: ``benchmarks/host_few.py`` compares a Xeon's 109 programs
+(``traces/host-xeon``) with the law of an EPYC's 52 (``traces/host``). This does not hold where a GPU computes. The
+shipped law is fitted to ten traces of six hosts. One or two programs of H100's or MI300's host alone predict a third at
+12 and 11% error, with that law at 30 and 24% (``benchmarks/fit_hosts.py``).
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from tracer.errors import ForetraceError
 from tracer.graph import NONE
 
 LEAST_NS = 50.0
-"""Least base cost that a pool counts: chosen, about the resolution of recorded times."""
+"""Least base cost that a pool counts, ns: chosen, about the resolution of recorded times."""
 MEAN_SHARE = 0.25
-"""Share of the mean in a pool's logarithm; the rest is the mean of logarithms. A few events cost many times the others
+"""Weight of the mean in a pool's logarithm; the rest is the mean of logarithms. A few events cost many times the others
 of their pool, and a sum needs means."""
 MOST_OF_POOL = 10.0
-"""Multiple of the middle of its pool up to which an event counts for in that mean. An event that takes longer does not
-belong to the kind (8 ms of a CPU's ``aten::max`` among launches)."""
+"""An event's cost counts in that mean up to this multiple of its pool's middle. A longer event is of another kind (8 ms
+of a CPU's ``aten::max`` among launches)."""
 LEAST_PROGRAMS = 4
-"""From this number of programs on, they show how far others lie from them; fewer take ``spreads.OTHER_PROGRAM``."""
+"""Fewest programs that show their own scatter; with fewer ``spreads.OTHER_PROGRAM`` is used."""
 ROUNDS = 8
-"""Rounds that fit labels and programs alternately; three change nothing any more."""
+"""Rounds that fit labels and programs alternately. Chosen: further rounds change nothing."""
 
 
 def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
     """Fit to recorded steps, one of each program.
 
-    Each program is left out once. The mean error of the others' predictions is corrected (sums need means, and pools
-    are of logarithms), and the scatter of these errors is the interval. Where there are enough programs without sharded
-    parameters, these alone count.
+    Each program is left out once and predicted from the others. The mean error is corrected (sums need means, and pools
+    are of logarithms), and the scatter of the errors gives the interval. Where there are enough programs without
+    sharded parameters, these alone count.
 
     Raises:
         ForetraceError: there is no host time in them.
@@ -67,7 +67,7 @@ def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
                              "Profile whole steps, with ProfilerActivity.CPU.")
     found = _corrected(steps, host, False)
     has_calls = sum(step.calls is not None for step in steps)
-    hooks = any(step.calls is None and step.sharded for step in steps)  # lie before operations: all or none are told
+    hooks = any(step.calls is None and step.sharded for step in steps)  # their time is before operations: needs calls
     if has_calls == len(steps) or (has_calls >= LEAST_PROGRAMS and not hooks):
         return replace(found, counted=_corrected(steps, host, True))
     return found
@@ -92,8 +92,8 @@ def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel
 
 
 def label_pools(steps: Sequence[HostStep], counted: bool) -> dict[Label, Pool]:
-    """Return the measured pool of each event label, without the pools above; labels whose cost depends on the number of
-    tensors are left out."""
+    """Return the measured pool of each event label, without the pools above it. Labels whose cost depends on the number
+    of tensors are left out."""
     events = _Events.of([_taught(step, counted) for step in steps])
     sized = np.bincount(events.label, weights=events.tensors, minlength=len(events.value)) > 0
     found = events.pooled(np.ones(len(steps), np.bool_))
@@ -102,7 +102,7 @@ def label_pools(steps: Sequence[HostStep], counted: bool) -> dict[Label, Pool]:
 
 
 def _taught(step: HostStep, counted: bool) -> list[HostMoment]:
-    """Return the events of a program to fit to; where it has no counted calls, only events that need none."""
+    """Return the events of a program for a fit; without counted calls, only the events that need no calls."""
     if counted and step.calls is None:
         return [event for event in host_events(step, False) if is_same_without_calls(event.label)]
     return host_events(step, counted)
@@ -110,12 +110,12 @@ def _taught(step: HostStep, counted: bool) -> list[HostMoment]:
 
 @dataclass(frozen=True, slots=True)
 class _Pools:
-    """What some programs tell of labels and the pools above them.
+    """Costs of labels, and of the pools above them, in some programs.
 
     Attributes:
-        names: of the pools; labels are pools of themselves.
-        log_base: of each, nan where none of the programs has it.
-        labels, programs: that each pools.
+        names: names of the pools; each label is a pool of its own.
+        log_base: log cost of each pool, nan where no program has it.
+        labels, programs: number of labels and programs in each pool.
     """
 
     names: list[Label]
@@ -124,7 +124,7 @@ class _Pools:
     programs: Int64
 
     def named(self) -> dict[Label, Pool]:
-        """Return them by name."""
+        """Return the pools by name."""
         return {name: Pool(base, labels, programs) for name, base, labels, programs in zip(
             self.names, self.log_base.tolist(), self.labels.tolist(), self.programs.tolist(), strict=True) if labels}
 
@@ -134,15 +134,15 @@ class _Events:
     """Events of all programs.
 
     Attributes:
-        label, program, tensors: Of each event; a label's number is its place in ``pools``.
-        cold, python: What each costs over one that is warm and has a usual number of calls.
-        slope: Ns a tensor, by label.
-        sloped: Labels that have a slope of their own.
-        value, weight, there: Of each label in each program, [labels, programs]. The logarithm of what an event of it
-            costs, its weight where programs are compared, and whether there is one.
+        label, program, tensors: Of each event; a label's number is its index in ``pools``.
+        cold, python: Factors on each event's cost for cold caches and for its number of Python calls.
+        slope: Cost per tensor, ns, by label.
+        sloped: Whether a label has a slope of its own.
+        value, weight, there: By label and program, [labels, programs]: log cost of an event, its weight where programs
+            are compared, and whether there is an event.
         pools: Names of labels, and then of the pools above them.
         own_pools: Pairs of a label and a pool that it belongs to, [pairs, 2].
-        chains: Of each label the pools that tell of it, itself first; -1 at the end; [labels, longest].
+        chains: For each label its pools, from itself to the widest; -1 at the end; [labels, longest].
     """
 
     label: Int64
@@ -161,7 +161,7 @@ class _Events:
 
     @classmethod
     def of(cls, events_of: Sequence[Sequence[HostMoment]]) -> _Events:
-        """Lay out the events of each program."""
+        """Return the events of each program as arrays."""
         numbers: dict[Label, int] = {}
         label = np.array([numbers.setdefault(event.label, len(numbers)) for mine in events_of for event in mine],
                          np.int64)
@@ -178,7 +178,7 @@ class _Events:
             chains[row, :len(known)] = known
         own = np.array([name[0] == "own" for name in labels])
         slope, sloped = _slopes(label, tensors, ns / cold, own)
-        # The logarithm of a label's mean in each program that has it, and its weight there.
+        # The logarithm of a label's mean cost in each program that has it, and its weight in that program.
         table, programs = label * len(events_of) + program, len(events_of)
         summed = np.bincount(table, weights=np.maximum(ns / cold - slope[label] * tensors, 0.0),
                              minlength=size * programs).reshape(size, programs)
@@ -189,7 +189,7 @@ class _Events:
                    np.sqrt(mean * usual), there, list(numbers), np.array(belongs, np.int64).reshape(-1, 2), chains)
 
     def named_slopes(self) -> dict[Label, float]:
-        """Return ns a tensor by label, for labels that have their own, and by side for all others."""
+        """Return the cost per tensor, ns: by label where fitted, and by side ("own", "before") for all other labels."""
         found = {self.pools[row]: float(self.slope[row]) for row in np.flatnonzero(self.sloped).tolist()}
         for side in ("own", "before"):
             values = [slope for label, slope in found.items() if label[0] == side and len(label) > 1]
@@ -197,7 +197,7 @@ class _Events:
         return found
 
     def pooled(self, kept: Bool) -> _Pools:
-        """Return the pools of some programs, as if none differed from the others as a whole."""
+        """Return the pools of some programs, after removing each program's overall factor."""
         value = self.value[:, kept]
         there = self.there[:, kept]
         programs = there.sum(axis=1)
@@ -221,7 +221,7 @@ class _Events:
         return _Pools(self.pools, log_base, labels, of_programs)
 
     def told(self, left: int) -> float:
-        """Return the host time of one program as all others predict it, ns."""
+        """Return the host time of one program as predicted from all others, ns."""
         pools = self.pooled(np.arange(self.value.shape[1]) != left)
         mine = self.program == left
         label = self.label[mine]
@@ -238,8 +238,8 @@ class _Events:
 
 
 def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Float64, Bool]:
-    """Return each label's slope over tensors, and which are fitted: those with several numbers of tensors (by least
-    squares, neither slope nor intercept below zero). All others take the median of their side, own or before."""
+    """Return each label's slope over tensors, and which slopes are fitted: for labels with several numbers of tensors
+    (by least squares, slope and intercept ≥ 0). All others take the median of their side, own or before."""
     size = len(own)
     count = np.maximum(np.bincount(label, minlength=size), 1)
     x, y, xx, xy = (np.bincount(label, weights=each, minlength=size) / count
@@ -258,17 +258,17 @@ def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Flo
 
 
 ENOUGH_PROGRAMS = 10
-"""From this number of programs on, a host's own predict others as well as with other hosts' law
+"""From this number of programs on, a host's own programs predict others as well as with the model of other hosts
 (``benchmarks/host_few.py``)."""
 
 
 def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = None) -> HostModel:
-    """Fit to recorded steps of one host, one of each program, with what is known of other hosts.
+    """Fit to recorded steps of one host, one of each program, starting from the model of other hosts (``law``).
 
     Args:
-        steps: of the programs, which compute on the host.
-        host: how to call it.
-        law: of other hosts; by default the shipped one.
+        steps: steps of the programs, which compute on the host.
+        host: name of the host.
+        law: model of other hosts; default: the shipped one.
 
     Raises:
         ForetraceError: there is no host time in them.
@@ -284,13 +284,13 @@ def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = N
 
 
 def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostModel:
-    """Return the law times the host's factor, drawn towards its own programs, and corrected by left-out programs."""
+    """Return ``law`` scaled to the host, mixed with its own programs, and corrected by left-out programs."""
     count = len(steps)
     factors = np.array([_missed(law, step) for step in steps])
     model = _drawn_to(own, law, steps, factors)
     missed = np.array([_missed(_drawn_to(own, law, [*steps[:left], *steps[left + 1:]], np.delete(factors, left)),
                                steps[left]) for left in range(count)]) if count > 1 else np.zeros(1)
-    # Few may agree, or miss on one side, by chance: what others do counts as much as ``LEAST_PROGRAMS`` of them.
+    # Few programs may agree, or err on one side, by chance: the usual scatter counts like ``LEAST_PROGRAMS`` of them.
     usual = max(OTHER_HOSTS_PROGRAM, law.spread / END)
     apart = np.sqrt((((missed - missed.mean())**2).sum() + LEAST_PROGRAMS * usual**2) / (count - 1 + LEAST_PROGRAMS))
     offset = float(missed.mean()) * count / (count + LEAST_PROGRAMS)
@@ -298,14 +298,14 @@ def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostMod
 
 
 def _missed(model: HostModel, step: HostStep) -> float:
-    """Return the logarithm of a program's time over the model's prediction."""
+    """Return the log of a program's time over the model's prediction."""
     return float(np.log(step.host_ns / sum(float(part.sum()) for part in model.estimate(step))))
 
 
 def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors: Float64) -> HostModel:
-    """Return the law times the programs' factor, each operation drawn towards what they cost. ``own`` gives the name,
-    launches and number of programs."""
-    # One odd program, such as one whose Python does most of its work, moves the mean of five by a tenth.
+    """Return ``law`` scaled by the programs' median factor, mixed with their cost of each operation. ``own`` gives the
+    name, launches and number of programs."""
+    # The median: one odd program, such as one whose Python does most of its work, moves the mean of five by a tenth.
     factor = float(np.median(factors))
     pools = {label: replace(pool, log_base=pool.log_base + factor) for label, pool in law.pools.items()}
     for label, mine in label_pools(steps, law.with_calls).items():
@@ -322,11 +322,11 @@ def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors
 
 @dataclass(frozen=True, slots=True)
 class ToldHost:
-    """One program's host time, ns a step, as measured and as a model predicts it.
+    """One program's host time, ns per step, measured and predicted by a model.
 
     Attributes:
-        known: share of the measured time in events that the model knows as they are.
-        within: whether it lies in the model's 80% interval.
+        known: share of the measured time in events whose own label the model has.
+        within: whether the measured time lies in the model's 80% interval.
     """
 
     name: str
@@ -337,7 +337,7 @@ class ToldHost:
 
     @property
     def error(self) -> float:
-        """Return the relative error."""
+        """Return the relative error of the prediction."""
         return self.told_ns / self.measured_ns - 1
 
 
@@ -352,6 +352,6 @@ def told(name: str, step: HostStep, model: HostModel) -> ToldHost:
 
 
 def left_out(steps: Mapping[str, HostStep]) -> list[ToldHost]:
-    """Return each program as a fit to all others predicts it. Raises ``ForetraceError`` as ``fit_host``."""
+    """Return each program as predicted by a fit to all others. Raises ``ForetraceError`` as ``fit_host``."""
     return [told(name, step, fit_host([other for key, other in steps.items() if key != name]))
             for name, step in steps.items()]

@@ -6,17 +6,16 @@ after c calls of Python functions, costs
     ns = cold(e) · (base(e) · python(c) + slope(e) · n)
     cold = 1 + 2.7 · log(1 + computed / 4.3 µs), or where a GPU computes exp(0.2 · log₂ max(events / 8, 1))
 
-*Base*: what is known of the event itself (an operation in its phase; the time between the same two). Where few programs
-have it, it is drawn towards what is known of its kind: ``log base = (n · own + pool) / (n + 1)`` over n programs, pool
-by pool. *Cold*: what a host computes itself fills its caches with other data. Code costs more, the more was computed
-since an operation of its name last ran, around the end of the step. Where a GPU computes, other code alone fills them:
-events since the same one ran count. *Tensors*: an optimizer's list operations, and the Python around them, cost a fixed
-time for each tensor. The begin and end of a step, and the way into backward and optimizer, cost it for each parameter
-or node of autograd. *Calls*: no name shows what a model's own Python does between two operations. It grows with its
-calls, and a call costs less where there are many: ``python = ((c + 3) / 13)^0.85``, and 1 without any. Where calls were
-not counted in the step in question python is 1 throughout. ``HostModel.counted`` is the fit with calls. It uses
-programs with counted calls; from all others it uses the operations' own time, and a step's ways into backward, into the
-optimizer and to its end.
+*Base*: the cost of the event itself (an operation in its phase; the time between two given operations). Where few
+programs have the event, its cost is mixed with that of its kind: ``log base = (n · own + pool) / (n + 1)`` over n
+programs, pool by pool. *Cold*: a host's own computation fills its caches with other data. Code costs more, the more was
+computed since an operation of its name last ran, around the end of the step. Where a GPU computes, only other code
+fills them: the number of events since the equal event counts. *Tensors*: an optimizer's list operations, and the Python
+around them, cost a fixed time for each tensor. The four special events cost such a time for each parameter or node of
+autograd. *Calls*: no name shows the work of a model's own Python between two operations. It grows with its calls, and a
+call costs less where there are many: ``python = ((c + 3) / 13)^0.85``, and 1 without any. For a step whose calls were
+not counted python is 1. ``HostModel.counted`` is the fit with calls. It uses programs with counted calls; from all
+others it uses the operations' own time, and the events before backward, before the optimizer and at the end.
 
 Shared overheads as such, means by kind of launch, are from Lin et al. (2022). Constants here were chosen with the
 programs of ``traces/host``, never with the held-out ``traces/host-held-out``, on which accuracy is reported
@@ -44,20 +43,20 @@ from tracer.input_file import DecodeError, convert, from_json
 from tracer.output_file import whole_file
 
 POOL_WEIGHT = 1.0
-"""Number of programs as which the pool of an event's kind counts."""
+"""Weight of the pool of an event's kind, as a number of programs."""
 FIRST_CALLS, USUAL_CALLS, CALLS_POWER = 3.0, 10.0, 0.85
-"""Calls of Python that are added to any count; the number for which base costs hold; and the power of the growth of
-costs. Ten calls cost 2.7 times as much as one, 150 eight times as much as ten."""
+"""Calls of Python added to any count; the number for which base costs hold; and the power of the growth of costs. Ten
+calls cost 2.7 times as much as one, 150 eight times as much as ten."""
 LAW = 3
-"""Version of the files' numbers. 1 counted coldness by events instead of by computed time; 2 did not distinguish the
-ends of a step by optimizer."""
+"""Version of the files' numbers. Version 1 counted coldness by events instead of by computed time; 2 did not
+distinguish the ends of a step by optimizer."""
 
 T = TypeVar("T", float, Float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What is known of a label: the logarithm of its base (ns), how many labels it pools, and in how many programs."""
+    """Known cost of a label: logarithm of its base (ns), number of labels it pools, and number of programs."""
 
     log_base: float
     labels: int
@@ -66,18 +65,18 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class HostModel:
-    """Fitted on steps of programs of one host; see the module's text.
+    """Host model fitted to steps of programs of one host; see the module's text.
 
     Attributes:
         pools: By label.
-        slopes: Ns for each tensor, by an event's own label; "own" and "before" alone for all others.
-        offset: Logarithm of what all bases are multiplied by.
+        slopes: Cost per tensor, ns, by an event's own label; "own" and "before" alone for all others.
+        offset: Logarithm of the factor on all bases.
         spread: Log half width of the 80% interval of an unseen program's host time.
-        launch_ns: What one launch takes; 0 where none was recorded.
-        programs: How many were fitted.
-        host: Whose they are.
+        launch_ns: Time of one launch, ns; 0 where none was recorded.
+        programs: Number of programs in the fit.
+        host: Name of the host.
         with_calls: Whether it is the fit for steps in which calls of Python functions were counted.
-        counted: The same host fitted with the calls; ``None`` where too few of its programs had theirs counted.
+        counted: Fit of this host with the calls; ``None`` where too few of its programs had their calls counted.
     """
 
     pools: dict[Label, Pool]
@@ -95,8 +94,8 @@ class HostModel:
         return self.counted if has_calls and self.counted is not None else self
 
     def estimate(self, step: HostStep) -> tuple[Float64, Float64]:
-        """Return the time before each operation and after the last one, [n + 1], and in each, [n], ns. Times in
-        ``step`` do not count."""
+        """Return the time before each operation and after the last one, [n + 1], and in each, [n], ns. Times stored in
+        ``step`` are ignored."""
         if step.calls is not None and self.counted is not None:
             return self.counted.estimate(step)
         factor = math.exp(self.offset)
@@ -110,7 +109,7 @@ class HostModel:
         return found[0::2], found[1::2]
 
     def knows(self, step: HostStep) -> Float64:
-        """Return which events, as ``estimate`` orders them (before, in, before, …), are known as they are."""
+        """Return whether the model has the own label of each event, in the order (before, in, before, …)."""
         found = np.zeros(2 * len(step) + 1)
         for event in host_events(step, self.with_calls):
             found[event.first:event.place + 1] = event.label in self.pools
@@ -124,8 +123,8 @@ class HostModel:
         return 0.0 if found is None else float(np.exp(found))
 
     def log_base(self, label: Label) -> float | None:
-        """Return the logarithm of a label's base (ns, before the offset), drawn towards the pools above it; ``None``
-        where none of them is known."""
+        """Return the logarithm of a label's base (ns, before the offset), mixed with the pools above it; ``None`` where
+        the model has none of them."""
         found: float | None = None
         for pool in reversed(above(label)):
             if (known := self.pools.get(pool)) is None:
@@ -135,7 +134,7 @@ class HostModel:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for a file."""
+        """Return the model as plain values, for a file."""
         return {"host": self.host, "law": LAW, "offset": self.offset, "spread": self.spread,
                 "launch_ns": self.launch_ns, "programs": self.programs, "with_calls": self.with_calls,
                 "counted": None if self.counted is None else self.counted.to_dict(),
@@ -145,7 +144,7 @@ class HostModel:
 
     @classmethod
     def from_dict(cls, state: Any) -> HostModel:
-        """Return the reverse of ``to_dict``. Raises ``ForetraceError`` for what it did not write."""
+        """Return the model that ``to_dict`` stored. Raises ``ForetraceError`` for other values."""
         try:
             found = convert(state, _State)
         except DecodeError as error:
@@ -162,7 +161,7 @@ class HostModel:
 
 
 _Log = Annotated[float, msgspec.Meta(ge=-50.0, le=50.0)]  # chosen: e^50 ns are 160,000 years
-_Spread = Annotated[float, msgspec.Meta(ge=0.0, le=5.0)]  # chosen: a factor of 148 either way says nothing
+_Spread = Annotated[float, msgspec.Meta(ge=0.0, le=5.0)]  # chosen: a factor of 148 either way is no information
 _Ns = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -183,26 +182,26 @@ class _State(msgspec.Struct):
 
 
 def above(label: Label) -> list[Label]:
-    """Return the pools that say something of a label, itself first and then the nearest ones."""
+    """Return the pools that describe a label, from itself to the widest."""
     return [*pools_of(label), *(pools_of(unsharded(label)) if is_sharded(label) else ())]
 
 
 def drawn_together(count: T, log_base: T, pool: T) -> T:
-    """Return the logarithm of a base that ``count`` labels show, drawn towards that of the pool above it."""
+    """Return the logarithm of a base that ``count`` labels show, mixed with that of the pool above it."""
     return (count * log_base + POOL_WEIGHT * pool) / (count + POOL_WEIGHT)
 
 
 def python_cost(calls: float) -> float:
-    """Return the factor that ``calls`` calls of Python put on the cost of an event."""
+    """Return the factor on the cost of an event with ``calls`` calls of Python."""
     return ((calls + FIRST_CALLS) / (USUAL_CALLS + FIRST_CALLS)) ** CALLS_POWER if calls > 0 else 1.0
 
 
 HOSTS = Path(__file__).resolve().parent / "models"
 CPU_HOST, GPU_HOST, PLANS_HOST = "cpu-steps", "gpu-steps", "cpu-plans"
-"""Hosts whose own operations compute (2 cores of an AMD EPYC); hosts of GPUs (published traces); the first with added
-programs under DDP and FSDP, whose hooks it knows."""
+"""Hosts whose own operations compute (2 cores of an AMD EPYC); hosts of GPUs (published traces); the first with further
+programs under DDP and FSDP, which show their hooks."""
 _MOST_BYTES = 1 << 26
-"""Chosen: no host's file comes near it."""
+"""Chosen: far above any host's file."""
 _BEGINS = b'{"host":'
 
 
@@ -218,7 +217,7 @@ def shipped_host(name: str) -> HostModel:
 
 
 def read_host(path: Path) -> HostModel:
-    """Return the model of a file. Raises ``ForetraceError`` for one that is none."""
+    """Return the model of a file. Raises ``ForetraceError`` for a file without a host model."""
     try:
         with gzip.open(path, "rb") as stream:
             text = stream.read(_MOST_BYTES)
@@ -228,7 +227,7 @@ def read_host(path: Path) -> HostModel:
 
 
 def is_host_file(name: str) -> bool:
-    """Return whether a path names a file that ``write_host`` wrote, by how it begins."""
+    """Return whether a path names a file that ``write_host`` wrote, by its first bytes."""
     path = Path(name)
     try:
         if not path.is_file():

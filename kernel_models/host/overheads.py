@@ -1,12 +1,11 @@
 """``HostOverheads``: distributions of host time by kind, operation and call, fitted on recorded steps.
 
-What was seen of an operation is used as it is, even once: operations differ far more than the samples of one. Of an
-operation never seen, the pool of its kind speaks ("shared overheads" of Lin et al. 2022: they transfer between models
-of one host). Means are what a sum needs; quantiles say how far single events stray, for T5 as much as the mean itself.
+A recorded operation's own samples are used, even a single one: operations differ far more than the samples of one. An
+operation without samples takes the pool of its kind ("shared overheads" of Lin et al. 2022: they transfer between
+models of one host). A sum needs means; quantiles show how far single events stray (T5: as much as the mean).
 
 *The profiler's part* (``event_cost``) shows in the recording itself. An operation made of others (``aten::t`` of
-``aten::transpose``) only calls them and does next to nothing more, so that its own recorded time is the profiler's: of
-noting its parts::
+``aten::transpose``) does little but call them, so its own recorded time is the profiler's, for noting its parts::
 
     recorded    |= aten::t =|~prof~|= aten::transpose =|~prof~|= aten::t =|       own time of aten::t ≈ one event
 
@@ -32,26 +31,26 @@ from tracer.graph import ExecutionGraph
 from tracer.input_file import DecodeError, convert
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Quantiles that are stored of each distribution."""
+"""Quantiles stored for each distribution."""
 STALL_TIMES, STALL_NS = 20.0, 500_000
-"""A segment of at least half a millisecond that takes over twenty times its key's median is a stall: the operating
-system, a garbage collection, a driver's lock. On the traces here such pauses of 1–3 ms come up to once a step, at a
-different operation each time."""
+"""A segment of at least ``STALL_NS`` that exceeds its key's median by the factor ``STALL_TIMES`` is a stall: the
+operating system, a garbage collection, a driver's lock. On the traces here such pauses of 1–3 ms come up to once a
+step, at a different operation each time."""
 ANY = "*"
 
 Key = tuple[int, str, str]
-"""Kind, operation and detail (the call of T4, the operation before of T1); ``ANY`` where pooled."""
+"""Kind, operation and detail (T4: the call; T1: the operation before); ``ANY`` where pooled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The samples of one key; nanoseconds.
+    """The samples of one key, ns.
 
     Attributes:
-        count: Samples.
-        mean_ns, total_ns: Over them.
-        quantiles_ns: At ``QUANTILES``.
-        estimate_ns: What to expect of one more event: the mean. Of a pool, it is the median of its keys' means, since
+        count: Number of samples.
+        mean_ns, total_ns: Mean and sum.
+        quantiles_ns: Quantiles at ``QUANTILES``.
+        estimate_ns: Expected time of one more event: the mean. For a pool, it is the median of its keys' means, since
             the next event is of another operation and a few keys cost a thousand times the others. On the suite's five
             other workloads, each left out once, the mean error is 11%, with the mean of keys 29%.
     """
@@ -79,28 +78,28 @@ class Recorded:
     step_names: list[str]
 
     def stalls(self) -> Bool:
-        """Return which segments are stalls (see ``STALL_NS``); judged against all segments of the same key."""
+        """Return which segments are stalls (see ``STALL_NS``), compared with all segments of the key."""
         codes, _ = _codes(self.segments.kind, self.op, self.detail)
         duration = self.segments.duration_ns
         found = duration >= STALL_NS
         for code in np.unique(codes[found]).tolist():
             mine = codes == code
             far = mine & (duration > STALL_TIMES * np.median(duration[mine]))
-            # What comes in most of the steps belongs to the operation, however rare it is within one.
+            # A pause that recurs in most of the steps belongs to the operation, even if it is rare within a step.
             again = 2 * len(np.unique(self.segments.step[far])) > len(np.unique(self.segments.step[mine]))
             found &= ~mine | (far & (not again))
         return found
 
     def take(self, rows: Bool) -> Recorded:
-        """Return the chosen segments."""
+        """Return the recording with the chosen segments only."""
         return Recorded(self.segments.take(rows), self.op[rows], self.detail[rows], self.step_names)
 
     def steps(self, numbers: Sequence[int]) -> Recorded:
-        """Return the segments of some steps, by their numbers."""
+        """Return the recording with the segments of the steps of these numbers only."""
         return self.take(np.isin(self.segments.step, list(numbers)))
 
     def without_profiler(self, event_ns: float) -> Recorded:
-        """Return the same without the profiler's cost of each recorded operation and call, never below zero."""
+        """Return the recording without the profiler's cost of each recorded operation and call, never below zero."""
         s = self.segments
         left = np.maximum(s.duration_ns - np.rint(s.events * event_ns).astype(np.int64), 0)
         return Recorded(Segments(s.kind, s.op, s.before, s.call, s.thread, s.start_ns, left, s.events, s.step),
@@ -127,8 +126,8 @@ def record(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Reco
 def profiler_event_ns(graph: ExecutionGraph, recorded: Recorded) -> float | None:
     """Return the profiler's cost of a recorded operation or call, ns, from the unprofiled steps; ``None`` without any.
 
-    The median profiled step less the median unprofiled one, over the median step's events. A faster profiled step (it
-    happens where the GPU decides) gives zero.
+    The cost is the median profiled step minus the median unprofiled one, over the median step's events. If the profiled
+    step is faster (this happens where the GPU decides), the cost is 0.
     """
     if not graph.meta.unprofiled_step_ns or not len(graph.steps):
         return None
@@ -144,7 +143,7 @@ class HostOverheads:
     """Fitted overheads of one host.
 
     Attributes:
-        table: a distribution for every key, pooled ones among them.
+        table: a distribution for every key, including pooled keys.
         host: where they were measured (CPU model, torch version…), for the provenance.
     """
 
@@ -152,7 +151,7 @@ class HostOverheads:
     host: dict[str, Any]
 
     def estimate_ns(self, recorded: Recorded) -> Float64:
-        """Return each segment's expected time by its key alone, ns; durations in ``recorded`` are not looked at."""
+        """Return each segment's expected time by its key alone, ns; durations in ``recorded`` are ignored."""
         codes, keys = _codes(recorded.segments.kind, recorded.op, recorded.detail)
         return np.array([self._estimate(key) for key in keys])[codes] if keys else np.zeros(0)
 
@@ -164,7 +163,7 @@ class HostOverheads:
         return 0.0
 
     def scaled(self, factor: float) -> HostOverheads:
-        """Return the overheads of a host whose one thread takes ``factor`` times as long.
+        """Return the overheads of a host whose single-thread times are multiplied by ``factor``.
 
         Raises:
             ForetraceError: the factor is not a positive number.
@@ -178,14 +177,14 @@ class HostOverheads:
         return HostOverheads(table, {**self.host, "scaled_by": factor * float(self.host.get("scaled_by", 1.0))})
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, for a profile."""
+        """Return the overheads as plain values, for a profile."""
         rows = [[kind, op, detail, d.count, d.mean_ns, d.total_ns, list(d.quantiles_ns), d.estimate_ns]
                 for (kind, op, detail), d in self.table.items()]
         return {"host": self.host, "quantiles": list(QUANTILES), "rows": rows}
 
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> HostOverheads:
-        """Return the reverse of ``to_json``. Raises ``ForetraceError`` for what it did not write."""
+        """Return the overheads that ``to_json`` stored. Raises ``ForetraceError`` for other values."""
         try:
             stored = convert(state, _State)
         except DecodeError as error:
@@ -237,7 +236,7 @@ def fit_overheads(parts: Sequence[Recorded], host: dict[str, Any] | None = None)
 
 
 def _above(kind: int, op: str, detail: str) -> list[Key]:
-    """Return the pools above a key, nearest first. A call's own name says more than the operation around it."""
+    """Return the pools above a key, nearest first. A call's own name tells more than the operation around it."""
     if kind == Overhead.CALL:
         return [(kind, ANY, detail), (kind, op, ANY), (kind, ANY, ANY)]
     return [(kind, op, ANY), (kind, ANY, ANY)]
@@ -255,10 +254,10 @@ def _codes(kind: Int8, op: npt.NDArray[np.object_], detail: npt.NDArray[np.objec
 
 @dataclass(frozen=True, slots=True)
 class HostRatio:
-    """The comparison of one host with another over the keys both have.
+    """The comparison of one host with another over the keys of both.
 
     Attributes:
-        shared: Keys in both.
+        shared: Number of keys in both.
         ratio: Time of the second host over the first, each shared key weighted by its time on the first.
         low, high: The quartiles of the keys' own ratios.
     """

@@ -1,4 +1,4 @@
-"""Host time of one recording: overheads by kind, latencies and gaps of launches, and what recording an event costs.
+"""Host time of one recording: overheads by kind, latencies and gaps of launches, and the cost of recording an event.
 
 A thread's host time is cut into the overheads of Lin et al. (2022), T1 to T5.
 
@@ -9,14 +9,14 @@ A thread's host time is cut into the overheads of Lin et al. (2022), T1 to T5.
     segments    T2  T4     T5  T4      T3      T1              T5
 
 T1 lies between two top-level operations, T2 between an operation's start and its first launch, T3 between its last
-launch and its end. T4 is a call itself. T5 lies between two launches of an operation, or is the whole of one without.
-Calls that launch nothing (attribute queries, event records, allocations) are T4 too, under their own names. Operations
-nested in others belong to the outermost one. Time a thread spends waiting is no overhead: it comes back only from what
-is waited for, so the caller passes it in and it is taken out.
+launch and its end. T4 is a call itself. T5 lies between two launches of an operation, or is a whole operation without
+launches. Calls that launch nothing (attribute queries, event records, allocations) are T4 too, under their own names.
+Operations nested in others belong to the outermost one. A thread's waiting time is no overhead, since it depends on
+what the thread waits for. The caller passes such intervals in, and they are excluded.
 
-Launch constants of one trace are a handful of medians and means that stand in for per-event residuals.
+Launch constants of one trace are a handful of medians and means that replace per-event residuals.
 
-Every constant is estimated from the events where nothing else can have decided the time:
+Every constant is estimated from the events whose time has no other cause:
 
 * *launch latency* of a kernel kind: the median time from the end of its launch call to its start, on a stream that had
   been idle before the call began. Samples above 60 µs are waits, not latency.
@@ -25,7 +25,7 @@ Every constant is estimated from the events where nothing else can have decided 
 
 Units are nanoseconds. A constant with fewer than three samples falls back to the pool of all kinds. An empty pool takes
 the defaults below, which are typical of the traces the project was developed against (V100 to B200). Even one launch of
-the recording says more of it than they do.
+the recording is better evidence than they are.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Overhead(IntEnum):
     BETWEEN_OPS = 0
     """T1: Python, autograd's bookkeeping, everything outside any operation and call."""
     BEFORE_CALL = 1
-    """T2."""
+    """T2, from an operation's start to its first launch."""
     AFTER_CALL = 2
-    """T3."""
+    """T3, from an operation's last launch to its end."""
     CALL = 3
-    """T4: a runtime or driver call, without the time it blocked."""
+    """T4: a runtime or driver call, without the time in which it blocked."""
     BETWEEN_CALLS = 4
-    """T5, between two calls of one operation."""
+    """T5, between two launches of one operation."""
     NO_CALL = 5
-    """T5, an operation without any call."""
+    """T5, a whole operation without launches."""
     DATA = 6
     """Data loading outside any operation."""
 
@@ -75,14 +75,14 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class HostIntervals:
-    """Intervals of threads, ns of the graph's window, ``end_ns`` exclusive; they may overlap, or be empty."""
+    """Intervals of threads, ns in the graph's window, ``end_ns`` exclusive; they may overlap, or be empty."""
 
     thread: npt.NDArray[np.integer]
     start_ns: Int64
     end_ns: Int64
 
     def within(self, thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
-        """Return how much of each given interval these cover, ns; what several cover counts once."""
+        """Return how much of each given interval the intervals of ``self`` cover, ns; overlaps count once."""
         kept = self.end_ns > self.start_ns
         found = np.zeros(len(thread), np.int64)
         if not kept.any() or not len(thread):
@@ -102,11 +102,11 @@ class Segments:
 
     Attributes:
         kind: An ``Overhead``.
-        op: Row of the top-level operation it lies in; for T1 the row of the next operation; -1 where there is none.
+        op: Row of the top-level operation around it; for T1 the row of the next operation; -1 where there is none.
         before: For T1 the top-level operation before it, -1 elsewhere.
         call: Row of ``graph.launches`` for T4, else -1.
-        thread, start_ns: Where it lies.
-        duration_ns: Without waiting.
+        thread, start_ns: Thread and start, ns.
+        duration_ns: Duration without waiting, ns.
         events: Operations and calls recorded in it; each cost the profiler time.
         step: Row of ``graph.steps``, -1 outside every step.
     """
@@ -125,7 +125,7 @@ class Segments:
         return len(self.kind)
 
     def take(self, rows: Bool | Int64) -> Segments:
-        """Return the chosen rows."""
+        """Return the segments of the chosen rows."""
         return Segments(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
@@ -160,7 +160,7 @@ def host_segments(graph: ExecutionGraph, excluded: HostIntervals | None = None) 
 
 
 def _top(thread: Int64, start: Int64, end: Int64, rows: Int64) -> Int64:
-    """Return the rows not inside another row of the same thread (sorted by thread, start, -duration)."""
+    """Return the rows that are not inside another row of the same thread (sorted by thread, start, -duration)."""
     if not len(rows):
         return rows
     span = int(end.max()) + 1
@@ -173,7 +173,7 @@ def _top(thread: Int64, start: Int64, end: Int64, rows: Int64) -> Int64:
 def _thread_segments(graph: ExecutionGraph, thread: int, top: Int64, calls: Int64, starts_work: Bool,
                      op_end: Int64, call_end: Int64) -> tuple[Int64, ...]:
     """Return (kind, op, before, call, thread, start, end) of one thread's segments."""
-    # Every border of an operation, a call or a step cuts.
+    # Cut at every start and end of an operation, a call or a step.
     op_start, call_start = graph.ops.start_ns[top], graph.launches.start_ns[calls]
     steps = graph.steps
     own = steps.thread == thread
@@ -209,12 +209,12 @@ def _thread_segments(graph: ExecutionGraph, thread: int, top: Int64, calls: Int6
 
 
 def _at(values: Int64, place: Int64) -> Int64:
-    """Return ``values[place]``, or zeros where there are no values at all."""
+    """Return ``values[place]``, or zeros if ``values`` is empty."""
     return values[np.maximum(place, 0)].astype(np.int64) if len(values) else np.zeros(len(place), np.int64)
 
 
 def _containing(time: Int64, start: Int64, end: Int64) -> Int64:
-    """Return the index of the interval [start, end) each time lies in, or -1; starts are sorted."""
+    """Return the index of the interval [start, end) that contains each time, or -1; starts are sorted."""
     place = np.searchsorted(start, time, side="right") - 1
     if not len(start):
         return np.full(len(time), NONE, np.int64)
@@ -222,7 +222,7 @@ def _containing(time: Int64, start: Int64, end: Int64) -> Int64:
 
 
 def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int64, end: Int64) -> Int64:
-    """Turn T1 segments that the reader found to be data loading into ``DATA``."""
+    """Return the kinds, with ``DATA`` for T1 segments that the reader found to be data loading."""
     gaps = graph.gaps
     loading = gaps.kind == GapKind.DATA_LOADING
     data = HostIntervals(gaps.thread[loading], gaps.start_ns[loading],
@@ -232,7 +232,7 @@ def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int6
 
 
 def _events(graph: ExecutionGraph, thread: Int64, start: Int64, end: Int64) -> Int64:
-    """Return the operations and calls that begin in each segment."""
+    """Return the number of operations and calls that begin in each segment."""
     begins = np.concatenate([graph.ops.start_ns, graph.launches.start_ns])
     on = np.concatenate([graph.ops.thread, graph.launches.thread]).astype(np.int64)
     if not len(begins) or not len(start):
@@ -243,7 +243,7 @@ def _events(graph: ExecutionGraph, thread: Int64, start: Int64, end: Int64) -> I
 
 
 def _step_of(graph: ExecutionGraph, time: Int64) -> Int64:
-    """Return the step each time lies in; host time of other threads goes to the step that runs meanwhile."""
+    """Return the step that contains each time; host time of other threads counts to the step that runs then."""
     order = np.argsort(graph.steps.start_ns, kind="stable")
     start = graph.steps.start_ns[order]
     place = _containing(time, start, start + graph.steps.duration_ns[order])
@@ -251,7 +251,7 @@ def _step_of(graph: ExecutionGraph, time: Int64) -> Int64:
 
 
 def launching(graph: ExecutionGraph) -> Bool:
-    """Return which calls start device work (kernels, copies, sets, CUDA graphs)."""
+    """Return whether each call starts device work (kernels, copies, sets, CUDA graphs)."""
     return np.isin(graph.launches.kind, LAUNCHING)
 
 
@@ -262,15 +262,15 @@ GAP_CEILING_NS = 20_000
 IDLE_MARGIN_NS = 5_000
 """A stream is idle for a launch when its last work ended at least this long before the call began. Set."""
 QUEUED_MARGIN_NS = 10_000
-"""A kernel was certainly queued when its predecessor ended at least this long after its own launch returned."""
+"""A kernel was certainly queued if its predecessor ended at least this long after the kernel's launch returned."""
 LATENCY_DEFAULT_NS = 2_000
 GAP_DEFAULT_NS = 1_200
 COPY_IN_CALL_DEFAULT_NS = 15_000
 RETURN_DEFAULT_NS = 6_000
 STAGED_TAIL_DEFAULT_NS = 100_000
-"""Defaults: typical of the traces named above (V100 to B200)."""
+"""Defaults: typical of the traces named in the module's text (V100 to B200)."""
 FEW = 3
-"""Samples that a constant of its own needs. Set: the fewest whose median is not an end."""
+"""Fewest samples for a constant of its own. Set: the median of three is not an extreme."""
 KINDS = len(KernelKind)
 
 
@@ -278,10 +278,10 @@ KINDS = len(KernelKind)
 class LaunchConstants:
     """Constants of one rank's trace, nanoseconds.
 
-    ``latency[kind]`` counts from the call's end, ``latency_in_call[kind]`` from the start of a call that waits for
-    its own work; ``gap[before, kind, in_graph]``. ``returns`` maps a call's name to the lag between the end of the
-    work it waited for and its return; ``queue_return`` is the same for a full launch queue. ``base_cost`` maps a
-    call's name to its unblocked cost.
+    ``latency[kind]`` counts from the call's end, ``latency_in_call[kind]`` from the start of a call that waits for its
+    own work; ``gap[before, kind, in_graph]``. ``returns`` maps a call's name to the lag between the end of the awaited
+    work and the call's return; ``queue_return`` is this lag for a full launch queue. ``base_cost`` maps a call's name
+    to its unblocked cost.
     """
 
     latency: Int64
@@ -294,16 +294,16 @@ class LaunchConstants:
     queue_return: int = RETURN_DEFAULT_NS
     queue_depth: int = 0
     samples: dict[str, int] = field(default_factory=dict)
-    """Number of samples behind each constant, by its name."""
+    """Number of samples of each constant, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSamples:
-    """Samples of launch latency and gaps: columns of equal length, one row a kernel with a recorded launch.
+    """Samples of launch latency and gaps: columns of equal length, one row per kernel with a recorded launch.
 
     ``previous_end`` and ``previous_kind`` describe the kernel before it on its stream (very small end, kind -1 when
-    there is none). ``in_call`` marks copies their own call waits for,
-    ``staged`` large pageable copies their call feeds. Times in ns.
+    there is none). ``in_call`` marks copies that their own call waits for, ``staged`` large pageable copies that their
+    call feeds. Times in ns.
     """
 
     kind: Int8
@@ -365,19 +365,19 @@ def _by_kind(
 
 
 LEAST_WRAPPERS = 8
-"""Least number of operations made of others that show what an event costs. Chosen, for their median to be sound."""
+"""Fewest operations made of others that show an event's cost. Chosen so that their median is reliable."""
 SPREAD = 0.2
-"""Standard deviation of the logarithm of the true cost over that median: 0.16 of 19 programs, 0.20 of eight others."""
+"""Standard deviation of the log of the true cost over that median: 0.16 of 19 programs, 0.20 of eight others."""
 USUAL_NS, USUAL_SPREAD_NS = 1_000.0, 2_000.0
-"""Cost of an event where a recording has too few such operations, and its standard deviation. The median of those
+"""Cost of an event in a recording with fewer than ``LEAST_WRAPPERS``, and its standard deviation. The median of those
 programs is 0.9 µs, on one CPU; half of 72 captures on another, busy one lie between 1.8 and 5.6 µs."""
 OBSERVED_NS, OBSERVED_SPREAD_NS = 20_000.0, 10_000.0
 """Added cost of an event, and its standard deviation, where an execution trace is recorded in the same window."""
 PYTHON_EVENTS = 0.3
-"""Events that the record of a call of a Python function counts for: 0.16 µs, against 0.4 to 0.7 µs of an operation's,
-in loops that do nothing else (the same CPU)."""
+"""Cost of recording a call of a Python function, in events: 0.16 µs, against 0.4 to 0.7 µs of an operation's, in loops
+that do nothing else (on that CPU)."""
 CALL_EVENTS = 1.5
-"""Events that a call of the device's runtime counts for: its own record, and that of the work it starts. Set, not
+"""Cost of recording a call of the device's runtime, in events: its own record, and that of the work it starts. Set, not
 measured. Launches of ten published traces then take 2.1 µs in the median."""
 
 
@@ -401,14 +401,14 @@ def event_cost(graph: ExecutionGraph) -> EventCost:
 
 
 def _own_ns(graph: ExecutionGraph) -> tuple[Float64, np.ndarray]:
-    """Return each operation's own time, and which of PyTorch's operations are made of others."""
+    """Return each operation's own time, ns, and which of PyTorch's operations are made of others."""
     ops = graph.ops
     inside = ops.parent != NONE
     parts = np.bincount(ops.parent[inside], weights=ops.duration_ns[inside], minlength=len(ops))
     named = np.array([text.startswith("aten::") for text in graph.strings], np.bool_)
     wraps = np.zeros(len(ops), np.bool_)
     wraps[ops.parent[inside]] = True
-    # What launches does more than call its parts.
+    # An operation that launches work does more than call its parts.
     launches = graph.launches.op[graph.launches.op != NONE]
     wraps[launches] = False
     own: Float64 = ops.duration_ns.astype(np.float64) - parts

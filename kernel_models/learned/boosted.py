@@ -16,14 +16,14 @@ from kernel_models.op_call import DIMENSIONS, Arrays, Family, OpCall, Source, Ti
 from tracer.arrays import Bool, Float64, Int64
 
 REACH = 2.0
-"""A size is covered up to this factor beyond those measured; past that the trees would repeat their last leaf."""
+"""A size is covered up to this factor beyond the measured ones; further out the trees would repeat their last leaf."""
 SHORTEST_US = 0.1
-"""No kernel is predicted shorter: chosen, a tenth of the shortest that tables have."""
+"""Least predicted time of a kernel, µs: chosen, a tenth of the shortest in the tables."""
 MOST_LOG = 50.0
-"""No time is predicted above e^50 times its baseline: only damaged trees say more."""
+"""Largest log of a predicted time over its baseline: only damaged trees predict more."""
 LEAST_IN_BIN, MOST_BINS = 80, 12
-"""Residuals of a bin, and bins of predicted times: chosen, for each quantile of a bin to lie among eight residuals or
-more."""
+"""Least residuals of a bin, and most bins of predicted times: chosen so that each quantile of a bin lies among eight
+residuals or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Intervals:
 
     @classmethod
     def of(cls, predicted_us: Float64, measured_us: Float64) -> Intervals:
-        """Fit to out-of-fold predictions: split-conformal quantiles in bins of equally many predictions."""
+        """Fit to out-of-fold predictions: split-conformal quantiles in bins with equal numbers of predictions."""
         log_us = np.log(predicted_us)
         residuals = np.log(measured_us) - log_us
         bins = int(np.clip(len(residuals) // LEAST_IN_BIN, 1, MOST_BINS))
@@ -56,12 +56,12 @@ class Intervals:
                 time_us * np.exp(np.interp(log_us, self.log_us, self.high)))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values to store."""
+        """Return the intervals as plain values to store."""
         return {name: getattr(self, name).tolist() for name in ("log_us", "low", "high")}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Intervals:
-        """Return the intervals of ``to_json``."""
+        """Return the intervals that ``to_json`` stored."""
         found = [np.array(values[name], np.float64) for name in ("log_us", "low", "high")]
         if not (found[0].ndim == 1 and len(found[0]) and len({x.shape for x in found}) == 1
                 and all(np.isfinite(x).all() for x in found)):
@@ -79,16 +79,16 @@ def _ends(residuals: Float64) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class BoostedModel:
-    """Trees on a recipe's features, times the recipe's baseline. Made by ``kernel_models.fitting``.
+    """Model of boosted trees on a recipe's features, times the recipe's baseline. ``kernel_models.fitting`` makes it.
 
     Attributes:
-        family: The family it prices.
+        family: The family.
         recipe: Name in ``RECIPES``.
-        variants: Kinds, dtypes, layouts and flags it was fitted to.
-        figures: Of the device.
-        limits: Least and largest size measured of each variant, [variants, 2, dimensions].
-        trees: Log(time / baseline).
-        intervals: From out-of-fold residuals.
+        variants: Kinds, dtypes, layouts and flags in the fit.
+        figures: Figures of the device.
+        limits: Least and largest measured size of each variant, [variants, 2, dimensions].
+        trees: Trees that predict log(time / baseline).
+        intervals: Intervals from out-of-fold residuals.
         neighbours: Measured products whose times are features too, after the recipe's.
     """
 
@@ -106,7 +106,7 @@ class BoostedModel:
     source = Source.LEARNED
 
     def covers(self, calls: Sequence[OpCall]) -> Bool:
-        """Return whether each call is a known variant with all sizes within a factor of ``REACH`` of those measured."""
+        """Return whether each call is a known variant with all sizes within a factor of ``REACH`` of measured ones."""
         return self._within(self.variants.columns(calls, work=False))
 
     def _within(self, columns: Columns) -> Bool:
@@ -117,7 +117,7 @@ class BoostedModel:
         """Return the times of covered calls.
 
         Raises:
-            ValueError: a call is of a variant the model does not know.
+            ValueError: a call is of a variant that the model does not know.
         """
         columns = self.variants.columns(calls, work=RECIPES[self.recipe].work)
         if len(columns) and columns.code.min() < 0:
@@ -126,7 +126,7 @@ class BoostedModel:
         return Times(time_us, *self.intervals.around(time_us))
 
     def covered_times(self, calls: Sequence[OpCall]) -> tuple[Bool, Times]:
-        """Return ``covers`` and the times of covered calls, collecting the calls' numbers once."""
+        """Return ``covers`` and the times of covered calls; the calls' numbers are collected once."""
         columns = self.variants.columns(calls, work=RECIPES[self.recipe].work)
         covered = self._within(columns)
         if not covered.all():
@@ -135,7 +135,7 @@ class BoostedModel:
         return covered, Times(time_us, *self.intervals.around(time_us))
 
     def times(self, columns: Columns) -> Float64:
-        """Return the expected times of columns, µs [n]."""
+        """Return the expected times of the calls in ``columns``, µs [n]."""
         features, baseline = RECIPES[self.recipe].describe(columns, self.figures)
         if self.neighbours is not None:
             near = self.neighbours.features(columns, lambda asked: gemm_baseline_us(asked, self.figures))
@@ -143,7 +143,7 @@ class BoostedModel:
         return np.maximum(baseline * np.exp(np.minimum(self.trees.predict(features), MOST_LOG)), SHORTEST_US)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
-        """Return plain values and arrays; see ``from_state``."""
+        """Return the model as plain values and arrays; see ``from_state``."""
         values = {"family": self.family.value, "recipe": self.recipe, "figures": self.figures.to_json(),
                   "variants": [[kind, dtype, layout, list(flags)] for kind, dtype, layout, flags in
                                self.variants.known],
@@ -153,7 +153,7 @@ class BoostedModel:
 
     @classmethod
     def from_state(cls, values: dict[str, Any], arrays: Arrays) -> BoostedModel:
-        """Return the model of a state.
+        """Return the model that ``state`` stored.
 
         Raises:
             KeyError, TypeError, ValueError: the state is not as ``state`` makes it.

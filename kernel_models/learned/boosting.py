@@ -1,7 +1,6 @@
 """Growing boosted trees: scikit-learn's histogram gradient boosting by squared error, over features of one byte.
 
-Its trees are taken over into plain arrays (``Trees``), so that a profile holds no pickle and prices need no
-scikit-learn.
+The trees are copied into plain arrays (``Trees``), so that a profile holds no pickle and prices need no scikit-learn.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from tracer.arrays import Float64
 from tracer.lazy import ensemble, threadpoolctl
 
 BLOCKS = 10
-"""Blocks in which trees are counted where rows left out say how many of them help. Chosen."""
+"""Number of blocks into which trees are divided to find how many help rows left out. Chosen."""
 AS_GOOD = 0.001
-"""Further blocks that make the error of rows left out smaller by less than this share are not worth their time."""
+"""Least relative decrease of the error on rows left out for which further blocks are worth their time."""
 PATIENCE = 60
-"""Trees that may gain nothing before growth ends. An early end hurts unlike models. With 20, ``AS_GOOD`` of 0.003 and
+"""Trees without a gain after which growth ends. An early end hurts dissimilar models. With 20, ``AS_GOOD`` of 0.003 and
 the folds' mean share in place of the largest, an A40's products of a model left out erred by 3.8 in place of 2.8%."""
 MOST_BINS = 63
-"""Codes of a feature that splits distinguish. With all 255 of them growth took up to twice the time, and held-out
-errors of three stacks were 3.1, 2.1 and 2.7% in place of 3.0, 2.0 and 2.8."""
+"""Number of codes of a feature that splits distinguish. With all 255 codes growth took up to twice the time, and
+held-out errors of three stacks were 3.1, 2.1 and 2.7% in place of 3.0, 2.0 and 2.8."""
 STOPPED_FROM = 3_000
-"""Fewer rows say too little of where to stop, and all their trees take no time. Of 286 in four groups, the fifth came
-out at 13.0 in place of 11.1%."""
+"""Fewest rows for an early stop: fewer show too little, and all their trees take almost no time. With a stop on 286
+rows of four groups, the fifth's error was 13.0 in place of 11.1%."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of the ensembles of trees whose weighted mean a model takes.
+    """One of the ensembles of trees whose weighted mean is a model's prediction.
 
     Attributes:
-        neighbours: Of matrix products, whether it sees what measured neighbours took.
-        share: Of the settings' trees that it needs; the others would no longer help rows left out.
-        weight: Its part of the mean.
+        neighbours: For matrix products, whether it sees the times of measured neighbours.
+        share: Share of the settings' trees that it uses; further trees do not help rows left out.
+        weight: Its weight in the mean.
     """
 
     neighbours: bool = False
@@ -53,10 +52,10 @@ class Boosting:
     """Settings of boosting. Every number in use was chosen by cross-validation over shape groups of a fit split.
 
     Attributes:
-        iterations, learning_rate, leaves: Trees, the share each one adds, and leaves of each.
-        feature_share: Features that each split may choose from; less decorrelates the trees.
-        least_rows: Rows of a leaf at least.
-        depth: Levels at most; 0 for no limit.
+        iterations, learning_rate, leaves: Number of trees, the share each one adds, and leaves of each.
+        feature_share: Share of the features that each split may choose from; fewer decorrelate the trees.
+        least_rows: Fewest rows of a leaf.
+        depth: Most levels; 0 for no limit.
         members: Ensembles whose mean is taken, each of up to ``iterations`` trees.
     """
 
@@ -74,7 +73,7 @@ class Boosting:
         return any(member.neighbours for member in self.members)
 
     def scaled(self, share: float) -> Boosting:
-        """Return the same with that share of the trees, each adding more: for quick fits."""
+        """Return the settings with that share of the trees, each adding more: for quick fits."""
         return replace(self, iterations=max(1, round(self.iterations * share)),
                        learning_rate=self.learning_rate / share)
 
@@ -86,7 +85,7 @@ def fit_trees(features: Float32, target: Float64, how: Boosting, *, seed: int = 
         features: [n, f].
         target: [n].
         how: The settings.
-        seed: Of the features each split may choose from; the same data and seed give the same trees.
+        seed: Seed of the features each split may choose from; equal data and seed give equal trees.
         plain: Number of first features that members without neighbours see; 0 for all.
     """
     bins = Bins.of(features)
@@ -98,7 +97,7 @@ def fit_trees(features: Float32, target: Float64, how: Boosting, *, seed: int = 
 
 def stop_early(features: Float32, target: Float64, how: Boosting, left_out: Float32, wanted: Float64, *,
                plain: int = 0) -> list[tuple[float, Float64]]:
-    """Grow each member's trees, and take as many as help rows left out.
+    """Grow each member's trees, and keep those that help rows left out.
 
     Args:
         features, target, how, plain: see ``fit_trees``.
@@ -106,8 +105,8 @@ def stop_early(features: Float32, target: Float64, how: Boosting, left_out: Floa
         wanted: their target, [m].
 
     Returns:
-        Of each member the share of the trees that it took, and what it says of the rows left out, [m]. Of fewer than
-        ``STOPPED_FROM`` rows in all every tree is taken.
+        For each member the share of the trees that it kept, and its predictions of the rows left out, [m]. With fewer
+        than ``STOPPED_FROM`` rows in all every tree is kept.
     """
     bins = Bins.of(features)
     codes, others = bins.codes(features), bins.codes(left_out)
@@ -133,16 +132,16 @@ def _seen(codes: Codes, member: Member, plain: int) -> Codes:
 def grow_trees(bins: Bins, codes: Codes, target: Float64, how: Boosting, seed: int,
                left_out: tuple[Codes, Float64] | None = None,
                loss: Literal["squared_error", "absolute_error"] = "squared_error") -> Trees:
-    """Grow one ensemble, on one core: the same data give the same trees on any machine.
+    """Grow one ensemble, on one core: equal data give equal trees on any machine.
 
     Args:
-        bins: How features became codes.
-        codes: Of the first features, [n, f].
+        bins: Mapping of features to codes.
+        codes: Codes of the first features, [n, f].
         target: [n].
-        how: The settings; its members are not looked at.
-        seed: Of the features each split may choose from.
+        how: The settings; their members are ignored.
+        seed: Seed of the features each split may choose from.
         left_out: Codes and target of other rows: growth ends where ``PATIENCE`` trees gain nothing on them.
-        loss: What is made least.
+        loss: The loss to minimise.
     """
     model = ensemble.HistGradientBoostingRegressor(
         loss=loss, max_iter=how.iterations, learning_rate=how.learning_rate, max_leaf_nodes=how.leaves,
@@ -159,7 +158,7 @@ def grow_trees(bins: Bins, codes: Codes, target: Float64, how: Boosting, seed: i
 
 
 def _plain_tree(nodes: Any) -> tuple[npt.NDArray[np.uint32], Float32]:
-    """Return the words and values of one of scikit-learn's trees, whose children come to lie side by side."""
+    """Return the words and values of one of scikit-learn's trees, renumbered so that siblings are adjacent."""
     leaf = nodes["is_leaf"] == 1
     inner = np.flatnonzero(~leaf)
     place, child = np.zeros(len(nodes), np.uint32), np.zeros(len(nodes), np.uint32)

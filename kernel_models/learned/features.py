@@ -1,20 +1,20 @@
-"""Features of calls: from a family's calls to columns of numbers, and from these to what trees look at.
+"""Features of calls: from a family's calls to columns of numbers, and from these to the features of trees.
 
     calls ──Variants──▶ Columns ──a recipe──▶ Described: features [n, f], and a simple formula's time [n], µs
 
 Trees learn the logarithm of the measured time over the formula's. Every feature has a physical meaning. ``RECIPES``
-names the recipes; a stored model keeps the name, so a recipe that changes what its features mean takes a new name.
+names the recipes; a stored model keeps the name, so a recipe that changes the meaning of its features takes a new name.
 
-- *Matrix products*: sizes, work, and how tiles fill the multiprocessors. A library cuts the results into tiles
-  (Tm × Tn), each computed by one multiprocessor, and works on as many at a time as there are multiprocessors: a wave.
-  ``tiles = ⌈m/Tm⌉·⌈n/Tn⌉·batch``, ``waves = ⌈tiles/SMs⌉``, and the share of the last wave that is not in use is lost
-  time. Where there are few tiles, the contraction is split among more of them. Which tile a library takes is not known;
-  the trees see the counts of the usual ones. Source: NVIDIA, "Matrix Multiplication Background User's Guide".
+- *Matrix products*: sizes, work, and how tiles fill the multiprocessors. A library cuts the results into tiles (Tm ×
+  Tn), each computed by one multiprocessor, and works on as many at a time as there are multiprocessors: a wave.
+  ``tiles = ⌈m/Tm⌉·⌈n/Tn⌉·batch``, ``waves = ⌈tiles/SMs⌉``, and the unused share of the last wave is lost time. Where
+  there are few tiles, the contraction is split among more of them. The library's choice of tile is unknown; the trees
+  see the counts of usual tiles. Source: NVIDIA, "Matrix Multiplication Background User's Guide".
 - *Attention*: its two products over pairs of positions, and its blocks over the multiprocessors. Pairs that count:
-  q·kv, the triangle of them under a causal mask, and at most a window's width for each query. FLOPs =
-  2·(head_dim + v_head_dim)·pairs·batch·heads, backward 2·(3·head_dim + 2·v_head_dim) (Dao, "FlashAttention-2", 2023).
-  A block is a tile of queries of one head of one sequence; blocks over multiprocessors make waves, as in a product.
-- *Streaming*: everything that device memory bounds: bytes, elements, and how they lie and fill the multiprocessors.
+  q·kv, the triangle of them under a causal mask, and at most a window's width for each query. FLOPs = 2·(head_dim +
+  v_head_dim)·pairs·batch·heads, backward 2·(3·head_dim + 2·v_head_dim) (Dao, "FlashAttention-2", 2023). A block is a
+  tile of queries of one head of one sequence; blocks over multiprocessors make waves, as in a product.
+- *Streaming*: everything that device memory bounds: bytes, elements, their order, and how they fill multiprocessors.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from kernel_models.device import DeviceSpec
 
 Variant = tuple[str, str, str, tuple[str, ...]]
-"""Kind, dtype, layout and flags: everything of a call but its sizes."""
+"""Kind, dtype, layout and flags: all properties of a call except its sizes."""
 
 _variant = attrgetter("kind", "dtype", "layout", "flags")
 _dims = attrgetter("dims")
 _work = attrgetter("flops", "bytes_read", "bytes_written")
 
 _EPILOGUES = frozenset({"bias", "out_bf16", "out_fp16", "out_fp32", "rowwise", "assumed"})
-"""Flags of a matrix product that change its time by less than its noise: what is done to each result once."""
+"""Flags of a matrix product that change its time by less than its noise: operations on each result, done once."""
 
 
 def plain(family: Family, variant: Variant) -> Variant:
     """Return the variant whose model prices this one: a product with a bias is priced like a product without.
 
-    Flags that hold a number ("affine=64") are left out too, or there would be a variant for every number.
+    Flags that hold a number ("affine=64") are left out too: otherwise every number would be a variant.
     """
     kind, dtype, layout, flags = variant
     left_out = _EPILOGUES if family is Family.GEMM else frozenset()
@@ -60,9 +60,9 @@ class Columns:
     """Calls as columns.
 
     Attributes:
-        dims: Sizes as ``DIMENSIONS`` names them, [n, d].
-        code: Place of each call's plain variant in the list of known ones, −1 for an unknown one, [n].
-        flops, bytes_read, bytes_written: The calls', [n]; empty unless asked for.
+        dims: Sizes in the order of ``DIMENSIONS``, [n, d].
+        code: Index of each call's plain variant in the list of known ones, −1 for an unknown one, [n].
+        flops, bytes_read, bytes_written: Work of the calls, [n]; empty unless asked for.
     """
 
     dims: Int64
@@ -75,7 +75,7 @@ class Columns:
         return len(self.code)
 
     def taken(self, rows: Bool) -> Columns:
-        """Return the chosen calls."""
+        """Return the columns of the chosen calls."""
         return Columns(self.dims[rows], self.code[rows], *(
             part[rows] if len(part) else part for part in (self.flops, self.bytes_read, self.bytes_written)))
 
@@ -90,11 +90,11 @@ class Variants:
 
     @classmethod
     def of(cls, family: Family, calls: Sequence[OpCall]) -> Variants:
-        """Return the variants that occur, sorted."""
+        """Return the variants of these calls, sorted."""
         return cls(family, sorted({plain(family, variant) for variant in set(map(_variant, calls))}))
 
     def columns(self, calls: Sequence[OpCall], *, work: bool) -> Columns:
-        """Return the calls' numbers; ``work`` asks for FLOPs and bytes too."""
+        """Return the calls' numbers as columns; ``work`` asks for FLOPs and bytes too."""
         n, width = len(calls), len(DIMENSIONS[self.family])
         dims = np.fromiter(chain.from_iterable(map(_dims, calls)), np.int64, n * width).reshape(n, width)
         variants = list(map(_variant, calls))
@@ -116,20 +116,20 @@ class Variants:
 
 
 FLOOR_US = 2.0
-"""Time of a kernel that does next to nothing, µs: the shortest of the published tables' take 2 to 3 on any GPU. Trees
-learn what is left, so that it need not be the device's own."""
+"""Time of an almost empty kernel, µs: the shortest in the published tables take 2 to 3 on any GPU. Trees learn the
+rest, so that it need not be the device's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of the device and of each variant, as recipes take them.
+    """Figures of the device and of each variant, for recipes.
 
     Attributes:
         sm_count: Multiprocessors.
         bandwidth_gbps: Device memory, 10⁹ bytes/s.
         l2_mb: Last cache, MiB.
         tflops: Peak rate of each variant's dtype, 10¹²/s, matrix units where it has them, [variants].
-        element_bytes: Of each variant's dtype, [variants].
+        element_bytes: Bytes of an element of each variant's dtype, [variants].
         causal: Whether a variant masks the upper triangle, [variants].
         backward: Whether a variant is a gradient, [variants].
     """
@@ -152,12 +152,12 @@ class Figures:
                    tuple(kind.endswith("backward") for kind, _, _, _ in variants))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values to store."""
+        """Return the figures as plain values to store."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Figures:
-        """Return the figures of ``to_json``."""
+        """Return the figures that ``to_json`` stored."""
         return cls(int(values["sm_count"]), float(values["bandwidth_gbps"]), float(values["l2_mb"]),
                    tuple(map(float, values["tflops"])), tuple(map(float, values["element_bytes"])),
                    tuple(map(bool, values["causal"])), tuple(map(bool, values["backward"])))
@@ -175,7 +175,7 @@ class Described(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A named recipe; ``work``: whether it needs the calls' FLOPs and bytes. The codes it gets are 0 or more."""
+    """A named recipe; ``work``: whether it needs FLOPs and bytes. The variant codes that it receives are 0 or more."""
 
     name: str
     describe: Callable[[Columns, Figures], Described]
@@ -183,12 +183,12 @@ class Recipe(NamedTuple):
 
 
 def parts(size: Int64, part: Int64 | int) -> Int64:
-    """Return how many parts cover a size, rounded up."""
+    """Return the number of parts that cover a size, rounded up."""
     return -(-size // part)
 
 
 def stack(features: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
-    """Return columns side by side."""
+    """Return feature columns as one array [n, f]."""
     result = np.empty((len(features[0]), len(features)), np.float32)
     for i, column in enumerate(features):
         result[:, i] = column
@@ -227,13 +227,13 @@ _KEY_ROWS = 128
 
 
 def _pairs(columns: Columns, figures: Figures) -> Float64:
-    """Return the pairs of query and key positions that meet, in one head of one sequence."""
+    """Return the pairs of query and key positions that are computed, in one head of one sequence."""
     _, _, _, q, kv, _, _, window = columns.dims.T.astype(np.float64)
     causal = np.array(figures.causal)[columns.code]
-    # The last query sees all keys, the first one kv − q + 1, of which only the last `reach`.
+    # The last query sees all keys, the first one kv − q + 1; a window leaves the last `reach` of them.
     first = np.maximum(kv - q + 1, 1) if causal.any() else kv
     reach = np.where(window > 0, np.minimum(window, kv), kv)
-    short = np.clip(reach - first, 0, q)  # queries that see less than that
+    short = np.clip(reach - first, 0, q)  # queries that see fewer keys than that
     return np.where(causal, short * (first + (short - 1) / 2) + (q - short) * reach, q * reach)
 
 
@@ -272,7 +272,7 @@ def attention_features(columns: Columns, figures: Figures) -> Described:
         packed = batch * kv_heads * parts(q * heads // kv_heads, rows)
         waves = parts(packed, figures.sm_count)
         features += [np.log2(packed), packed / (waves * figures.sm_count)]
-        # The longest block alone, and all blocks evenly spread: no schedule is faster than either.
+        # The longest block alone, and all blocks evenly spread: both are lower limits of any schedule.
         keys = np.where(window > 0, np.minimum(kv, window + rows), kv)
         steps = parts(keys, _KEY_ROWS)
         longest = 2.0 * rows * (width + v_width) * steps * _KEY_ROWS * figures.sm_count / rate
@@ -284,18 +284,18 @@ _MAIN = ((64, 64, .45), (64, 128, .62), (128, 64, .62), (128, 128, .75), (64, 25
          (128, 256, .85), (256, 128, .85))
 _OTHERS = ((64, 96), (128, 192), (192, 128), (256, 192), (64, 192), (128, 96), (64, 16), (64, 32), (32, 64),
            (16, 128), (128, 32), (64, 8))
-"""Tiles of CUTLASS and cuBLAS, as their kernels' names have them. ``_MAIN`` has the share of peak that a tile's inner
-loop sustains too: chosen to rise with the tile's reuse; it enters an estimate of a tile's own time only."""
+"""Tiles of CUTLASS and cuBLAS, as in their kernels' names. ``_MAIN`` also has the share of peak that a tile's inner
+loop sustains: chosen to rise with the tile's reuse; only the estimate of a tile's own time uses it."""
 _SPLITS = (1, 2, 4, 8)
 _SPLIT_US = 0.9
-"""Splits of a contraction that are tried, and the cost of adding their parts on top of its traffic, µs: chosen, about
-half a short kernel's time."""
+"""Splits of a contraction that are tried, and the cost of adding their parts in addition to its traffic, µs: chosen,
+about half a short kernel's time."""
 _STEP = 64
 """Contraction steps of a tile's inner loop are a multiple of this (the usual k of CUTLASS's tiles)."""
 _L2_OVER_MEMORY = 3.0
-"""Tiles share operands in L2, which is about this many times faster than device memory (NVIDIA A100, H100)."""
+"""Bandwidth of L2, in which tiles share operands, over that of device memory, about (NVIDIA A100, H100)."""
 _WAVES_SEEN = 64
-"""Chosen: above this number of waves the part of one that is lost is below 2%."""
+"""Chosen: above this number of waves the lost part of the last one is below 2%."""
 
 
 def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Float64, Float64, Float64, Float64]:
@@ -310,7 +310,7 @@ def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Flo
 
 
 def gemm_baseline_us(columns: Columns, figures: Figures) -> Float64:
-    """Return the baseline alone, µs [n]."""
+    """Return the baseline's time alone, µs [n]."""
     return gemm_work(columns, figures)[-1]
 
 
@@ -354,7 +354,7 @@ def _tile_us(
     tiles: Int64, high: int, wide: int, k: Int64, size: Float64, rate: Float64, memory_rate: float, out: Float64,
     sm_count: int,
 ) -> Float64:
-    """Time of the fastest split of the contraction: waves × the longer of a tile's computing and its loads, µs."""
+    """Return the time of the fastest split of the contraction, µs: waves × the longer of a tile's work and loads."""
     fastest = np.full(len(tiles), np.inf)
     for split in _SPLITS:
         pieces = tiles * split

@@ -22,18 +22,18 @@ from tracer.arrays import Bool, Float64, Int64
 FOLDS = 5
 """Folds of cross-validation: the usual number."""
 _WEIGHTS = np.arange(11) / 10
-"""Weights that the second of two members may have in their mean."""
+"""Possible weights of the second of two members in their mean."""
 _AS_GOOD = 0.005
-"""Of weights whose errors on rows left out differ by no more than this share, the one nearest to a half is taken:
-chosen, below what folds differ by."""
+"""Among weights whose errors on rows left out differ by at most this share, the weight nearest to 1/2 is taken: chosen,
+below the differences of folds."""
 
 
 class OutOfFold(NamedTuple):
-    """Rows as predicted by trees that did not see them.
+    """Predictions of rows by trees that were not fitted to them.
 
     Attributes:
-        time_us: Of each row, [n]; NaN for rows of folds that were not looked at.
-        done: Rows that were predicted, [n].
+        time_us: Predicted time of each row, µs [n]; NaN for rows of folds that were not predicted.
+        done: Whether a row was predicted, [n].
         members: The settings' members, with the share of the trees that helped, and their weights.
     """
 
@@ -44,12 +44,12 @@ class OutOfFold(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Samples as numbers to fit to.
+    """Samples as numbers for a fit.
 
     Attributes:
-        columns, figures, variants: what recipes take.
-        features: of the recipe, [n, f].
-        baseline_us: of the recipe, [n].
+        columns, figures, variants: input of recipes.
+        features: features of the recipe, [n, f].
+        baseline_us: times of the recipe's baseline, µs [n].
         target: log(measured / baseline), [n].
         fold: cross-validation fold of each row, [n].
     """
@@ -85,7 +85,7 @@ class Problem:
     def out_of_fold(self, how: Boosting, folds: int = FOLDS) -> OutOfFold:
         """Predict each row by trees that saw no row of its fold, grown as long as they help these rows.
 
-        ``folds`` fewer than all leaves the other folds' rows unpredicted, but always in the fit.
+        With fewer ``folds`` than all, rows of the other folds are not predicted and always in the fit.
         """
         outs = [out for fold in range(folds) if (out := self.fold == fold).any() and not out.all()]
         stopped = in_threads([partial(self._stopped, how, out) for out in outs])
@@ -101,13 +101,13 @@ class Problem:
             for member, share, weight in zip(how.members, shares, weights, strict=True)))
 
     def _stopped(self, how: Boosting, out: Bool) -> list[tuple[float, Float64]]:
-        """Return for each member the share of the trees that helps some rows unseen by them, and its predictions."""
+        """Return for each member the share of its trees that helps the rows ``out``, and its predictions of them."""
         near = self._neighbours(how, ~out)
         return stop_early(self._seen(near, ~out), self.target[~out], how, self._seen(near, out), self.target[out],
                           plain=self.features.shape[1])
 
     def model(self, how: Boosting, intervals: Intervals) -> BoostedModel:
-        """Return the model of all rows."""
+        """Return the model fitted to all rows."""
         every = np.ones(len(self.target), bool)
         near = self._neighbours(how, every)
         trees = fit_trees(self._seen(near, every), self.target, how, plain=self.features.shape[1])
@@ -115,13 +115,13 @@ class Problem:
                             limits_of(self.columns, len(self.variants.known)), trees, intervals, near)
 
     def _neighbours(self, how: Boosting, rows: Bool) -> Neighbours | None:
-        """Return some rows as neighbours, if the trees ask for them."""
+        """Return some rows as neighbours if the trees use neighbours, else ``None``."""
         if not how.neighbours or self.family is not Family.GEMM:
             return None
         return Neighbours.of(self.columns.taken(rows), self.target[rows], self.baseline_us[rows])
 
     def _seen(self, near: Neighbours | None, rows: Bool) -> npt.NDArray[np.float32]:
-        """Return the features of some rows."""
+        """Return the features of some rows, those of neighbours included."""
         if near is None:
             return self.features[rows]
         return np.hstack([self.features[rows], near.features(self.columns.taken(rows), self._baseline)])
@@ -131,7 +131,7 @@ class Problem:
 
 
 def _weights(predicted: Float64, target: Float64) -> Float64:
-    """Return the members' weights in the mean that is nearest to the target; predicted is [members, n]."""
+    """Return the members' weights whose mean is nearest to the target; ``predicted`` is [members, n]."""
     if len(predicted) != 2 or not len(target):
         return np.ones(len(predicted)) / len(predicted)
     errors = np.array([np.abs((1 - weight) * predicted[0] + weight * predicted[1] - target).mean()

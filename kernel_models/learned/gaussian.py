@@ -1,7 +1,7 @@
-"""``GaussianModel``: formulas with efficiencies fitted to a device, and what is left over as a Gaussian process.
+"""``GaussianModel``: formulas with efficiencies fitted to a device, and a Gaussian process for their residuals.
 
-Where a library switches between algorithms, trees see the steps that a smooth process cannot. There the geometric mean
-of both is taken, if rows left out say that it is better. On a CPU's convolutions 0.19 becomes 0.15, on its matrix
+Where a library switches between algorithms, trees can follow the steps, a smooth process cannot. There the geometric
+mean of both is taken, if it is better on rows left out. On a CPU's convolutions 0.19 becomes 0.15, on its matrix
 products 0.17 becomes 0.12 (mean absolute errors by cross-validation, 426 and 114 calls).
 """
 
@@ -27,14 +27,14 @@ from kernel_models.op_call import Arrays, Family, OpCall, Source, Times
 from tracer.arrays import Bool, Float64
 
 LEAST_CALLS, MOST_CALLS = 12, 900
-"""Fewer calls say nothing beyond the formulas; more are better left to trees (the work grows with the cube)."""
+"""Fewest calls that show more than the formulas, and most: trees suit more calls (the work grows with the cube)."""
 REACH = 4.0
-"""A size is covered up to this factor beyond those measured: further off the process returns to the formulas."""
+"""A size is covered up to this factor beyond the measured ones: further out the process returns to the formulas."""
 BLEND_ABOVE, BLEND_FROM = 0.06, 60
-"""Trees are tried where the process's mean absolute error is above the first and there are at least this many calls to
-learn from. Chosen, where the process alone is worse than a repeated measurement would be."""
+"""Trees are tried where the process's mean absolute error is above the first figure and there are at least as many
+calls as the second. Chosen: there the process alone is worse than a repeated measurement would be."""
 TREES = Boosting(120, 0.15, 8, 0.5, 4)
-"""As ``kernel_models.fitting.SMALL``."""
+"""Settings of the trees, as ``kernel_models.fitting.SMALL``."""
 _BLENDED = "trees."
 """Prefix of the trees' arrays in a state."""
 
@@ -46,10 +46,10 @@ class GaussianModel:
     Attributes:
         family: The family.
         formula: The formulas, with fitted efficiencies.
-        points: How calls become points.
-        process: Of log(measured / formula).
+        points: Mapping of calls to points.
+        process: Process of log(measured / formula).
         widths: Half width of the interval in conditional standard deviations, from rows left out.
-        trees: Whose times are mixed in for what they cover, or ``None``.
+        trees: Trees whose times are mixed in for the calls that they cover, or ``None``.
     """
 
     family: Family
@@ -81,7 +81,7 @@ class GaussianModel:
         return Times(time, time * np.exp(-half), time * np.exp(half))
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
-        """Return plain values and arrays; see ``from_state``."""
+        """Return the model as plain values and arrays; see ``from_state``."""
         formula, _ = self.formula.state()
         values: dict[str, Any] = {
             "family": self.family.value, "formula": formula, "points": self.points.to_json(),
@@ -94,7 +94,7 @@ class GaussianModel:
 
     @classmethod
     def from_state(cls, values: dict[str, Any], arrays: Arrays, spec: DeviceSpec | None = None) -> GaussianModel:
-        """Return the model of a state, on ``spec`` or the device the state names.
+        """Return the model that ``state`` stored, on ``spec`` or the device that the state names.
 
         Raises:
             DeviceError: no such device.
@@ -139,7 +139,7 @@ def fit_gaussian(samples: Samples, spec: DeviceSpec, until: float = math.inf) ->
 
 
 def _blended(samples: Samples, spec: DeviceSpec, alone: Float64) -> tuple[BoostedModel | None, Float64]:
-    """Return the trees and the mixed times, if those are better than the process's own, ``alone``."""
+    """Return the trees and the mixed times, if better than the process's own times ``alone``."""
     measured = samples.measured_us
     error = np.abs(alone / measured - 1).mean()
     if len(samples) < BLEND_FROM or error < BLEND_ABOVE:

@@ -1,15 +1,15 @@
 """Measured times of products with neighbouring weights: further features of a matrix product next to its own sizes.
 
-Libraries choose kernels by rules that no feature of one shape tells, but shapes nearby mostly get the same kernel. Of
-the measured products with as many rows (the same m, or the next smaller and larger one, by logarithm in between):
+Libraries choose kernels by rules that no feature of one shape shows, but similar shapes mostly get one kernel. Features
+come from the measured products with as many rows m (or the next smaller and larger m, interpolated by logarithm):
 
-- the next smaller and larger contraction k under the same n. The same tiles in the same waves do more or fewer steps,
-  so time is affine in k, and is interpolated as such;
-- the next smaller and larger n with the same k, interpolated by logarithm;
+- the next smaller and larger contraction k for the given n. Equal tiles and waves do more or fewer steps, so time is
+  affine in k, and is interpolated linearly;
+- the next smaller and larger n for the given k, interpolated by logarithm;
 - all of them, weighted by their distance in (log n, log k): a mean, and a plane.
 
-Values are logarithms of measured time over baseline. A product's own weight (n, k) never takes part: to a model the
-weights it was fitted to look as those it will be asked about.
+Values are logarithms of measured time over baseline. A product's own weight (n, k) is always excluded: weights of the
+fit then look like new weights.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 
 WIDTH = 14
-"""Features of a product."""
+"""Number of features of a product."""
 _ALONG_K = 7
-"""The feature that is interpolated along the contraction k."""
+"""Index of the feature that is interpolated along the contraction k."""
 _MISSING = -20.0
-"""Marks a neighbour that was not measured: far below every logarithm of a share or distance."""
+"""Value of a neighbour that was not measured: far below every logarithm of a share or distance."""
 MOST_SITES, MOST_PRODUCTS = 512, 50_000
-"""Weights, and products, that are kept of more: a call looks at all those of its m, and a profile stores them."""
+"""Most weights, and products, that are kept: a call compares all products of its m, and a profile stores them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, columns: Columns, value: Float64, base_us: Float64) -> Neighbours:
-        """Keep products whose log(measured / baseline) is known; of very many, some weights picked at random."""
+        """Return products whose log(measured / baseline) is known; of very many, some weights picked at random."""
         kept = _some(columns.dims[:, 2:])
         if not kept.all():
             columns, value, base_us = columns.taken(kept), value[kept], base_us[kept]
@@ -94,7 +94,7 @@ class Neighbours:
         return found
 
     def _groups(self, columns: Columns) -> tuple[Int64, Int64, Float64]:
-        """Return the groups of the next smaller and larger m (−1: none), and how far each call lies between them."""
+        """Return the groups of the next smaller and larger m (−1: none), and the position of each call between them."""
         batch, m, _, _ = columns.dims.T
         low, high, share = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64), np.zeros(len(columns))
         find_groups(self.head, *map(np.ascontiguousarray, (columns.code, batch, m)), low, high)
@@ -118,13 +118,13 @@ class Neighbours:
         return result
 
     def arrays(self) -> Arrays:
-        """Return all there is to store."""
+        """Return all arrays to store."""
         return {"near_head": self.head, "near_start": self.start, "near_site": self.site, "near_value": self.value,
                 "near_base": self.base_us}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Neighbours | None:
-        """Rebuild neighbours from ``arrays()``; ``None`` where there are none.
+        """Return the neighbours that ``arrays()`` stored; ``None`` where there are none.
 
         Raises:
             ValueError: the arrays do not fit together.
@@ -144,7 +144,7 @@ class Neighbours:
 
 
 def _some(site: Int64) -> Bool:
-    """Return which products to keep: whole weights as far as that goes, [products]."""
+    """Return which products to keep, [products]: all products of some weights, where possible."""
     random = np.random.default_rng(0)
     sites, place = np.unique(site, axis=0, return_inverse=True)
     chosen = np.zeros(len(sites), bool)

@@ -3,9 +3,9 @@
     y(x, v) ~ N(0, (a·M(x, x') + b)·Π_c exp(−θ_c [v_c ≠ v'_c]) + noise)
 
 ``x`` are logarithms of sizes, ``v`` the parts of a variant (kind, dtype, layout, flags). M is the Matérn kernel of
-smoothness 5/2 with a length for each size. Variants that differ in a part are alike by e^−θ. Lengths, amplitudes, θ and
-noise are those of the largest posterior density under broad priors. Source: Rasmussen and Williams, "Gaussian Processes
-for Machine Learning" (2006), chapters 2, 4 and 5; the leave-one-out formulas are its equation 5.12.
+smoothness 5/2 with a length for each size. Each differing part of two variants scales their covariance by e^−θ.
+Lengths, amplitudes, θ and noise maximise the posterior density under broad priors. Source: Rasmussen and Williams,
+"Gaussian Processes for Machine Learning" (2006), chapters 2, 4 and 5; the leave-one-out formulas are its equation 5.12.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from tracer.lazy import optimize
 Codes = Int64
 
 MOST_TO_LEARN_FROM = 240
-"""Rows that lengths and the like are learned from, chosen for a search to take half a second; the conditional mean uses
-all rows."""
+"""Most rows from which lengths, amplitudes, θ and noise are learned, chosen for a search of half a second; the
+conditional mean uses all rows."""
 FAR = 3.0
-"""A row this many standard deviations from the others' prediction of it has its own, larger noise."""
+"""A row this many standard deviations from its prediction by the others gets its own, larger noise."""
 _START_LENGTH, _START_VARIANCE, _START_NOISE, _START_DIFFERS = 4.0, 0.1, 0.02**2, 0.3
-"""Doublings of a size; squared log units of time; squared log units; per part of a variant.
+"""Start values: length, doublings of a size; variance and noise, squared log units of time; θ per part of a variant.
 Chosen: kernels scatter by 2% and differ from fitted formulas by a third."""
 _PRIOR_WIDTHS = {"length": 1.0, "variance": 1.5, "noise": 1.5, "differs": 1.5}
 """Standard deviations of the priors, natural logarithms: broad."""
 _LEAST_NOISE = 0.005**2
 _REACH = 7.0
-"""Least noise, squared log units, and furthest from the middle of a prior, natural logarithms: chosen, to keep the
-search where numbers are sound."""
+"""Least noise, squared log units, and largest distance from the middle of a prior, natural logarithms: chosen, to keep
+the search numerically stable."""
 _EVALUATIONS = 60
-"""Evaluations of the posterior density at most. Chosen: it hardly rises afterwards."""
+"""Most evaluations of the posterior density. Chosen: it hardly rises afterwards."""
 _ALIGNED = {Family.GEMM: (1, 2, 3), Family.CONV: (1, 2), Family.ATTENTION: (5,)}
 _ALIGNMENT = 64
-"""Sizes whose alignment decides which kernel runs and how well it is filled, and the largest one that counts."""
+"""Sizes whose alignment decides which kernel runs and how well it is filled, and the largest alignment that counts."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Points:
 
     Attributes:
         family: The family.
-        kept: Columns of all that differ among the calls seen.
-        parts: Values seen of each part of a variant: kinds, dtypes, layouts, and sets of flags; the place is the code.
-        low, high: Least and largest of each dimension seen.
+        kept: Columns that differ among the calls seen.
+        parts: Values seen of each part of a variant: kinds, dtypes, layouts, and sets of flags; the index is the code.
+        low, high: Least and largest value seen of each dimension.
     """
 
     family: Family
@@ -68,7 +68,7 @@ class Points:
 
     @classmethod
     def of(cls, family: Family, calls: Sequence[OpCall]) -> Points:
-        """Return the mapping for what occurs in these calls."""
+        """Return the mapping for these calls."""
         columns = _columns(family, calls)
         kept: list[int] = []
         for i, column in enumerate(columns.T):
@@ -80,14 +80,14 @@ class Points:
         return cls(family, tuple(kept), parts, tuple(dims.min(0).tolist()), tuple(dims.max(0).tolist()))
 
     def points(self, calls: Sequence[OpCall]) -> tuple[Float64, Codes]:
-        """Return coordinates [n, d] and codes [n, c]; −1 for a part not seen."""
+        """Return coordinates [n, d] and codes [n, c] of calls; −1 for a part that was not seen."""
         x = _columns(self.family, calls)[:, list(self.kept)]
         places = [{value: i for i, value in enumerate(values)} for values in self.parts]
         codes = [[places[k].get(value, -1) for k, value in enumerate(_parts(call))] for call in calls]
         return x, np.array(codes, np.int64).reshape(len(calls), len(self.parts))
 
     def within(self, calls: Sequence[OpCall], reach: float) -> Bool:
-        """Return the calls of parts all seen, whose sizes lie within a factor of those seen (infinity: any), [n]."""
+        """Return which calls have known parts, and sizes within the factor ``reach`` of seen ones (inf: any), [n]."""
         _, codes = self.points(calls)
         known: Bool = np.all(codes >= 0, axis=1)
         if np.isinf(reach):
@@ -98,13 +98,13 @@ class Points:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values to store."""
+        """Return the mapping as plain values to store."""
         return {"family": self.family.value, "kept": list(self.kept), "parts": [list(part) for part in self.parts],
                 "low": list(self.low), "high": list(self.high)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Points:
-        """Return the points of ``to_json``."""
+        """Return the mapping that ``to_json`` stored."""
         family = Family(values["family"])
         found = cls(family, tuple(map(int, values["kept"])), tuple(tuple(map(str, part)) for part in values["parts"]),
                     tuple(map(int, values["low"])), tuple(map(int, values["high"])))
@@ -126,7 +126,7 @@ def _columns(family: Family, calls: Sequence[OpCall]) -> Float64:
 
 
 def _reuse(calls: Sequence[OpCall]) -> Float64:
-    """Return the different rows looked up, and look-ups of the longest bag [n, 2]."""
+    """Return the number of distinct rows looked up, and look-ups of the longest bag [n, 2]."""
     parts, n = parts_of(CallTable.of(Family.EMBEDDING, calls)), len(calls)
     return np.stack([parts.sum(parts.rows_of_bin.sum(1), n), parts.most(parts.longest, n)], axis=1)
 
@@ -148,7 +148,7 @@ class Kernel:
 
     @classmethod
     def start(cls, sizes: int, parts: int) -> Kernel:
-        """Return the middle of the priors."""
+        """Return the kernel in the middle of the priors."""
         return cls(_START_VARIANCE, _START_VARIANCE, _START_NOISE, np.full(sizes, _START_LENGTH),
                    np.full(parts, _START_DIFFERS))
 
@@ -168,13 +168,13 @@ class Kernel:
         return self.smooth + self.offset
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values to store."""
+        """Return the kernel as plain values to store."""
         return {"smooth": self.smooth, "offset": self.offset, "noise": self.noise, "lengths": self.lengths.tolist(),
                 "differs": self.differs.tolist()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Kernel:
-        """Return the kernel of ``to_json``."""
+        """Return the kernel that ``to_json`` stored."""
         found = cls(float(values["smooth"]), float(values["offset"]), float(values["noise"]),
                     np.array(values["lengths"], np.float64), np.array(values["differs"], np.float64))
         numbers = np.concatenate([[found.smooth, found.offset, found.noise], found.lengths])
@@ -185,7 +185,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Process:
-    """A kernel and what was seen: ``x`` [n, d], ``v`` [n, c], ``y`` [n], ``loose`` [n] multiples of the noise."""
+    """A kernel and its data: ``x`` [n, d], ``v`` [n, c], ``y`` [n], and ``loose`` [n], multiples of the noise."""
 
     kernel: Kernel
     x: Float64
@@ -201,7 +201,7 @@ class Process:
 
     @cached_property
     def weights(self) -> Float64:
-        """Each row's weight in a conditional mean, [n]."""
+        """Weight of each row in a conditional mean, [n]."""
         return self.inverse @ self.y
 
     def predict(self, x: Float64, v: Codes) -> tuple[Float64, Float64]:
@@ -211,12 +211,12 @@ class Process:
         return across @ self.weights, np.sqrt(np.maximum(variance, 0.0) + self.kernel.noise)
 
     def left_out(self) -> tuple[Float64, Float64]:
-        """Return the others' prediction of each row: mean and standard deviation, noise included, [n]."""
+        """Return the prediction of each row by the others: mean and standard deviation, noise included, [n]."""
         own = np.diag(self.inverse)
         return self.y - self.weights / own, 1.0 / np.sqrt(own)
 
     def left_out_by(self, group: Codes) -> Float64:
-        """Return the prediction of each row from the other groups' rows, [n]."""
+        """Return the prediction of each row by the rows of other groups, [n]."""
         found = np.empty(len(self.y))
         for one in np.unique(group):
             rows = group == one
@@ -227,15 +227,15 @@ class Process:
 
 def fit_process(x: Float64, v: Codes, y: Float64, start: Kernel | None = None, seed: int = 0,
                 until: float = math.inf) -> Process:
-    """Learn a kernel from rows and condition on them; rows far from what the others say count less.
+    """Learn a kernel from rows and condition on them; rows far from their prediction by the others count less.
 
     Args:
         x: [n, d] logarithms of sizes; n ≥ 1.
         v: [n, c] codes.
         y: [n].
-        start: Where to begin; the middle of the priors.
-        seed: Of the rows chosen where there are more than ``MOST_TO_LEARN_FROM``.
-        until: On the monotonic clock, after which the best kernel so far is taken.
+        start: Kernel to start from; default: the middle of the priors.
+        seed: Seed of the chosen rows where there are more than ``MOST_TO_LEARN_FROM``.
+        until: Time on the monotonic clock after which the best kernel so far is taken.
     """
     rows = np.arange(len(y))
     if len(rows) > MOST_TO_LEARN_FROM:
@@ -251,7 +251,7 @@ def fit_process(x: Float64, v: Codes, y: Float64, start: Kernel | None = None, s
 
 
 class _TimeIsUp(Exception):
-    """Ends a search."""
+    """Raised to end a search."""
 
 
 def _learned(x: Float64, v: Codes, y: Float64, loose: Float64, start: Kernel | None, until: float) -> Kernel:

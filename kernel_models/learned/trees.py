@@ -1,7 +1,7 @@
-"""Boosted regression trees as flat arrays, stored and walked by us; ``boosting`` grows them.
+"""Boosted regression trees as flat arrays, stored and evaluated by foretrace; ``boosting`` grows them.
 
-A node is one 32-bit word: the feature (8 bits), the last code that goes left (8 bits), and the left child's place in
-its tree (16 bits). The right child follows the left one. A leaf is its own left child and everything goes left. So all
+A node is one 32-bit word: the feature (8 bits), the last code that goes left (8 bits), and the left child's index in
+its tree (16 bits). The right child follows the left one. A leaf is its own left child and every code goes left. So all
 rows of a block walk a tree in step, without a branch, for as many levels as the tree is deep.
 
       word  = child << 16 | bin << 8 | feature
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 Float32 = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
 MOST_EDGES = 254
-"""Per feature: codes 0 to 254, so that 255 can mean "always left" in a leaf."""
+"""Most edges per feature: codes are 0 to 254, so that 255 can mean "always left" in a leaf."""
 FEATURE_BITS, CHILD_BITS, ALWAYS_LEFT = 8, 16, 255
-"""Of a node's word: where its bin and its child begin, and the bin of a leaf."""
+"""First bits of the bin and of the child in a node's word, and the bin of a leaf."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """Features as codes of one byte: how many of a feature's edges lie below the value.
+    """Features as codes of one byte: the number of a feature's edges below the value.
 
     Edges are ascending: feature f has ``edges[start[f]:start[f + 1]]``."""
 
@@ -41,19 +41,19 @@ class Bins:
 
     @property
     def features(self) -> int:
-        """Return how many features."""
+        """Return the number of features."""
         return len(self.start) - 1
 
     @classmethod
     def of(cls, features: Float32) -> Bins:
-        """Return edges between the values that occur, at quantiles where there are more than ``MOST_EDGES``."""
+        """Return bins with edges between the values, at quantiles where there are more than ``MOST_EDGES``."""
         found = []
         places = np.quantile(np.arange(len(features)), np.linspace(0, 1, MOST_EDGES + 1), method="inverted_cdf")
         for column in np.sort(np.asarray(features, np.float32).T, axis=1):
             values = _distinct(column)
             if len(values) > MOST_EDGES + 1:
                 values = _distinct(column[places])
-            # Halfway between neighbours; float32 may round that up to the larger one, which would then go left.
+            # Halfway between neighbours; float32 may round that up to the larger value, which would then go left.
             middle = (values[:-1].astype(np.float64) + values[1:]) / 2
             edges = middle.astype(np.float32)
             found.append(np.where(edges >= values[1:], values[:-1], edges).astype(np.float32))
@@ -69,7 +69,7 @@ class Bins:
 
 
 def _distinct(ascending: Float32) -> Float32:
-    """Return each of ascending values once."""
+    """Return the distinct ones of ascending values."""
     return ascending[np.r_[True, ascending[1:] != ascending[:-1]]]
 
 
@@ -78,12 +78,12 @@ class Trees:
     """A sum of trees: ``baseline`` plus one leaf of each tree.
 
     Attributes:
-        bins: how features become codes.
+        bins: mapping of features to codes.
         words: the nodes, [nodes].
-        values: what a leaf adds; 0 for inner nodes, [nodes].
+        values: value of a leaf; 0 for inner nodes, [nodes].
         start: first node of each tree, and the end, [trees + 1].
         depth: levels below each tree's root, [trees].
-        baseline: the sum starts here.
+        baseline: start of the sum.
     """
 
     bins: Bins
@@ -95,7 +95,7 @@ class Trees:
 
     @classmethod
     def mean(cls, parts: Sequence[Trees], weights: Sequence[float]) -> Trees:
-        """Return the weighted mean of several, all with the bins of the first."""
+        """Return the weighted mean of several ``Trees``, all with the bins of the first."""
         shares = np.array(weights) / sum(weights)
         start = [part.start[1:] + sum(len(before.words) for before in parts[:i]) for i, part in enumerate(parts)]
         return cls(parts[0].bins, np.concatenate([part.words for part in parts]),
@@ -116,9 +116,9 @@ class Trees:
         return self.predict_codes(self.bins.codes(features))
 
     def predict_codes(self, codes: Codes) -> Float64:
-        """Return the same from codes."""
+        """Return the sum for each row of codes, [n, f] → [n]."""
         rows = len(codes)
-        # A block's rows lie feature by feature, so that a feature's codes of the block share a cache line.
+        # Rows of a block are stored feature by feature, so that a feature's codes of the block share a cache line.
         padded = -(-max(rows, 1) // BLOCK) * BLOCK
         blocks = np.zeros((padded, codes.shape[1]), np.uint8)
         blocks[:rows] = codes
@@ -127,14 +127,14 @@ class Trees:
         return result[:rows]
 
     def arrays(self) -> Arrays:
-        """Return all there is to store."""
+        """Return all arrays to store."""
         return {"edges": self.bins.edges, "edge_start": self.bins.start, "words": self.words,
                 "values": self.values, "start": self.start, "depth": self.depth,
                 "baseline": np.array([self.baseline])}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Trees:
-        """Return the trees of ``arrays()``.
+        """Return the trees that ``arrays()`` stored.
 
         Raises:
             ValueError: the arrays do not fit together; walking them would read outside of them.
