@@ -10,8 +10,8 @@ annotations that the execution trace never has (``ProfilerStep#N`` above all, wh
 
 * by record id: rows whose id, offset included, lies in the range of the execution trace's ids;
 * by sequence: Per thread, rows from the first to the last joined one. Before (after) them also as many rows as the
-  execution trace has nodes before (after) its first (last) joined node. Of threads that have no counterpart, the rows
-  that start between the first and the last joined one.
+  execution trace has nodes before (after) its first (last) joined node. For threads without a counterpart, the rows
+  that start between the first and the last joined row.
 """
 
 from __future__ import annotations

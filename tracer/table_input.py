@@ -1,4 +1,4 @@
-"""Tables of users: CSV, TSV, JSON lines and Parquet, read as their names' endings tell, or refused in one sentence.
+"""Tables of users: CSV, TSV, JSON lines and Parquet, read by the format in their names, or refused in one sentence.
 
 This is the only reader of users' tables. An error begins with the place, ``runs.csv, line 3, column step_ms``, and ends
 with what to do. Parquet is read only if its size is plausible for its bytes: a few bytes may encode billions of equal

@@ -12,12 +12,12 @@
     preset = "real"             # start from this preset; the settings below replace its own
     priority = 1                # 1 runs first
 
-    columns = ["batch", "seq"]  # settings that change together, one row a configuration
+    columns = ["batch", "seq"]  # settings that change together, a row for each configuration
     rows = [[1, 128], [8, 2048]]
     product = { dtype = ["bf16", "tf32"] }  # times every combination of these
 
     timed = 30                  # unprofiled steps, then `steps` profiled ones
-    seconds = 8                 # what one takes on the plan's device, process and files included
+    seconds = 8                 # expected time of one capture, with its process and files
 
     [[kernel]]                  # micro-benchmarks: tracer.campaign.families
     family = "gemm"

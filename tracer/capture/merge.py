@@ -351,7 +351,7 @@ def merge_lookups(graph: ExecutionGraph, path: Path) -> list[str]:
 
 
 _WATCHED_ONLY = ("aten::detach", "profiler::")
-"""Not counted at: autograd calls the first more often while a mode watches, no profiler records the second."""
+"""Skipped operations: autograd calls the first more often while a mode watches, no profiler records the second."""
 LEAST_FOUND = 0.5
 """Least share of the counted operations in a step of the same program."""
 

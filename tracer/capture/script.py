@@ -40,7 +40,7 @@ class _Seen:
     steps: int = 0
     """Steps since the capture began."""
     in_steps: list[int] = field(default_factory=list)
-    """Its own steps in each captured step, from the one in which it was first seen."""
+    """Number of its steps in each captured step, from the captured step in which it was first seen."""
     first: int = 0
     """The captured step in which it was first seen."""
 

@@ -77,7 +77,7 @@ class Capture:
         self.free_running: FreeRunning | None = None
         self.waited_for: list[int] = []
         self._ran_free = self._uncut = 0
-        """Free-running steps so far, and how many of them ran since their timed window began."""
+        """Free-running steps so far, and the number of these since the timed window began."""
         self._phase = CapturePhase.NEW
         self._warm = 0
         self._started_ns = 0

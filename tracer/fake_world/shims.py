@@ -6,7 +6,7 @@ Each shim's text says what fails without it. Features are probed for, not versio
   future is empty. The reducer gets a group that forwards to the fake one and whose future holds the tensors. A
   communication hook would help too, but it changes the operations (no averaging ``mul``, a ``div_`` a bucket).
 - ``DeviceMesh``: computes with small tensors whose values it reads, which fake tensors do not have.
-- Objects sent as pickles: their sizes would come from ranks that do not exist. So each seems to send this rank's.
+- Objects sent as pickles: sizes would come from ranks that do not exist. So all seem to send this rank's object.
 - Pipeline stages: they vote over the network that shapes need not be inferred; here no other rank answers.
 """
 

@@ -12,7 +12,7 @@ it at a point that the framework's code fixes. The names and the order of the re
 - All others: at once if called synchronously, otherwise unknown.
 
 All of it is a model, and marked as one (``WaitSource.MODELLED``). Shape-only traces give the first use of the data. The
-two agree except for FSDP2's reduce-scatters: the stream waits for the next one although no data depends.
+two agree except for FSDP2's reduce-scatters: the stream waits for the next one although no data depends on it.
 """
 
 from __future__ import annotations

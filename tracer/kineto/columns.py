@@ -255,7 +255,7 @@ class Collector:
         return part.owns(self._devices_of(batch, rows), batch.number("correlation", rows))
 
     def _devices_of(self, batch: EventBatch, rows: np.ndarray) -> np.ndarray:
-        """Return the device of each row of device work; if it is not named, the number in its process's name."""
+        """Return the device of each row of device work; if an event names none, the number in its process's id."""
         device = batch.number("device", rows)
         unknown = np.flatnonzero(device == NONE)
         device[unknown] = self._numbers(batch.code("pid", rows[unknown]))

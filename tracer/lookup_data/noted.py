@@ -137,7 +137,7 @@ def _note_each(graph: ExecutionGraph, lookups: Sequence[Lookup], tables: list[li
 def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
     """Note at each look-up the statistics of real indices, or of a distribution, in place.
 
-    Tables that are noted already keep their names; others are named by their modules, or numbered.
+    Tables that are noted already keep their names; new ones are named by their modules, or numbered.
 
     Raises:
         TableError: the graph looks up no table, or the indices do not fit its tables.

@@ -147,8 +147,8 @@ class WrittenPlan(msgspec.Struct, frozen=True):
         """Return the spread of each of these tables.
 
         Raises:
-            ShardingError: the plan lacks a table, has another one, or an unknown kind or compute kernel.
-            that is none.
+            ShardingError: the plan lacks a table, has one that is not among these, or an unknown kind or compute
+                kernel.
         """
         found = {name: TableSharding(ShardKind.of(each.sharding_type), tuple(
             range(self.world_size) if each.ranks is None else each.ranks), location_of_kernel(each.compute_kernel))

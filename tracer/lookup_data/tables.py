@@ -27,7 +27,7 @@ _RANKS = 512
 _SURE = 8.0
 """Standard deviations from an edge beyond which a Poisson number counts as on one side of it: error 1e-15."""
 _NEVER_GONE = 50.0
-"""Expected look-ups of the rarest row during its stay in a cache from which it is never evicted: e^-50."""
+"""Look-ups of the rarest row during a stay in a cache above which no row is ever evicted: e^-50."""
 STEEPEST_SKEW = 8.0
 """Steepest exponent of a Zipf law: nearly all look-ups are of one row."""
 
@@ -154,7 +154,7 @@ ROW_STATE_BYTES = {"sgd": (0, 0), "adagrad": (0, 4), "rowwise_adagrad": (4, 0), 
                    "partial_rowwise_adam": (4, 4), "none": (0, 0)}
 """Bytes of optimizer state (a row, an element), by optimizer: FBGEMM's names of its fused optimizers."""
 BAG_QUANTILES = (0.1, 0.5, 0.9, 0.99)
-"""Shares of a batch's bags that ``EmbeddingTable.bag_quantiles`` bound from above."""
+"""Quantiles of a batch's bag lengths that ``EmbeddingTable.bag_quantiles`` holds."""
 MOST = {"rows": 1e15, "columns": 1e7, "bag": 1e9, "longest_bag": 1e9}
 """Largest sizes: no machine holds more, and squares of derived sizes are still finite."""
 ROUNDED = 1e-4
@@ -184,7 +184,7 @@ class EmbeddingTable:
         dtype: Precision of the weights: a key of ``TABLE_DTYPES``.
         bag: Mean look-ups of a sample.
         longest_bag: Look-ups of the longest bag of a batch; 0: as long as the mean.
-        bag_quantiles: Look-ups of the bags at ``BAG_QUANTILES`` of a recorded batch, or nothing.
+        bag_quantiles: Bag lengths of a recorded batch at its ``BAG_QUANTILES``, or nothing.
         skew: Exponent of the Zipf law by which rows are drawn (0: uniformly). A histogram is only scaled by it.
         reuse: Histogram of a recorded batch (``reuse_histogram``), or nothing.
         reuse_lookups: Look-ups of the batch of ``reuse``.

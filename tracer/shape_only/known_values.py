@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 MOST_EXPANDED = 1 << 26
 """Most elements of a small tensor that is expanded, such as a mask of tokens for every channel."""
 MOST_FILLED = 1 << 16
-"""Most elements of a tensor made without values whose values are followed: larger ones are weights."""
+"""Most elements of a filled tensor whose values are kept: larger ones are weights."""
 DRAWN = 0.5
-"""Assumed place of a lone random number in its range, such as a number by which a program leaves out a layer."""
+"""Assumed position of a single random number in its range, such as one by which a program drops a layer."""
 _MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor",
                                 "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window"})
 _LIKE = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1, "full_like": 1, "new_full": 2}

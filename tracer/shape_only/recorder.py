@@ -246,7 +246,7 @@ class OperatorRecorder(TorchDispatchMode):
             row = self.tracker.row = self._note(func, args, kwargs, backward, sequence, inputs)
         device = kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
-            if self._placement is None:  # as torch does where it was built for GPUs and has none
+            if self._placement is None:  # torch built for GPUs raises this for real tensors only
                 raise RuntimeError("No CUDA GPUs are available")
             kwargs = {**kwargs, "device": torch.device("cpu")}
         result = self.values.result(func, args, kwargs)

@@ -17,8 +17,8 @@ Where a share is given, values that an operator keeps between two bounds are ass
 They lie around its middle, in order along the last dimension. With 0.5, corners clamped to an image are those of a box
 around its middle, half as wide as the image.
 
-Memory is that of every storage and what it holds. A storage is seen when an operation first returns it. It leaves when
-its last tensor dies (a weak reference reports it) or changes its size (FSDP2 empties and refills the storages of
+Memory is followed by storage, with the purpose of each. A storage is seen when an operation first returns it. It leaves
+when its last tensor dies (a weak reference reports it) or changes its size (FSDP2 empties and refills the storages of
 gathered parameters). What an operation allocates and frees within itself, its workspace, is not seen.
 """
 
@@ -377,7 +377,7 @@ class MemoryTracker:
         self._recording = False
 
     def hold(self, tensors: Iterable[Any], what: Holds) -> None:
-        """Note the purpose of the tensors' storages; a storage keeps its first. Of a DTensor the local part counts."""
+        """Note the purpose of the tensors' storages; the first note counts. For a DTensor its local part counts."""
         for tensor in tensors:
             number = self.number(getattr(tensor, "_local_tensor", tensor))
             if number >= 0:

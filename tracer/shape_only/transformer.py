@@ -114,7 +114,7 @@ class TransformerShape:
         heads, kv_heads: Query heads, and heads of keys and values.
         ffn: Inner width of the feed-forward part, of each expert where there are some; 0: blocks have none.
         vocab, seq: Size of the vocabulary, and tokens of a sequence.
-        head_size: Of one head; 0 for ``hidden / heads``.
+        head_size: Features of one head; 0 means ``hidden / heads``.
         gated: The feed-forward part has a gate (SwiGLU).
         rms: RMSNorm in place of LayerNorm.
         bias: Linear layers have biases, all but router and logits.
@@ -133,7 +133,7 @@ class TransformerShape:
         flash: Fused attention; else separate products, softmax and dropout.
         flash_version: Version of FlashAttention (1, 2 or 3). The first two were written for Ampere; PyTorch's own
             kernels are version 2. 0: the fastest for the device (cuDNN's, or the latest FlashAttention).
-        dropout: Of attention and residuals; 0 for none.
+        dropout: Dropout probability of attention and residuals; 0 for none.
         fused: Rotary positions, and a gate with its activation, are one kernel each way, as in Megatron-Core,
             Transformer Engine and compilers; else the operations that eager PyTorch runs.
         fused_loss: Softmax and loss are one kernel each way; else steps, as in Megatron-LM's vocabulary-parallel loss.

@@ -36,7 +36,7 @@ _DRIVER = re.compile(r"cu[A-Z]")
 _KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _WORK = ("start", "end", "deviceId", "streamId", "correlationId")
 _EXTENT = [f"{kind}{axis}" for kind in ("grid", "block") for axis in "XYZ"]
-_STEPS_OF_WORK = 50_000  # chosen: between two looks at the budget
+_STEPS_OF_WORK = 50_000  # chosen: SQLite instructions between two checks of the budget
 _WORK_A_BYTE = 100
 """SQLite instructions for each byte of the file above which a query is not one on a real export."""
 _ROWS = 1 << 15  # chosen: memory for rows that become columns at a time

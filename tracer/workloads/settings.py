@@ -21,7 +21,7 @@ PRESETS = ("default", "tiny", "real")
 
 
 MOST = dict.fromkeys(("depth", "crosses", "accumulation", "tables", "experts"), 4_096)
-"""Largest counts of what is built or run one by one: a recording that claims a billion layers would never end. The
+"""Largest counts of parts built or run one by one: a claimed billion layers would keep a command busy forever. The
 deepest published decoders have some 130 layers, published recommendation models 900 tables."""
 
 

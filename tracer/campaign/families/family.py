@@ -110,7 +110,7 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True)
 class Called:
-    """The operation that a benchmark calls, with the facts that price it.
+    """The operation that a benchmark calls, with its arguments and its work.
 
     Attributes:
         name: Name of the operator, "aten::mm". A name without a namespace is a kernel of ``kernel_models.families``,

@@ -13,7 +13,7 @@ on any device. The work is the same, element for element:
 - an ``empty`` of no elements (a result that is not asked for) is missing;
 - gradients of ``index_select`` are added by ``index_add`` for ``scatter_add_`` into zeros;
 - the fake kernels keep some statistics of norms in the input's type and some bag numbers of ``embedding_bag``. The CPU
-  keeps fp32 and none. The fake kernels do not know the size of the CPU's workspace for recurrent layers.
+  keeps fp32 statistics, no bag numbers. The fake kernels lack the size of the CPU's workspace for recurrent layers.
 
 ``DataLoader`` draws its seeds and orders for real, and ``torch.load`` reads to the requested device. A fake tensor has
 no values, but values that the host draws decide which samples make a batch. So a loader's iterator and the samplers of
@@ -131,7 +131,7 @@ _SAME_ROWS = ("clone.default", *(f"{name}.{kind}" for name in ("mul", "div", "mu
 
 _BAGS = torch.ops.aten._embedding_bag_backward.default
 _NUM_WEIGHTS, _SPARSE = 6, 9
-"""Places of arguments."""
+"""Positions of the arguments ``num_weights`` and ``sparse`` of the gradient of bags."""
 
 
 def conversions(site: Site) -> None:

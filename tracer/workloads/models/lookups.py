@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tracer.lookup_data.tables import EmbeddingTable
 
 SPREAD = 2_654_435_761
-"""A prime (Knuth's multiplicative hash): popularity rank × this, modulo the rows, is a row; ranks share none."""
+"""A prime (Knuth's multiplicative hash): popularity rank × this, modulo the rows, is a row; no two ranks share one."""
 
 
 class PlainTables(nn.ModuleList):
