@@ -33,7 +33,7 @@ _KEY_BYTES = _DIGEST = 32
 MOST_FILES = 2000
 """Most files stored at a time, of some kilobytes each: a search for a plan stores tens."""
 OTHERS_WRITE, OTHERS_READ = 0o022, 0o077
-"""Mode bits with which another user can change a file; and with which they can change or read it."""
+"""Mode bits that let another user change a file, and those that let another user change or read it."""
 _USERS = hasattr(os, "geteuid")
 OWN_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 """Flags to open a file without following a link or waiting for the writer of a pipe."""

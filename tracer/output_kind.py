@@ -51,7 +51,7 @@ TIMELINE = Output("timeline of foretrace", _begins(b'{"displayTimeUnit":"ms","tr
 CHAKRA = Output("Chakra trace of foretrace", lambda head: b"written_by" in head and b"foretrace" in head)
 PERFETTO = Output("Perfetto trace of foretrace", lambda head: b"foretrace" in head)
 TABLE_FILE = Output("table of 'foretrace export'", lambda head: True)
-"""``exports.tables`` checks its columns."""
+"""Any first bytes are accepted: ``exports.tables`` checks the columns."""
 SHARDING_PLAN = Output("sharding plan", _begins(b'{\n "world_size"'), stream=True)
 JUNIT = Output("JUnit report", lambda head: b"<testsuites" in head, stream=True)
 MARKDOWN = Output("summary of 'foretrace check'", lambda head: b"foretrace check" in head.partition(b"\n")[0],
@@ -60,7 +60,7 @@ PAGE = Output("page of foretrace", lambda head: b'<meta name="generator" content
 HOST = Output("host model of 'foretrace calibrate --host'", _begins(b'{"host":'))
 PLOT = Output("plot", lambda head: b"Matplotlib" in head or b"matplotlib" in head)
 TABLE = Output("table of a sweep", lambda head: True)
-"""``sweep.files`` checks its columns."""
+"""Any first bytes are accepted: ``sweep.files`` checks the columns."""
 
 
 def check_output(path: str, inputs: list[str], kind: Output) -> None:

@@ -201,7 +201,7 @@ def forward_backward_pairs(graph: ExecutionGraph) -> Pairs:
     """Return the rows of (forward operation, backward operation), by autograd's sequence number.
 
     Several nested forward operations carry one number; the innermost (latest to start) created the autograd node.
-    Numbers count per forward thread, which is the host thread with most matches of them.
+    Numbers count per forward thread; its host thread is the one with most matching numbers.
     """
     ops = graph.ops
     backward = (ops.sequence >= 0) & (ops.forward_thread > 0)

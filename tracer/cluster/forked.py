@@ -44,9 +44,9 @@ def cores() -> int:
 
 
 def idle_cores() -> int:
-    """Return the number of these cores that are idle now, at least one.
+    """Return how many of the cores that ``cores`` counts are idle now, at least one.
 
-    On busy cores copies of this process would share them, and end later than one process.
+    On busy cores, copies of this process would together end later than one process alone.
     """
     usable = cores()
     if usable == 1:

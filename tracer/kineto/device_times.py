@@ -152,8 +152,8 @@ def _owners(device: np.ndarray, process: np.ndarray) -> np.ndarray:
 
 def _waits(collected: Collector, calls: LaunchTable, name: np.ndarray, processes: np.ndarray, clock: np.ndarray,
            stream: np.ndarray, process: np.ndarray) -> dict[int, Waits]:
-    """Return each clock's waits. If a process has several devices, its calls do not record which one they wait for, and
-    are left out; with several streams, only waits for the whole device count."""
+    """Return each clock's waits. The calls of a process with several devices do not record which one they wait for:
+    they are left out. On a device with several streams, only waits for the whole device count."""
     found: dict[int, Waits] = {}
     texts = list(collected.strings)
     codes = np.unique(name).tolist()

@@ -127,7 +127,7 @@ def _shift(times: DeviceTimes, clock: int, rows: np.ndarray, lead: np.ndarray) -
 
 
 def _is_of_the_clock(lead: np.ndarray, early: np.ndarray, alone: np.ndarray) -> bool:
-    """Return whether so much work is early that the clock is behind, and not single kernels' times wrong.
+    """Return whether enough work is early to show a clock that is behind, rather than single wrong times.
 
     Args:
         lead: time from each launch to its kernel, ns.

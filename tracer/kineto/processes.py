@@ -121,7 +121,7 @@ def _peeked(collected: Collector, group: NameGroup) -> dict[str, np.ndarray]:
 
 
 def _launched(calls: dict[str, np.ndarray], of_call: Int64, ran: Int64, strings: list[str]) -> Bool:
-    """Return a mask of the calls whose number ran on a device, [calls]; of several processes' only launches."""
+    """Return a mask of the calls whose number ran on a device, [calls]; where processes share it, only launches."""
     pairs = np.unique(np.stack([calls["correlation"], of_call]), axis=1)[0]
     given, times = np.unique(pairs, return_counts=True)
     launching = named(calls["name"], strings, lambda text: call_kind(text) in LAUNCHING)

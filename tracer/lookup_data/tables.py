@@ -27,7 +27,7 @@ _RANKS = 512
 _SURE = 8.0
 """Standard deviations from an edge beyond which a Poisson number counts as on one side of it: error 1e-15."""
 _NEVER_GONE = 50.0
-"""Look-ups of the rarest row during a stay in a cache above which no row is ever evicted: e^-50."""
+"""A cache in which a row stays for more look-ups of the rarest row than this never evicts it: e^-50."""
 STEEPEST_SKEW = 8.0
 """Steepest exponent of a Zipf law: nearly all look-ups are of one row."""
 
@@ -152,7 +152,7 @@ OUTPUT_DTYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 """Bytes of an element of a pooled vector, by its precision."""
 ROW_STATE_BYTES = {"sgd": (0, 0), "adagrad": (0, 4), "rowwise_adagrad": (4, 0), "adam": (0, 8),
                    "partial_rowwise_adam": (4, 4), "none": (0, 0)}
-"""Bytes of optimizer state (a row, an element), by optimizer: FBGEMM's names of its fused optimizers."""
+"""Bytes of optimizer state (for each row, for each element), by optimizer: FBGEMM's names of its fused optimizers."""
 BAG_QUANTILES = (0.1, 0.5, 0.9, 0.99)
 """Quantiles of a batch's bag lengths that ``EmbeddingTable.bag_quantiles`` holds."""
 MOST = {"rows": 1e15, "columns": 1e7, "bag": 1e9, "longest_bag": 1e9}
