@@ -46,14 +46,14 @@ SIDE_FILES = frozenset({CONTEXT, COLLECTIVES, LOOKUPS, PYTHON_CALLS})
 _MOST_STEP_NS = 1 << 50
 """Some 12 days: longer steps are damage."""
 RUN_AHEAD = 0.01
-"""Relative difference between steps with and without waits between them from which it is noted."""
+"""Relative difference from which a note is made, of steps with and without waits between them."""
 UNLIKE_CLOCKS = 0.05
-"""Relative difference between two clocks from which it is noted. Chosen: a power limit often causes a few percent."""
+"""Relative difference of two clocks from which a note is made. Chosen: a power limit often causes a few percent."""
 BORDER_NS = 1_000_000
-"""Time at a step's borders from which it is noted; the profiler itself takes a tenth of that."""
+"""Time at a step's borders from which a note is made; the profiler itself takes a tenth of it."""
 WAITED = 0.03
-"""Share of a step's time spent waiting for a processor from which the machine was busy. Chosen: it shows in a step
-beyond what steps differ by on a quiet machine."""
+"""The machine was busy if steps waited for a processor for more than this share of their time. Chosen: it exceeds the
+differences between steps on a quiet machine."""
 MOST_NOISE = 3.0
 """Largest half width, as a logarithm, that a busy machine may add: a factor of twenty."""
 _PART = re.compile(r"rank(\d{1,8})$")

@@ -125,7 +125,7 @@ def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def _remove_leftovers(target: Path, here: str) -> None:
-    """Remove temporary files left by this user's killed runs, of ended processes here or very old."""
+    """Remove temporary files of this user's killed runs: those of ended processes here, and very old ones."""
     names = re.compile(rf"\.{re.escape(target.name[:200])}\.([0-9a-f]{{8}})-(\d{{1,9}})-[0-9a-f]{{12}}\.tmp")
     with suppress(OSError, AttributeError):  # Windows has neither owners nor process groups
         for file in os.scandir(target.parent):

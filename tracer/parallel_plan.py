@@ -387,7 +387,7 @@ class ParallelPlan:
             dimension: ``"tp"``, ``"cp"``, ``"dp"``, ``"ep"``; ``"etp"``: ranks that share an expert; ``"dpcp"``: all
                 replicas and parts of the sequence; ``"experts"``: ranks of a stage with the same part of the same
                 experts. ``"shards"`` and ``"expert shards"``: ranks of ``dpcp`` and of ``experts`` that share state;
-                ``"copies"`` and ``"expert copies"``: those with the same share of it. ``"pp"``: a rank and its
+                ``"copies"`` and ``"expert copies"``: ranks with the same share of state. ``"pp"``: a rank and its
                 counterpart in the next stage; ``"ends"``: in the first and last stage.
         """
         if dimension == "pp":

@@ -87,7 +87,7 @@ class PythonCalls:
             sys.setprofile(self._called)
 
     def _unhooks(self) -> bool:
-        """Return whether the hook is removed while hidden: calls of the watching are most of a step's calls."""
+        """Return whether the hook is removed while hidden: most of a step's calls come from the watching."""
         return _QUICK and self._counting and get_ident() == self._thread
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:

@@ -49,7 +49,7 @@ class UserCode:
         return self.file.suffix == NOTEBOOK
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Run it as the main program with these arguments, and restore ``sys.argv`` and ``sys.path``.
+        """Run the program as ``__main__`` with these arguments, and restore ``sys.argv`` and ``sys.path``.
 
         Raises:
             BaseException: any exception of the program.
@@ -63,10 +63,10 @@ class UserCode:
                 runpy.run_path(str(self.file), run_name=_MAIN)
 
     def names_for(self, function: str) -> dict[str, Any]:
-        """Run it as an import would, without arguments, and return its names; a notebook up to the cell that defines
-        ``function``.
+        """Run the program as an import would, without arguments, and return its names; a notebook up to the cell that
+        defines ``function``.
 
-        Its later imports, within functions, need the context of ``importing``.
+        Later imports, within functions, need the context of ``importing``.
         """
         if self.is_notebook:
             return notebook.run(self.file, self.file.stem, until=function)
@@ -76,16 +76,16 @@ class UserCode:
         return runpy.run_path(str(self.file), run_name=self.file.stem)
 
     def importing(self) -> Any:
-        """Return a context in which it finds its modules, and its own name as the command line."""
+        """Return a context in which the program finds its modules, and its own name as the command line."""
         return self._found([str(self.file)])
 
     def defines(self, value: Any) -> bool:
-        """Return whether a function was defined by it, not imported, when it ran for ``names_for``."""
+        """Return whether the program defined a function itself, and did not import it, in ``names_for``."""
         return getattr(value, "__module__", "") == (self.module or self.file.stem)
 
     def module_wanted_by(self, error: BaseException) -> str:
-        """Return the module name under which its failed import from its own package would succeed; empty if the error
-        has another cause."""
+        """Return the module name under which the program's failed import from its own package would succeed; empty if
+        the error has another cause."""
         module = _in_package(self.file)[0]
         if self.module or "." not in module or not isinstance(error, ImportError):
             return ""

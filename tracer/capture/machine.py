@@ -125,7 +125,7 @@ class _ThreadWaits:
         self._file, self._of = -1, 0
 
     def read(self) -> tuple[int, int] | None:
-        """Return the waiting so far, ns, and the processor's losses; ``None`` if the system does not count them."""
+        """Return the waits so far, ns, and the losses of the processor; ``None`` if the system counts neither."""
         try:
             import resource  # not on Windows
 

@@ -453,7 +453,7 @@ class Capture:
             output.store_trace(source, EXECUTION_TRACE, unfinished)
 
     def _abandon(self, error: CaptureError) -> None:
-        """Close after an error of the capture itself; the context of the measured steps keeps its true reason."""
+        """Close after an error of the capture itself; the context keeps what was measured, with the true reason."""
         if self._phase is CapturePhase.DONE:
             return
         self.ended = str(error)

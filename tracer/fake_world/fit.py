@@ -1,6 +1,6 @@
-"""Errors of fake worlds.
+"""Checks of fake worlds and of plans in them, with their error.
 
-Checks whether a fake world is possible and whether a plan fits a workload, from numbers and settings. Needs no torch.
+They show whether a fake world is possible and a plan fits a workload, from numbers and settings. Needs no torch.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Collector:
 
     Args:
         loss: counts what is dropped.
-        scanner: of the batches that ``add`` gets.
+        scanner: scanner of the batches that ``add`` gets.
         part: the one process to read, of a file that holds several.
     """
 

@@ -176,7 +176,7 @@ H100 and B200."""
 _HABIT = 0.5
 """A stream overlaps by habit if more than this share of its kernels overlap the next one."""
 _ODD_OVERLAP = 10
-"""On such a stream an overlap of this many times the median one is unusual."""
+"""On a stream that overlaps by habit, an overlap of this multiple of the median is unusual."""
 _LATE_END_NS = 100_000
 """A kernel that ends this long after a call that waited for it has a wrong end."""
 

@@ -165,7 +165,7 @@ def _devices(launches: list[_Launches], shared: Int64, operated: list[Int64],
 
 
 def _named_by(external_id: Int64, correlation: Int64, operated: list[Int64]) -> list[int]:
-    """Return the processes with operations, unique to one process, that device work names.
+    """Return the processes whose operations device work names, without ids that several processes have.
 
     In 2022 and 2023 `External id` was the work's own number: it names no operation.
     """

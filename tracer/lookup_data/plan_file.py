@@ -43,7 +43,7 @@ class ShardKind(str, Enum):
 
     @property
     def fused(self) -> bool:
-        """Return whether the optimizer runs within the look-up's backward, which all-reduced gradients exclude."""
+        """Return whether the optimizer runs within the look-up's backward: not if gradients are all-reduced."""
         return self is not ShardKind.DATA_PARALLEL
 
     @staticmethod

@@ -187,8 +187,7 @@ class KnownValues:
         return result
 
     def _evenly_counted(self, values: Any, count: int) -> Any:
-        """Return counts of unknown values, as even as possible; ``None`` where the number of counts is not given.
-        """
+        """Return counts of unknown values, as even as possible; ``None`` where the number of counts is not given."""
         if count < 1:
             return None
         with _disable_current_modes():

@@ -38,7 +38,7 @@ _WORK = ("start", "end", "deviceId", "streamId", "correlationId")
 _EXTENT = [f"{kind}{axis}" for kind in ("grid", "block") for axis in "XYZ"]
 _STEPS_OF_WORK = 50_000  # chosen: SQLite instructions between two checks of the budget
 _WORK_A_BYTE = 100
-"""SQLite instructions for each byte of the file above which a query is not one on a real export."""
+"""SQLite instructions for each byte of the file, above which a query cannot be one on a real export."""
 _ROWS = 1 << 15  # chosen: memory for rows that become columns at a time
 
 Columns = Mapping[str, Int64]

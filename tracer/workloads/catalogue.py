@@ -366,7 +366,7 @@ class UnetSettings(Settings):
     channels_last: bool = mode(False, "store images and weights with the channels last (NHWC)")
 
     def check(self) -> None:
-        """Raise ``WorkloadError`` unless images halve at every level and the norm has groups or values enough."""
+        """Raise ``WorkloadError`` unless images halve at every level and the norm has enough groups or values."""
         unit = 2**self.depth
         if self.resolution % unit:
             raise WorkloadError(f"unet: resolution={self.resolution} does not halve depth={self.depth} times; "
