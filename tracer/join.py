@@ -411,7 +411,7 @@ def join_execution_trace(graph: ExecutionGraph, source: str | os.PathLike[str] |
 def _drop_wrong_threads(graph: ExecutionGraph, trace: ExecutionTrace, names: Names, match: Match) -> float:
     """Undo the join of threads whose parents mostly disagree; return the share of agreeing parents of the rest."""
     ops = graph.ops
-    # Rows that are never joined (steps, synthetic nodes) are passed over.
+    # Rows that are never joined (steps, synthetic nodes) are skipped.
     parent = nearest(ops.parent, names.op_usable, ops.parent.astype(np.int64))
     # searchsorted needs the ids sorted, which they are.
     at = np.minimum(np.searchsorted(trace.id, trace.parent), len(trace.id) - 1)

@@ -367,7 +367,7 @@ class Capture:
         from tracer.capture import notes  # imports torch
 
         assert self._output is not None
-        if self._output.path.name != part_name(rank_and_world()[0]):  # torch.distributed has come up meanwhile
+        if self._output.path.name != part_name(rank_and_world()[0]):  # torch.distributed was set up since
             self._output.close()
             self._output = None  # another rank's from now on
             self._output = self._part()
@@ -385,7 +385,7 @@ class Capture:
             self._notes.append(notes.LookupNotes())
         if self.options.python_calls and not self.options.stacks:  # stacks have them
             self._notes.append(notes.PythonNotes())
-        # Never the process's first step: what is compiled in it would be compiled under the watching mode.
+        # Never in the process's first step: code compiled there would be compiled under the watching mode.
         if self._steps_done > 0:
             self._start_notes()
 
