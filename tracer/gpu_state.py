@@ -74,7 +74,7 @@ class GpuDevices(Protocol):
         """Return a device's state; what it does not report stays unknown."""
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with this identifier, or with a part (MIG) of it, else ``None``."""
+        """Return the index of the device that has this identifier, or a part (MIG) with it; else ``None``."""
 
 
 class NvmlDevices:
@@ -113,7 +113,7 @@ class NvmlDevices:
         return GpuState(**found)
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with this identifier, or with a part (MIG) of it, else ``None``."""
+        """Return the index of the device that has this identifier, or a part (MIG) with it; else ``None``."""
         nvml = self._nvml
         if uuid.startswith("MIG-GPU-"):  # before driver 470: MIG-GPU-<the device's>/<instance>/<instance>
             uuid = uuid.removeprefix("MIG-").partition("/")[0]

@@ -291,7 +291,7 @@ class _Run:
             self._factors.setdefault(key, []).append(seconds / item.seconds)
 
     def _expected(self, item: Item) -> float:
-        """Return the plan's seconds times the upper quartile of actual over planned time of similar items."""
+        """Return the plan's seconds times the upper quartile of actual over planned time of similar items or kinds."""
         factors = self._factors.get(item.alike) or self._factors.get(item.kind) or [1.0]
         upper = statistics.quantiles(factors, n=4)[2] if len(factors) > 2 else max(factors)
         return item.seconds * upper

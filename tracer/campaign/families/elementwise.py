@@ -115,7 +115,7 @@ def _foreach(settings: Settings) -> Called:
 
 
 _TRAFFIC = {"sgd": 5.0, "adamw": 7.0, "clip": 3.0}
-"""Reads and writes of each parameter: of parameter, gradient and momenta (clipping reads the gradients twice)."""
+"""Reads and writes for one element: of parameter, gradient and momenta (clipping reads the gradients twice)."""
 
 
 def _optimizer(settings: Settings, lab: Lab) -> Bench:
