@@ -1,4 +1,4 @@
-"""Types of the arrays that everything here is made of."""
+"""Types of the arrays that all tables and columns consist of."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@
 - OUT/rank0/collectives.json: What the profiler does not record about collectives (absent where it does).
 - OUT/rank0/lookups.json: How rows of embedding tables are looked up (absent unless asked for).
 - OUT/rank0/python-calls.json: Calls of Python between operations (absent unless asked for).
-- OUT/rank0/graph.foretrace: Instead of the five others, in the one-file form (graph-1.foretrace, …).
-- OUT/rank1/…: The same of the next rank.
+- OUT/rank0/graph.foretrace: Replaces the five files above, in the one-file form (graph-1.foretrace, …).
+- OUT/rank1/…: The files of the next rank.
 
-A directory with these files itself, without ``rank<r>``, is a part too. Under these names, pipes, devices, directories,
-links to them and links to files of no capture are not read. A note says so, as far as the capture is of use without
-them.
+A directory that holds these files directly, without ``rank<r>``, is a part too. Under these names, pipes, devices,
+directories, links to them and links to files of no capture are not read. A note reports them, if the capture is still
+of use.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ SIDE_FILES = frozenset({CONTEXT, COLLECTIVES, LOOKUPS, PYTHON_CALLS})
 _MOST_STEP_NS = 1 << 50
 """Some 12 days: longer steps are damage."""
 RUN_AHEAD = 0.01
-"""Share of a step by which steps without waits must differ to be worth a note."""
+"""Relative difference from which a note is made, of steps with and without waits between them."""
 UNLIKE_CLOCKS = 0.05
-"""Share of a clock by which two must differ to be worth a note: chosen, a power limit's few percent are usual."""
+"""Relative difference of two clocks from which a note is made. Chosen: a power limit often causes a few percent."""
 BORDER_NS = 1_000_000
-"""Time at a step's borders that is worth a note; the profiler itself takes a tenth of that."""
+"""Time at a step's borders from which a note is made; the profiler itself takes a tenth of it."""
 WAITED = 0.03
-"""Share of its time that a step waits for a processor, from which on the machine was busy. Chosen: what shows in a step
-beyond what steps differ by on a quiet machine."""
+"""The machine was busy if steps waited for a processor for more than this share of their time. Chosen: it exceeds the
+differences between steps on a quiet machine."""
 MOST_NOISE = 3.0
-"""Half width beyond which a machine that was busy says nothing more: a factor of twenty."""
+"""Largest half width, as a logarithm, that a busy machine may add: a factor of twenty."""
 _PART = re.compile(r"rank(\d{1,8})$")
 _WINDOW = re.compile(r"(?:kineto(?:-(\d+))?\.json\.gz|graph(?:-(\d+))?\.foretrace)$")
 
 
 @dataclass(frozen=True, slots=True)
 class CapturePart:
-    """The files one rank wrote. ``windows`` are the profiler's traces or saved graphs, one a cycle, in order."""
+    """The files one rank wrote. ``windows`` are the profiler's traces or saved graphs, one for each cycle, in order."""
 
     path: Path
     rank: int
-    """``NONE`` for a directory that is a part itself."""
+    """``NONE`` for a directory that holds the files directly."""
     windows: list[Path] = field(default_factory=list)
     execution_trace: Path | None = None
     left_out: list[str] = field(default_factory=list)
@@ -85,12 +85,12 @@ def window_name(index: int, form: str) -> str:
 
 
 def is_part_file(name: str) -> bool:
-    """Return whether a file of this name in a part is a capture's."""
+    """Return whether a file of this name in a part belongs to a capture."""
     return name in SIDE_FILES or name == EXECUTION_TRACE or _WINDOW.match(name) is not None
 
 
 def find_parts(directory: PathLike) -> list[CapturePart]:
-    """Return the parts of a captured job, by rank; empty if the directory is no capture (or on another file system)."""
+    """Return the parts of a captured job, by rank; empty if the directory is no capture or on a remote file system."""
     root = Path(directory)
     if "://" in os.fspath(directory) or not root.is_dir():
         return []
@@ -110,7 +110,7 @@ def find_parts(directory: PathLike) -> list[CapturePart]:
 def _part(path: Path, rank: int) -> CapturePart:
     windows: dict[int, Path] = {}
     left_out = []
-    # A file of the capture's own goes before a link of the same window.
+    # A regular file of the capture takes precedence over a link of the same window.
     for name in sorted(os.listdir(path), key=lambda name: (os.path.islink(path / name), name)):
         match = _WINDOW.match(name)
         if match is None:
@@ -132,7 +132,7 @@ def _part(path: Path, rank: int) -> CapturePart:
 
 
 def _damaged_link(path: Path) -> str:
-    """Return the end of a sentence on a link that leads to no JSON object; empty for all else."""
+    """Return the end of a sentence about a link that leads to no JSON object; empty for any other path."""
     try:
         sound = not path.is_symlink() or isinstance(from_json(read_input(path)), dict)
     except (OSError, DecodeError):
@@ -141,8 +141,8 @@ def _damaged_link(path: Path) -> str:
 
 
 def read_context(directory: PathLike) -> dict[str, Any]:
-    """Read a part's ``context.json``; return {} where there is none, or something that is no capture's file. Raises
-    ``TraceError`` if it is damaged."""
+    """Read a part's ``context.json``; return {} if it is missing or does not belong to a capture. Raises ``TraceError``
+    if it is damaged."""
     path = Path(directory) / CONTEXT
     if why_not_read(path) or _damaged_link(path):
         return {}
@@ -158,19 +158,19 @@ def read_context(directory: PathLike) -> dict[str, Any]:
 
 
 def others_files(part: PathLike) -> list[str]:
-    """Return names of files in a rank's part that a capture would write to, but none wrote: links, and files next to a
-    context that is no capture's."""
+    """Return the names of files that a new capture would overwrite although no capture wrote them: links, and files
+    next to a context that does not belong to a capture."""
     path = Path(part)
     found = [name for name in sorted(os.listdir(path)) if is_part_file(name)] if path.is_dir() else []
     try:
         ours = CONTEXT not in found or "complete" in read_context(path)
     except TraceError:
-        ours = len(found) > 1  # a damaged context; alone it may be anybody's
+        ours = len(found) > 1  # a damaged context; alone it may be of any program
     return [name for name in found if not ours or not os.path.isfile(path / name) or os.path.islink(path / name)]
 
 
 def what_it_holds(part: PathLike) -> str:
-    """Return what a new capture in a rank's part would replace, in words; empty if nothing was measured there."""
+    """Return in words what a new capture in a rank's part would replace; empty if nothing was measured there."""
     path = Path(part)
     if not path.is_dir():
         return ""
@@ -184,20 +184,20 @@ def what_it_holds(part: PathLike) -> str:
     times = _timed_steps(context)
     if not windows and not times:
         return ""
-    # What happened, without its advice.
+    # Only what happened, without the advice.
     ended = re.split(r" \(|: |\.$", str(context.get("ended") or ""), maxsplit=1)[0]
     why = f": {ended}" if ended else ""
     return f"a partial capture ({recorded_text(times, windows)}{why})"
 
 
 def recorded_text(timed: int, windows: int) -> str:
-    """Return "3 timed steps and 1 trace", as part of a sentence."""
+    """Return the counts as part of a sentence: "3 timed steps and 1 trace"."""
     traces = "no trace" if not windows else "1 trace" if windows == 1 else f"{windows} traces"
     return f"{timed} timed step{'' if timed == 1 else 's'} and {traces}"
 
 
 def _step_times(context: dict[str, Any], directory: PathLike) -> list[int]:
-    """Return the times of the steps without the profiler, ns. Raises ``TraceError`` for what no step takes."""
+    """Return the times of the steps without the profiler, ns. Raises ``TraceError`` for impossible times."""
     times = context.get("unprofiled_step_ns") or []
     if not isinstance(times, list) or not all(type(t) is int and LEAST_STEP_NS <= t < _MOST_STEP_NS for t in times):
         raise TraceError(f"The capture {os.fspath(directory)} is damaged: its {CONTEXT} holds times of steps that "
@@ -206,7 +206,7 @@ def _step_times(context: dict[str, Any], directory: PathLike) -> list[int]:
 
 
 def step_times(directory: PathLike) -> list[int]:
-    """Return the times of one rank's steps without the profiler as all who read the capture take them, ns.
+    """Return the times of one rank's unprofiled steps, ns, corrected as for every reader of the capture.
 
     Raises:
         TraceError: its context is damaged.
@@ -216,9 +216,9 @@ def step_times(directory: PathLike) -> list[int]:
 
 
 def _without_waits(times: list[int], context: dict[str, Any]) -> list[int]:
-    """Return the times of steps without what they waited for a processor, where a busy machine made them wait.
+    """Return the step times, ns, less each step's wait for a processor if the machine was busy.
 
-    Only of a host that computes: where a device does, a host that waits may still be ahead of it.
+    Only where the host computes: with a device, a waiting host may still be ahead of it.
     """
     waited = _waited_ns(context)
     if not waited or len(waited) != len(times) or _mapping(context, "hardware").get("device") != "CPU":
@@ -227,14 +227,14 @@ def _without_waits(times: list[int], context: dict[str, Any]) -> list[int]:
 
 
 def _waited_ns(context: dict[str, Any]) -> list[int]:
-    """Return how long each timed step waited for a processor, ns; empty where the machine was not busy."""
+    """Return the time that each timed step waited for a processor, ns; empty if the machine was not busy."""
     waited, ns = _waits(context, "timed")
     return waited if sum(waited) > WAITED * ns else []
 
 
 def _waits(context: dict[str, Any], phase: str) -> tuple[list[int], int]:
-    """Return what each measured step of a phase waited for a processor, ns, and what all took; none and 0 where that
-    was not counted."""
+    """Return each measured step's wait for a processor in a phase, ns, and the time of all steps. Return [] and 0 if
+    the waits were not counted."""
     found = _mapping(_mapping(_mapping(context, "machine"), "waiting"), phase)
     waited, ns = found.get("waited_ns"), found.get("ns")
     if _whole(context, "world_size") > 1 and context.get("fake_world") is not True:
@@ -246,7 +246,7 @@ def _waits(context: dict[str, Any], phase: str) -> tuple[list[int], int]:
 
 
 def _of_machine(context: dict[str, Any]) -> str:
-    """Return a sentence on what a busy machine did to a capture and its steps; empty where it did nothing."""
+    """Return a sentence about the effect of a busy machine on a capture; empty if there was none."""
     said = _mapping(_mapping(context, "machine"), "verdict").get("sentence")
     left = ""
     if (waited := _waited_ns(context)) and _mapping(context, "hardware").get("device") == "CPU":
@@ -260,9 +260,9 @@ def _timed_steps(context: dict[str, Any]) -> int:
 
 
 def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
-    """Put what ``context.json`` knows into ``graph.meta``; whether there is such a file.
+    """Copy the facts of ``context.json`` into ``graph.meta``; return whether there is such a file.
 
-    Measured step times and flags are the file's; what the trace says about device, rank and groups stands.
+    Step times and flags are taken from the file. Device, rank and groups are kept where the trace has them.
 
     Raises:
         TraceError: the file is damaged.
@@ -321,12 +321,12 @@ def _whole(values: dict[str, Any], name: str, default: int = NONE) -> int:
 
 
 class CapturedRanks(NamedTuple):
-    """The ranks of a capture before they are checked to be of one job.
+    """The ranks of a capture, before the check that they belong to one job.
 
     Attributes:
-        graphs: One a rank that could be read.
-        notes: What reports say of the job.
-        classes: Of a fake world whose plan is known, the ranks that do the same work.
+        graphs: One for each rank that could be read.
+        notes: Sentences for reports of the job.
+        classes: The ranks that do the same work, if the capture is of a fake world with a known plan.
     """
 
     graphs: list[ExecutionGraph]
@@ -362,7 +362,7 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
         try:
             graphs.append(_read_part(part, window, notes, shifted(progress, done, total), step_region))
         except StepRegionError:
-            raise  # without that rank the job would be another one
+            raise  # without that rank the result would be a different job
         except ForetraceError as error:
             if len(recorded) == 1:
                 raise
@@ -380,7 +380,7 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
 
 
 def _same_work(parts: list[CapturePart]) -> list[tuple[Span, ...]]:
-    """Return the classes of ranks that do the same work, where the parts are of a fake world and agree; else empty."""
+    """Return the classes of ranks that do the same work, if the parts are of a fake world and agree; else empty."""
     told = []
     for part in parts:
         context = read_context(part.path)
@@ -390,12 +390,12 @@ def _same_work(parts: list[CapturePart]) -> list[tuple[Span, ...]]:
 
 
 def read_window(part: PathLike, window: int = 0) -> ExecutionGraph:
-    """Return one window of a rank's part, with execution trace, context, collectives. Raises ``TraceError``."""
+    """Return one window of a rank's part, with execution trace, context and collectives. Raises ``TraceError``."""
     return _read_part(_part(Path(part), NONE), window, [], None)
 
 
 def shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
-    """Return what reports one file's progress as that of several, ``done`` bytes having been read before."""
+    """Return a callback that reports the progress of one of several files, after ``done`` bytes of earlier ones."""
     return None if progress is None else lambda now, _: progress(done + now, total)
 
 
@@ -420,7 +420,7 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
         notes += merge_python(graph, part.path / PYTHON_CALLS)
     apply_context(graph, part.path)
     if graph.meta.step_region and graph.meta.unprofiled_step_ns:
-        # A region may be half a step of the capture, or several.
+        # A named region may be half a step of the capture, or several.
         graph.meta.unprofiled_step_ns = []
         notes.append(f"{part.path.name}: the steps measured without the profiler are not the regions "
                      f"{graph.meta.step_region!r}; their times are left out.")
@@ -440,7 +440,7 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
 
 
 def _sampled(context: dict[str, Any], name: str) -> list[Any]:
-    """Return a column of the samples of a rank's GPU; empty where it was not sampled."""
+    """Return one column of the samples of a rank's GPU; empty if the GPU was not sampled."""
     samples = _mapping(context, "gpu_samples")
     columns, rows = samples.get("columns"), samples.get("rows")
     if not isinstance(columns, list) or not isinstance(rows, list) or name not in columns:
@@ -449,7 +449,7 @@ def _sampled(context: dict[str, Any], name: str) -> list[Any]:
 
 
 def _clock_mhz(context: dict[str, Any]) -> int:
-    """Return the median clock of a rank's GPU after it began to work; ``NONE`` where it was not sampled."""
+    """Return the median clock of a rank's GPU, MHz, without the first sample; ``NONE`` if it was not sampled."""
     clocks = [mhz for mhz in _sampled(context, "sm_mhz")[1:] if type(mhz) is int and 0 < mhz < 1 << 31]
     return int(np.median(clocks)) if clocks else NONE
 
@@ -460,7 +460,7 @@ def are_unlike_clocks(one_mhz: float, other_mhz: float) -> bool:
 
 
 def _unlike_clocks(parts: list[CapturePart]) -> str:
-    """Say between which ranks the devices' clocks differ most; empty where they do not."""
+    """Return a sentence on the ranks whose GPU clocks differ most; empty if they are alike."""
     medians = {part.rank: clock for part in parts if (clock := _clock_mhz(read_context(part.path))) != NONE}
     if not medians or not are_unlike_clocks(min(medians.values()), max(medians.values())):
         return ""
@@ -470,7 +470,7 @@ def _unlike_clocks(parts: list[CapturePart]) -> str:
 
 
 def _slowed(context: dict[str, Any]) -> str:
-    """Say in how many samples the device's clock was held back, and by what; empty if in none."""
+    """Return a sentence on the samples in which the device's clock was held back, and why; empty if there are none."""
     reasons = _sampled(context, "slowed_by")
     held = [each for each in reasons if isinstance(each, list | tuple) and each]
     if not held:
@@ -481,7 +481,7 @@ def _slowed(context: dict[str, Any]) -> str:
 
 
 def _ran_ahead(context: dict[str, Any], unprofiled_ns: list[int]) -> str:
-    """Say how steps without a wait between them differ from the measured ones; empty where they do not."""
+    """Return a sentence on how steps without waits between them differ from the measured ones; empty if they do not."""
     window = _mapping(_mapping(context, "timing"), "free_running")
     steps, ns = _whole(window, "steps"), _whole(window, "ns")
     if steps <= 0 or ns <= 0 or not unprofiled_ns or not _mapping(context, "timing").get("waited_for"):
@@ -494,7 +494,7 @@ def _ran_ahead(context: dict[str, Any], unprofiled_ns: list[int]) -> str:
 
 
 def _at_borders(context: dict[str, Any], recorded_ns: np.ndarray, window: int) -> str:
-    """Return a sentence on how much longer recorded steps are than the clock around them; empty if they are not."""
+    """Return a sentence if recorded steps are longer in the trace than by the clock around them; else empty."""
     given = context.get("profiled_step_ns")
     clocked = given[window * len(recorded_ns):][:len(recorded_ns)] if isinstance(given, list) else []
     if not len(recorded_ns) or len(clocked) != len(recorded_ns) or not all(
@@ -527,13 +527,13 @@ def _nothing_recorded(directory: str, parts: list[CapturePart], window: int) -> 
 
 
 def _note_law(graph: ExecutionGraph) -> None:
-    """Write the law of a suite's workload with its look-ups, where nothing was counted. In place."""
+    """Note the look-ups of a suite workload by the distribution that it draws from, if none were counted. In place."""
     noted = graph.meta.workload
     if not noted or tables_of(graph):
         return
     try:
         tables = workloads.configure(noted["name"], **noted["settings"]).embedding_tables()
-    except (ForetraceError, KeyError, TypeError):  # of another version, or a file that somebody changed
+    except (ForetraceError, KeyError, TypeError):  # of another version, or an edited file
         return
     if tables:
         note_tables(graph, tables)

@@ -1,9 +1,9 @@
 """A ``Table``: equally long NumPy columns. An ``ExecutionGraph`` has several.
 
-Functions over columns: bring equal keys together, measure the time that intervals cover, and walk trees upwards.
+Functions over columns: group equal keys, measure the time that intervals cover, and walk trees upwards.
 
-Keys are brought together without sorting where they are codes of a table. Ends of intervals are exclusive; times are
-ns. Trees are columns of parents (-1: a root).
+Keys that are codes of a table are grouped without sorting. Ends of intervals are exclusive; times are ns. Trees are
+columns of parents (-1: a root).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ NONE = -1
 
 
 def is_constant(column: np.ndarray) -> bool:
-    """Return whether a column is one value, kept once: ``np.broadcast_to``, which cannot be written to."""
+    """Return whether a column stores one value once, by ``np.broadcast_to``, and so cannot be written to."""
     return len(column) > 0 and column.strides == (0,)
 
 
 def is_time(column: str) -> bool:
-    """Return whether a column holds times or durations by its name; these are always stored in full, to be edited."""
+    """Return whether a column's name means times or durations; these are always stored in full, to be edited."""
     return column.endswith("_ns")
 
 
 @dataclass(slots=True)
 class Table:
-    """Equally long NumPy columns of whole numbers. Subclasses only list them, as ``Int64``, ``Int32`` or ``Int8``.
+    """Equally long NumPy columns of integers. Subclasses only list them, as ``Int64``, ``Int32`` or ``Int8``.
 
-    Columns of what was read may be a single value that is kept once and cannot be written to, see ``writable``; times
-    (``is_time``) never are.
+    A column that was read may store a single value once and then cannot be written to, see ``writable``. Columns of
+    times (``is_time``) never do.
     """
 
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset()
@@ -53,7 +53,7 @@ class Table:
         return len(getattr(self, next(iter(self.layout()))))
 
     @classmethod
-    @cache  # opening a small file would spend most of its time asking for them
+    @cache  # opening a small file would spend most of its time here
     def layout(cls) -> dict[str, np.dtype]:
         """Return the names of the columns, in order, and their NumPy types."""
         return {column.name: np.dtype(str(column.type).lower()) for column in fields(cls)}
@@ -69,11 +69,11 @@ class Table:
 
     @classmethod
     def blank(cls, rows: int) -> Any:
-        """Return a table as ``empty`` does, with read-only columns that take no memory and are to be replaced."""
+        """Return a table as ``empty`` does, with read-only columns that take no memory and must be replaced."""
         return cls(**{name: np.broadcast_to(column, rows) for name, column in cls.empty(1).columns().items()})
 
     def writable(self, name: str) -> np.ndarray:
-        """Return a column to write to: one that is a single value, kept once, is written out first."""
+        """Return a column to write to; a column that stores a single value once is expanded first."""
         column: np.ndarray = getattr(self, name)
         if not column.flags.writeable:  # also one without a row
             column = column.copy()
@@ -86,13 +86,13 @@ class Table:
 
 
 SMALL = 1 << 16
-"""Span that keys may always have: a table of it costs less than sorting a thousand keys."""
+"""Span of keys for which a table is always used: it costs less than sorting a thousand keys."""
 
 
 def grouped(keys: Int64) -> tuple[Int64, Int64]:
-    """Return the distinct keys in ascending order, and the place of each key among them, as ``np.unique`` does.
+    """Return the distinct keys in ascending order, and the index of each key among them, as ``np.unique`` does.
 
-    Keys that span little more than there are of them are looked up in a table; others are sorted.
+    If the span of the keys is little larger than their number, they are looked up in a table; else they are sorted.
     """
     if not len(keys):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -108,22 +108,22 @@ def grouped(keys: Int64) -> tuple[Int64, Int64]:
 
 
 def named(codes: Int32, strings: Sequence[str], matches: Callable[[str], object]) -> Bool:
-    """Return which codes of texts mean a text that matches; few texts occur in many rows."""
-    matching = np.zeros(len(strings) + 1, np.bool_)  # the last one is of no text
+    """Return a mask of the codes whose text matches; each text is tested once, however many rows have it."""
+    matching = np.zeros(len(strings) + 1, np.bool_)  # the last entry serves code -1
     for code in np.flatnonzero(np.bincount(codes + 1)[1:]).tolist():
         matching[code] = bool(matches(strings[code]))
     return matching[codes]
 
 
 def totals(place: Int64, values: Int64, count: int) -> Int64:
-    """Return the sums of whole values by place, [count], exact as long as they are below 2^53."""
+    """Return the sums of integers by place, [count], exact below 2^53."""
     return np.bincount(place, weights=values, minlength=count).astype(np.int64)
 
 
 def kinds_of(*columns: Int64) -> tuple[Int64, Int64]:
-    """Return which of the distinct rows of some columns each row is, and the first row of each.
+    """Return for each row its index among the distinct rows of some columns, and the first row of each distinct one.
 
-    Distinct rows are in ascending order, by the first column first, as ``np.unique`` has them.
+    Distinct rows are in ascending order, with the first column as the main key, as in ``np.unique``.
     """
     place: Int64 = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -135,18 +135,18 @@ def kinds_of(*columns: Int64) -> tuple[Int64, Int64]:
 
 
 def spans(low: Int64, high: Int64) -> Int64:
-    """Return the numbers from ``low`` to before ``high`` of each span, one span after the other."""
+    """Return the integers from ``low`` up to ``high`` (exclusive) of each span, one span after the other."""
     count = high - low
     return np.repeat(low - np.cumsum(count) + count, count) + np.arange(int(count.sum()))
 
 
 class RowsByNumber:
-    """Rows in the order of a column of small numbers (of steps), found without looking at those of other numbers.
+    """Rows in the order of a column of small numbers (of steps), so that the rows of one number are found directly.
 
     Args:
-        number: of each row, from -1 on.
-        numbers: how many there are from 0 on.
-        chosen: the rows that count; all by default.
+        number: the number of each row, from -1 on.
+        numbers: the count of numbers from 0 on.
+        chosen: mask of the rows to keep; by default all.
     """
 
     def __init__(self, number: Int32, numbers: int, chosen: Bool | None = None) -> None:
@@ -156,7 +156,7 @@ class RowsByNumber:
         self.order = order[:place_rows(np.ascontiguousarray(number, np.int32), chosen, self._first, order)]
 
     def bounds(self, numbers: Int64) -> tuple[Int64, Int64]:
-        """Return where in ``order`` the rows of each number begin and end; for -1 those of all rows."""
+        """Return where in ``order`` the rows of each number begin and end; -1 means all rows."""
         every = numbers < 0
         return (np.where(every, 0, self._first[numbers + 1]),
                 np.where(every, len(self.order), self._first[numbers + 2]))
@@ -164,7 +164,7 @@ class RowsByNumber:
 
 @dataclass(frozen=True, slots=True)
 class GroupSums:
-    """Sums by group and slot, in the order of both: a group and a slot a row, and its sums [rows, sums]."""
+    """Sums by group and slot, sorted by both: each row has a group, a slot and its sums, [rows, sums]."""
 
     group: Int64
     slot: Int64
@@ -176,8 +176,8 @@ def tallied(first: Int64, order: Int64, slot: Int64, amount: Int64, slots: int) 
 
     Args:
         first: the rows of group ``n`` are ``order[first[n]:first[n + 1]]``.
-        slot: of each row, from 0 to before ``slots``.
-        amount: of each row.
+        slot: the slot of each row, from 0 to before ``slots``.
+        amount: the amount of each row.
     """
     room = min(len(order), slots * (len(first) - 1))
     group, found = np.empty((2, room), np.int64)
@@ -188,7 +188,7 @@ def tallied(first: Int64, order: Int64, slot: Int64, amount: Int64, slots: int) 
 
 
 def empty_room(slots: int, sums: int) -> tuple[Int64, Int64]:
-    """Return zeros to add up in by slot, and bits that mark the slots in use."""
+    """Return zeros for sums by slot, and bits that mark the slots in use."""
     return np.zeros((slots, sums), np.int64), np.zeros(slots // 64 + 1, np.int64)
 
 
@@ -196,7 +196,7 @@ _NONE: Int64 = np.zeros(0, np.int64)
 
 
 def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Sort intervals and join those that overlap or touch; returns starts and ends."""
+    """Sort intervals and join those that overlap or touch; return starts and ends."""
     order = np.argsort(start, kind="stable")
     start, reached = start[order].astype(np.int64), np.maximum.accumulate(end[order].astype(np.int64))
     opens = np.ones(len(start), np.bool_)
@@ -212,7 +212,7 @@ def union_ns(start: Int64, end: Int64) -> int:
 
 
 def covered(by: tuple[Int64, Int64], start: Int64, end: Int64) -> Int64:
-    """Return how much of each given interval is covered by others, whose starts and ends are ``by``."""
+    """Return the time of each given interval that is covered by others, whose starts and ends are ``by``."""
     found: Int64 = np.empty(len(start), np.int64)
     _covered(*by, start, end, found)
     return found
@@ -233,7 +233,7 @@ Parents = npt.NDArray[np.integer]
 
 
 def outermost(parent: Parents) -> Int64:
-    """Return the root that each row lies in, itself where it is one; by pointer jumping."""
+    """Return the root of the tree that contains each row (a root's own row), by pointer jumping."""
     top = np.where(parent >= 0, parent, np.arange(len(parent))).astype(np.int64)
     while len(top) and not np.array_equal(following := top[top], top):
         top = following
@@ -241,8 +241,10 @@ def outermost(parent: Parents) -> Int64:
 
 
 def nearest(parent: Parents, chosen: Bool, rows: Int64) -> Int64:
-    """Return the first chosen row at each of ``rows`` or above it; -1 where there is none. By pointer jumping, so that
-    rows nested many thousand deep take no longer than others."""
+    """Return for each of ``rows`` the nearest chosen row among itself and its ancestors; -1 where there is none.
+
+    By pointer jumping, so that rows nested many thousand deep take no longer than others.
+    """
     none = len(parent)
     up = np.append(np.where(chosen, np.arange(none), parent), none)
     up[up < 0] = none
@@ -253,5 +255,5 @@ def nearest(parent: Parents, chosen: Bool, rows: Int64) -> Int64:
 
 
 def within(parent: Parents, chosen: Bool) -> Bool:
-    """Return which rows are chosen or lie in a chosen one."""
+    """Return a mask of the rows that are chosen or have a chosen ancestor."""
     return nearest(parent, chosen, np.arange(len(parent))) >= 0

@@ -6,9 +6,9 @@
     a step traced by shapes ─────┼─> ``MemoryTimeline``: bytes by kind at each change ─> ``MemoryAccount`` of its peak
     a snapshot of CUDA memory ───┘
 
-A step traced by shapes knows what each storage holds (``tracer.shape_only.tensors``). Of what was recorded it is
-inferred from when memory was handed out and given back: made in forward and given back in backward is an activation.
-Snapshots are read in ``tracer.memory_snapshot``. A plan's estimate adds formulas up to the same account
+A step traced by shapes knows what each storage holds (``tracer.shape_only.tensors``). For recorded memory this is
+inferred from the times of allocation and release: allocated in forward and freed in backward is an activation.
+Snapshots are read in ``tracer.memory_snapshot``. A plan's estimate fills the same account by formulas
 (``planner.parallel.memory``), and edits scale the moments that a traced step keeps (``memory_moments``).
 """
 
@@ -45,14 +45,14 @@ class Holds(str, Enum):
     TEMPORARIES = "temporaries"
     """Made in the step and gone before backward, or made in backward or by the optimizer."""
     OTHER = "other"
-    """There when the step began and none of the above: batches kept on the device, and the like."""
+    """Alive when the step began and none of the above: batches kept on the device, and the like."""
     RESERVED = "reserved"
-    """Bytes outside the program's: contexts, libraries' workspaces and buffers, fragmentation. No trace sees them."""
+    """Bytes that the program does not allocate: contexts, libraries' buffers, fragmentation. No trace shows them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryAccount:
-    """Bytes of each ``Holds`` at the moment that needs most."""
+    """Bytes of each ``Holds`` at the moment of largest memory."""
 
     parameters: float = 0
     buffers: float = 0
@@ -65,7 +65,7 @@ class MemoryAccount:
 
     @staticmethod
     def of_trace(memory: Mapping[str, int]) -> MemoryAccount:
-        """Return the account of a traced step's ``Meta.memory``; what no part of it explains is ``other``."""
+        """Return the account of a traced step's ``Meta.memory``; the unexplained rest is ``other``."""
         parts = {what.value: memory.get(what.value, 0) for what in Holds}
         parts[Holds.OTHER] += memory.get(PEAK, 0) - sum(parts.values())
         return MemoryAccount(**parts)
@@ -77,16 +77,16 @@ class MemoryAccount:
 
     @property
     def allocated(self) -> float:
-        """Return what the framework's allocator has handed out: all except what is reserved outside it."""
+        """Return the bytes that the framework's allocator has handed out: all except reserved ones."""
         return self.total - self.reserved
 
     @property
     def parts(self) -> dict[str, float]:
-        """Return the bytes of each kind that is there, by name."""
+        """Return the nonzero bytes of each kind, by name."""
         return {part.name: size for part in fields(self) if (size := getattr(self, part.name))}
 
     def lacking(self, limit_bytes: float, name: str) -> str | None:
-        """Return a sentence on why it does not fit a device; ``None`` if it fits, or the memory is unknown (0)."""
+        """Return a sentence on why it does not fit a device; ``None`` if it fits or the limit is unknown (0)."""
         if not 0 < limit_bytes < self.total:
             return None
         return (f"It does not fit: it needs more than the {limit_bytes / 1e9:,.4g} GB of {name}; choose a larger "
@@ -101,12 +101,12 @@ class MemoryAccount:
 def memory_moments(graph: ExecutionGraph) -> Float64:
     """Return the moments of a traced step that may be its peak at other sizes, [moments, 4].
 
-    Columns are bytes that stay, of activations, of temporaries and of the optimizer's temporaries.
+    Columns are bytes that stay, of activations, of temporaries, and of the optimizer's temporaries.
     """
     if graph.meta.memory_moments:
         return np.array(graph.meta.memory_moments, np.float64)
-    # Traced by an earlier version: what the peak consists of, and an estimate of the optimizer's step, where gradients
-    # are all there, and foreach operations make one more value for every parameter.
+    # Traced by an earlier version: the parts of the peak, and an estimate of the optimizer's step, in which all
+    # gradients are alive and foreach operations make one more value for every parameter.
     account = MemoryAccount.of_trace(graph.meta.memory)
     foreach = any(text.startswith("aten::_foreach_") for text in graph.strings)
     others = graph.meta.memory.get("other", 0) + account.buffers + account.optimizer_state
@@ -115,13 +115,13 @@ def memory_moments(graph: ExecutionGraph) -> Float64:
 
 
 def scaled_account(graph: ExecutionGraph, factors: Float64) -> MemoryAccount:
-    """Return a traced step's account at the moment that needs most, with factors on the columns of its moments, [4]."""
+    """Return a traced step's account at its largest moment, with factors on the columns of its moments, [4]."""
     traced = MemoryAccount.of_trace(graph.meta.memory)
     if (factors == 1.0).all():
         return traced
     moments = memory_moments(graph) * factors
     stays, activations, *temporaries = moments[np.argmax(moments.sum(axis=1))].tolist()
-    # Of what stays only gradients come and go within a step.
+    # Of the bytes that stay, only gradients come and go within a step.
     account = replace(traced, gradients=0, activations=0, temporaries=0)
     gradients = stays - account.total
     account = replace(account, gradients=gradients) if gradients >= 0 else MemoryAccount(other=stays)
@@ -145,17 +145,17 @@ class MemoryTimeline(Shown):
     """Memory of one device over time.
 
     Attributes:
-        source: Where it comes from, in words.
-        time_ns: Of each change; of a step traced by shapes the number of its operation, as it has no times.
+        source: Its origin, in words.
+        time_ns: Time of each change; for a step traced by shapes, which has no times, the number of the operation.
         held_bytes: Bytes of each ``Holds`` after each change, [kinds, changes].
-        places: Who allocated what was there at the peak: module, operation or line of the program; and bytes.
-        inferred: Whether what memory holds was inferred from when it was handed out and given back.
+        places: Bytes alive at the peak by what allocated them: a module, an operation or a line of the program.
+        inferred: Whether the contents were inferred from the times of allocation and release.
         timed: Whether ``time_ns`` is a time.
-        steps: Begin and end of each step, as ``time_ns``.
-        notes: What is to be known of it.
-        on_device: Whether it is a device's memory, not the host's.
-        lacks_earlier: Whether bytes that were handed out before the window are in none of it.
-        earlier_bytes: An estimate of these by ``Holds``, as far as the recording tells them.
+        steps: Name, begin and end of each step, in units of ``time_ns``.
+        notes: Sentences that a reader must know.
+        on_device: Whether it is the memory of a device, not of the host.
+        lacks_earlier: Whether bytes allocated before the window are missing.
+        earlier_bytes: An estimate of the missing bytes by ``Holds``, where the recording allows one.
     """
 
     source: str
@@ -172,22 +172,22 @@ class MemoryTimeline(Shown):
 
     @property
     def total_bytes(self) -> Int64:
-        """Bytes handed out after each change."""
+        """Bytes allocated after each change."""
         return self.held_bytes.sum(axis=0)  # type: ignore[no-any-return]
 
     @property
     def peak_at(self) -> int:
-        """Return the change at which memory peaks."""
+        """Return the index of the change at which memory peaks."""
         return int(np.argmax(self.total_bytes)) if len(self.time_ns) else 0
 
     @property
     def peak_bytes(self) -> int:
-        """Return the most that was handed out at once."""
+        """Return the most bytes that were allocated at once."""
         return int(self.total_bytes.max(initial=0))
 
     @property
     def at_peak(self) -> MemoryAccount:
-        """Return what memory held at the peak."""
+        """Return the contents of memory at the peak."""
         held = self.held_bytes[:, self.peak_at] if len(self.time_ns) else np.zeros(len(KINDS))
         return MemoryAccount(**{kind.value: float(size) for kind, size in zip(KINDS, held.tolist(), strict=True)})
 
@@ -208,7 +208,7 @@ class MemoryTimeline(Shown):
         }
 
     def chart(self) -> Chart:
-        """Return what memory held over time, by kind."""
+        """Return a chart of the contents of memory over time."""
         held = {kind.value: self.held_bytes[i] / 2**20 for i, kind in enumerate(KINDS) if self.held_bytes[i].any()}
         across = self.time_ns / 1e6 if self.timed else self.time_ns
         return Chart("areas", self.headline(), across, [ChartSeries(name.replace("_", " "), sizes)  # type: ignore
@@ -216,7 +216,7 @@ class MemoryTimeline(Shown):
                      "ms" if self.timed else "operation")
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values: the peak, what it holds and who allocated it."""
+        """Return plain values: the peak, its contents and what allocated them."""
         return {"source": self.source, "peak_bytes": self.peak_bytes, "peak_time_ns":
                 int(self.time_ns[self.peak_at]) if self.timed and len(self.time_ns) else None,
                 "holds_bytes": {name: int(size) for name, size in self.at_peak.parts.items()},
@@ -229,14 +229,14 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
     """Return the memory of a rank over its window.
 
     Args:
-        graph: of a step traced by shapes, or recorded with ``profile_memory=True``.
+        graph: a step traced by shapes, or recorded with ``profile_memory=True``.
         device: number of the device; by default the one with most changes; -1 is the host.
 
     Raises:
         ForetraceError: nothing of its memory was recorded.
     """
     changes = graph.allocations
-    # A step traced by shapes that was given times keeps what it knows of memory, and its order.
+    # A step traced by shapes keeps its memory and order, even when it was given times.
     traced = graph.meta.era == SHAPE_ONLY or PEAK in graph.meta.memory
     if not len(changes) and traced:
         raise ForetraceError(
@@ -290,7 +290,7 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
 
 
 def _of_host(found: MemoryTimeline, graph: ExecutionGraph) -> MemoryTimeline:
-    """Note what is missing: PyTorch counts a host's memory from its first profiling on (c10's CPUAllocator.cpp)."""
+    """Note what is missing: PyTorch counts a host's memory only after profiling began (c10's CPUAllocator.cpp)."""
     parts = dict(zip((Holds.PARAMETERS.value, Holds.OPTIMIZER_STATE.value), kept_by_optimizer(graph), strict=True))
     earlier = {name: size for name, size in parts.items() if size}
     listed = ", ".join(f"{name.replace('_', ' ')} {binary_size(size)}" for name, size in earlier.items())
@@ -304,9 +304,9 @@ def _of_host(found: MemoryTimeline, graph: ExecutionGraph) -> MemoryTimeline:
 def timeline_of(source: str, time: Int64, size: Int64, holds: Int64, places: Mapping[str, int], *, inferred: bool,
                 timed: bool, steps: tuple[tuple[str, int, int], ...] = (), base: int = 0,
                 notes: Sequence[str] = (), on_device: bool = True) -> MemoryTimeline:
-    """Return the timeline of changes of memory: what each one holds (a place in ``Holds``), and its bytes.
+    """Return the timeline of changes of memory, given each one's content (an index into ``Holds``) and bytes.
 
-    ``base`` are the bytes that were there before the first; the others are as in ``MemoryTimeline``.
+    ``base`` are the bytes alive before the first change; other arguments are as in ``MemoryTimeline``.
     """
     change = np.zeros((len(KINDS), len(size)), np.int64)
     change[holds, np.arange(len(size))] = size
@@ -316,7 +316,7 @@ def timeline_of(source: str, time: Int64, size: Int64, holds: Int64, places: Map
 
 
 def matched_changes(address: Int64, size: Int64) -> tuple[Int64, Int64]:
-    """Return for each change that hands out memory the change that gives it back (-1: none), and the reverse."""
+    """Return for each allocation the change that frees it, and for each release its allocation; -1: none."""
     open_at: dict[int, int] = {}
     born, freed = np.full(len(size), -1, np.int64), np.full(len(size), -1, np.int64)
     for row, (place, change) in enumerate(zip(address.tolist(), size.tolist(), strict=True)):
@@ -328,12 +328,12 @@ def matched_changes(address: Int64, size: Int64) -> tuple[Int64, Int64]:
 
 
 def inferred_holds(born: Int64, size: Int64, rules: Sequence[tuple[Bool, Holds]]) -> Int64:
-    """Return what each change's memory holds, as a place in ``Holds``.
+    """Return the content of each change's memory, as an index into ``Holds``.
 
     Args:
-        born: For a change that gives back, the change that handed out (-1: before the window).
+        born: For each release, the change that allocated the memory (-1: before the window).
         size: Bytes of each change.
-        rules: Changes that hand out, and what they hold; later rules win, and what none names is temporary.
+        rules: Pairs of a mask of allocations and their content. Later rules win; all others are temporaries.
     """
     found = np.full(len(size), KINDS.index(Holds.TEMPORARIES), np.int64)
     for rows, what in rules:
@@ -344,7 +344,7 @@ def inferred_holds(born: Int64, size: Int64, rules: Sequence[tuple[Bool, Holds]]
 
 
 def _inferred(graph: ExecutionGraph, rows: Int64) -> Int64:
-    """Return what recorded memory holds, by the phases in which it was handed out and given back."""
+    """Return the content of recorded memory, by the phases in which it was allocated and freed."""
     changes = graph.allocations
     size, op = changes.bytes[rows], changes.op[rows]
     freed, born = matched_changes(changes.address[rows], size)
@@ -354,15 +354,15 @@ def _inferred(graph: ExecutionGraph, rows: Int64) -> Int64:
     later = np.where(freed >= 0, step[freed] != step, True)
     return inferred_holds(born, size, [
         ((phase == Phase.FORWARD) & (until == Phase.BACKWARD), Holds.ACTIVATIONS),
-        # What backward makes and the optimizer or the next step gives back was there for the optimizer.
+        # Memory from backward that lives until the optimizer or the next step is a gradient.
         ((phase == Phase.BACKWARD) & ((until == Phase.OPTIMIZER) | later), Holds.GRADIENTS),
         ((phase == Phase.OPTIMIZER) & (freed < 0), Holds.OPTIMIZER_STATE),
         ((phase == NONE) & (freed < 0), Holds.OTHER)])
 
 
 def _at_peak(graph: ExecutionGraph, rows: Int64, *, reused: bool) -> dict[str, int]:
-    """Return the bytes there at the peak by the module that allocated them, or the operation, the largest first;
-    ``reused`` says whether an address may be handed out again."""
+    """Return the bytes alive at the peak by module, else operation, that allocated them, largest first; ``reused``
+    tells whether an address may be allocated again."""
     changes = graph.allocations
     alive = np.cumsum(changes.bytes[rows])
     peak = int(np.argmax(alive)) if len(alive) else 0

@@ -10,18 +10,18 @@ class ForetraceError(Exception):
 
 
 class TraceError(ForetraceError):
-    """A trace file cannot be read, or lacks what was asked for."""
+    """A trace file cannot be read, or lacks the requested data."""
 
 
 class StepRegionError(ForetraceError):
-    """The region that shall mark the steps is not in a recording, or the recording's steps are other ones.
+    """The region that shall mark the steps is missing in a recording, or the recording was saved with other steps.
 
-    It is no ``TraceError``: a rank without the region must not be left out as a file that cannot be read is.
+    It is no ``TraceError``: files that raise those may be skipped, but a rank without the region must not be.
     """
 
 
 class CycleError(ForetraceError):
-    """Recorded steps cannot be grouped into cycles of the number that was asked for."""
+    """Recorded steps cannot be grouped into cycles of the requested number."""
 
 
 class GraphFileError(ForetraceError):
@@ -36,7 +36,7 @@ class CaptureError(ForetraceError):
     """A capture cannot start, or cannot write what it recorded."""
 
     reason = "its files could not be written."
-    """Why a capture is not complete, for its ``context.json``: without the paths that the message may have."""
+    """Why a capture is incomplete, for its ``context.json``: without the paths that the message may contain."""
 
 
 class DiskFullError(CaptureError):
@@ -52,18 +52,18 @@ class ProfilerBusyError(CaptureError):
 
 
 def listed(texts: Iterable[str], most: int = 8) -> str:
-    """Return the first texts as a part of a sentence, and the number of the others: "a, b and 3 more"."""
+    """Return the first texts, and the number of further ones, as part of a sentence: "a, b and 3 more"."""
     every = list(texts)
     return ", ".join(every[:most]) + (f" and {len(every) - most:,} more" if len(every) > most else "")
 
 
 def reason_of(error: BaseException, most: int = 200) -> str:
-    """Return what an exception says as one line, see ``cut_text``; its type where it says nothing."""
+    """Return an exception's message as one line, see ``cut_text``; its type if it has no message."""
     return cut_text(str(error), most) or type(error).__name__
 
 
 def cut_text(text: str, most: int) -> str:
-    """Return a text as one line of at most ``most`` characters and an ellipsis, cut at a word's end."""
+    """Return a text as one line of at most ``most`` characters and an ellipsis, cut between words."""
     line = " ".join(text.split())
     if len(line) <= most:
         return line

@@ -1,4 +1,4 @@
-"""Find a job's files, and recognise the kind of each by its first bytes."""
+"""Finds a job's files, and recognises the kind of each by its first bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tracer.input_file import open_anywhere, why_unopened
 from tracer.lazy import fsspec
 
 SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace", ".sqlite")
-_HEAD_BYTES = 1 << 16  # chosen: the fields that tell kinds of files apart come first
+_HEAD_BYTES = 1 << 16  # chosen: the fields that distinguish kinds of files come first
 _GLOB = re.compile(r"[*?\[]")
 
 
 class FileKind(Enum):
-    """A kind of file, as its first bytes show it."""
+    """A kind of file, by its first bytes."""
 
     TRACE = "profiler trace"
     EXECUTION_TRACE = "execution trace"
@@ -31,7 +31,7 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file to read. ``named``: asked for by name; otherwise found in a directory or by a glob."""
+    """A file to read. ``named``: the user gave its path; otherwise it was found in a directory or by a glob."""
 
     path: str
     kind: FileKind
@@ -42,8 +42,8 @@ class FoundFile:
 def find_files(paths: list[str], notes: list[str]) -> list[FoundFile]:
     """Expand files, directories, globs and URLs of these, each file once, in order of name.
 
-    Empty files found in a directory are noted and left out; one asked for by name is kept (reading it tells why it
-    is an error), unless others remain.
+    Empty files are noted and left out. An empty file that is the only path given is kept: reading it explains the
+    error.
 
     Raises:
         TraceError: a path does not exist, or a directory or glob holds no trace.
@@ -65,7 +65,7 @@ def find_files(paths: list[str], notes: list[str]) -> list[FoundFile]:
 
 
 def _expand(path: str) -> tuple[list[str], bool]:
-    """Return the files that a path names, and whether it named a file itself."""
+    """Return the files that a path leads to, and whether it named a file itself."""
     remote = "://" in path
     system: Any = _Local() if not remote else None
     local = path
@@ -113,7 +113,7 @@ def _look_at(path: str, named: bool) -> FoundFile:
 
 
 def first_bytes(path: str) -> tuple[bytes, bytes, int]:
-    """Return a file's first bytes, the same unpacked (empty where they cannot be), and its size.
+    """Return a file's first bytes, the same decompressed (empty if that fails), and the file's size, bytes.
 
     Raises:
         TraceError: it cannot be opened or read.
@@ -122,7 +122,7 @@ def first_bytes(path: str) -> tuple[bytes, bytes, int]:
         handle, size = open_anywhere(path)
         with handle:
             stored = handle.read(_HEAD_BYTES)
-    except Exception as error:  # fsspec's back ends raise types of their own
+    except Exception as error:  # fsspec's back ends raise their own types
         raise TraceError(why_unopened(path, error)) from error
     head = stored
     if stored.startswith(b"\x1f\x8b"):
@@ -134,7 +134,7 @@ def first_bytes(path: str) -> tuple[bytes, bytes, int]:
 
 
 def kind_of(path: str, stored: bytes, head: bytes) -> FileKind:
-    """Return a file's kind by its name and ``first_bytes``; what is nothing else is taken for a profiler's trace."""
+    """Return a file's kind by its name and ``first_bytes``; anything unknown counts as a profiler's trace."""
     if path.endswith(".foretrace") or stored.startswith(b"PK\x03\x04"):
         return FileKind.GRAPH
     if execution_trace.is_execution_trace(head):

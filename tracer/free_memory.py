@@ -13,7 +13,7 @@ except ImportError:  # Windows
 
 
 def machine_memory() -> dict[str, float]:
-    """Return the kernel's account of the machine's memory, bytes: ``MemTotal``, ``MemAvailable``; empty where there is
+    """Return the kernel's account of the machine's memory, bytes: ``MemTotal``, ``MemAvailable``; empty if there is
     none."""
     with suppress(OSError, ValueError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
@@ -22,7 +22,7 @@ def machine_memory() -> dict[str, float]:
 
 
 def _cached(used: Path) -> float:
-    """Return the bytes of files that a control group counts as used and gives up when memory is short."""
+    """Return the bytes of cached files that a control group counts as used and releases when memory is short."""
     with suppress(OSError, ValueError):
         found = re.search(r"^(?:total_)?inactive_file (\d+)$", used.with_name("memory.stat").read_text(), re.MULTILINE)
         return float(found.group(1)) if found else 0.0
@@ -30,8 +30,8 @@ def _cached(used: Path) -> float:
 
 
 def free_memory() -> float | None:
-    """Return the bytes that this process may still take: the least that the machine, its control group (a container, a
-    batch job) and its limit of addresses (``ulimit -v``) leave; ``None`` where nothing is known."""
+    """Return the bytes that this process may still allocate: the least that the machine, its control group (a
+    container, a batch job) and its address-space limit (``ulimit -v``) leave; ``None`` if nothing is known."""
     found = [available] if (available := machine_memory().get("MemAvailable")) is not None else []
     group = Path("/sys/fs/cgroup")
     for most, used in (("memory.max", "memory.current"),

@@ -1,5 +1,5 @@
-"""Clocks, power, memory and what slows GPUs down: from NVIDIA's and AMD's management libraries where they are installed
-(the extra ``gpu``), else from ``nvidia-smi``. A question costs microseconds by a library, a tenth of a second by the
+"""Clocks, power, memory and throttling of GPUs: from NVIDIA's and AMD's management libraries where they are installed
+(the extra ``gpu``), else from ``nvidia-smi``. A query takes microseconds by a library, a tenth of a second by the
 command."""
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tracer.errors import reason_of
 
 SLOWED = {0x4: "its power limit", 0x8: "a hardware slow-down", 0x20: "its temperature (software)",
           0x40: "its temperature (hardware)", 0x80: "a power brake"}
-"""NVML's reasons that lower a busy device's clock (``nvmlClocksEventReason…``); idling and set clocks are none."""
+"""NVML's reasons that lower a busy device's clock (``nvmlClocksEventReason…``); idling and set clocks are left out."""
 _SMI = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit",
         "temperature.gpu", "clocks_throttle_reasons.active", "memory.total", "memory.used", "utilization.gpu", "uuid",
         "pci.bus_id")
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables that choose among the devices, and may hide all."""
-_SMI_SECONDS = 10  # chosen: a driver that hangs does not answer at all
+"""Variables that choose among the devices, and may hide all of them."""
+_SMI_SECONDS = 10  # chosen: a driver that hangs never answers
 _AMD_SLOWED = {"active_ppt_pwr": "its power limit", "active_socket_thrm": "its temperature (socket)",
                "active_vr_thrm": "its temperature (voltage regulator)", "active_hbm_thrm": "its temperature (memory)",
                "active_prochot_thrm": "a hardware slow-down"}
@@ -34,16 +34,16 @@ _AMD_SLOWED = {"active_ppt_pwr": "its power limit", "active_socket_thrm": "its t
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """A device at one moment; 0 or 0.0 where a figure is not known.
+    """A device at one moment; 0 or 0.0 where a figure is not known, unless stated otherwise.
 
     Attributes:
         name, driver: As the driver reports them.
-        sm_mhz, memory_mhz, max_sm_mhz: Clocks now, and the highest.
-        power_w, power_limit_w, temperature_c: Now, and the limit.
-        slowed_by: What lowers its clock now.
-        memory_bytes, used_bytes: Its memory; -1 where not known.
+        sm_mhz, memory_mhz, max_sm_mhz: Present clocks, and the highest, MHz.
+        power_w, power_limit_w, temperature_c: Present power, its limit, and temperature.
+        slowed_by: What lowers its clock at present.
+        memory_bytes, used_bytes: All and used memory; -1 where not known.
         busy: Share of time in which something runs on it; -1 where not known.
-        processes: That compute on it, this one included if it does; -1 where not known.
+        processes: Number of processes that compute on it, this one included; -1 where not known.
         uuid: As the driver reports it.
         bus: Its place on the PCI bus, "0000:3b:00": domain, bus and device; empty where not known.
     """
@@ -74,7 +74,7 @@ class GpuDevices(Protocol):
         """Return a device's state; what it does not report stays unknown."""
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with an identifier, or of the device that has a part with it (MIG)."""
+        """Return the index of the device that has this identifier, or a part (MIG) with it; else ``None``."""
 
 
 class NvmlDevices:
@@ -113,7 +113,7 @@ class NvmlDevices:
         return GpuState(**found)
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with an identifier, or of the device that has a part with it (MIG)."""
+        """Return the index of the device that has this identifier, or a part (MIG) with it; else ``None``."""
         nvml = self._nvml
         if uuid.startswith("MIG-GPU-"):  # before driver 470: MIG-GPU-<the device's>/<instance>/<instance>
             uuid = uuid.removeprefix("MIG-").partition("/")[0]
@@ -174,7 +174,7 @@ class AmdDevices:
         return GpuState(**found)
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with an identifier."""
+        """Return the index of the device with this identifier; ``None`` if there is none."""
         return _index_of(uuid, [self.state(index).uuid for index in range(len(self))])
 
 
@@ -183,7 +183,7 @@ class SmiDevices:
 
     def __init__(self) -> None:
         self._rows = _smi("gpu", _SMI)
-        self._first: list[list[str]] | None = self._rows  # what was read to count them is the first answer
+        self._first: list[list[str]] | None = self._rows  # read to count the devices; the first answer
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -206,15 +206,15 @@ class SmiDevices:
             _bus(told.get("pci.bus_id", "")))
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device with an identifier; the parts of one (MIG) are not known."""
+        """Return the index of the device with this identifier; parts of a device (MIG) are not known."""
         return _index_of(uuid, [row[_SMI.index("uuid")] for row in self._rows])
 
 
 def find_gpus(*, by_library: bool = False) -> GpuDevices | None:
-    """Return the GPUs that can be asked about themselves; ``None`` where there are none, or nothing to ask with.
+    """Return the GPUs that can be queried; ``None`` where there are none, or no library and command to query them.
 
     Args:
-        by_library: leave ``nvidia-smi`` out, which takes too long to be asked between steps.
+        by_library: do not use ``nvidia-smi``, which is too slow between steps.
     """
     for devices in (NvmlDevices, AmdDevices, *(() if by_library else (SmiDevices,))):
         try:
@@ -227,14 +227,14 @@ def find_gpus(*, by_library: bool = False) -> GpuDevices | None:
 
 
 def why_none() -> str:
-    """Return why PyTorch, which is imported, sees no GPU, in words that follow a colon; empty where it does not say."""
+    """Return why PyTorch, which is imported, sees no GPU, as words after a colon; empty where it gives no reason."""
     torch = sys.modules["torch"]
     if not (torch.version.cuda or torch.version.hip):
         return "it is a build for CPUs"
     chosen = [f"{name}={os.environ[name]}" for name in HIDING if name in os.environ]
     try:
         torch.cuda.init()
-    except Exception as error:  # the driver's own, or PyTorch's
+    except Exception as error:  # an error of the driver or of PyTorch
         chosen.append(reason_of(error, 200).rstrip("."))
     return "; ".join(chosen)
 
@@ -251,7 +251,7 @@ def devices_in_use() -> list[int]:
 
 
 def main_device() -> int | None:
-    """Return the device that the program has had most memory on, by PyTorch's numbers; ``None`` if it had none."""
+    """Return the device with the program's highest memory peak, by PyTorch's numbers; ``None`` if it used none."""
     held = {number: _most_bytes(number) for number in devices_in_use()}
     return max(held, key=held.__getitem__) if any(held.values()) else None
 
@@ -266,9 +266,9 @@ def _most_bytes(number: int) -> int:
 def place_in_use(devices: GpuDevices) -> int | None:
     """Return the index of the device that this process computes on; ``None`` if it is not among them.
 
-    PyTorch's device is found by its place on the bus or its identifier, since CUDA numbers devices by their speed and
-    these libraries by their place. Before PyTorch has started one, what the environment leaves this process decides,
-    with ``LOCAL_RANK`` as the number among these.
+    PyTorch's device is found by its PCI address or identifier, since CUDA numbers devices by speed and these libraries
+    by address. Before PyTorch has started a device, ``LOCAL_RANK`` counts among the devices that the environment leaves
+    to this process.
     """
     if used := devices_in_use():
         torch, number = sys.modules["torch"], main_device()
@@ -286,13 +286,13 @@ def place_in_use(devices: GpuDevices) -> int | None:
 
 
 def _visible(devices: GpuDevices) -> tuple[str, ...]:
-    """Return the variables that choose devices; each chooses from what the one before it leaves."""
+    """Return the variables that choose devices; each chooses from the devices that the previous one leaves."""
     return ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES" if os.environ.get("HIP_VISIBLE_DEVICES") else
             "CUDA_VISIBLE_DEVICES") if isinstance(devices, AmdDevices) else ("CUDA_VISIBLE_DEVICES",)
 
 
 def _left_by(variables: tuple[str, ...], devices: GpuDevices) -> list[int]:
-    """Return the devices that variables leave, in their order. The first one that is unknown hides all after it."""
+    """Return the devices that variables leave, in order. An unknown device hides all after it."""
     left = list(range(len(devices)))
     for variable in variables:
         if chosen := os.environ.get(variable, ""):
@@ -311,18 +311,18 @@ def _local_rank() -> int:
 
 
 def own_device() -> int:
-    """Return PyTorch's number of the device of this rank: its ``LOCAL_RANK``, or 0 where it sees one device alone, as
-    ranks do that a scheduler gives one each."""
+    """Return PyTorch's number of this rank's device: its ``LOCAL_RANK``, or 0 where it sees only one device, as when a
+    scheduler gives each rank its own."""
     return _local_rank() if sys.modules["torch"].cuda.device_count() != 1 else 0
 
 
 def _device_number(text: str) -> int | None:
-    """Return a device's number; ``None`` for other texts, also "²" and thousands of digits."""
+    """Return a device's number; ``None`` for other texts, including "²" and thousands of digits."""
     return int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else None
 
 
 def _index_of(uuid: str, uuids: list[str]) -> int | None:
-    """Return the place of a device among identifiers; the beginning of an identifier will do, as for CUDA."""
+    """Return the index of a device among identifiers; as in CUDA, the beginning of an identifier suffices."""
     return next((index for index, each in enumerate(uuids) if uuid and _plain(each).startswith(_plain(uuid))), None)
 
 
@@ -337,7 +337,7 @@ def _bus(text: str) -> str:
 
 
 def _bus_in(properties: Any) -> str:
-    """Return the place on the bus by PyTorch's properties of a device; empty before PyTorch 2.8."""
+    """Return a device's PCI address from PyTorch's properties; empty before PyTorch 2.8."""
     if not hasattr(properties, "pci_bus_id"):
         return ""
     return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
@@ -362,7 +362,7 @@ def _amd_clock(found: dict[str, Any]) -> dict[str, int]:
 
 
 def _amd_power(found: dict[str, Any]) -> float:
-    """Return the power of the socket, W: devices and versions have it under one of these names, the others "N/A"."""
+    """Return the power of the socket, W. Devices and versions have it under one of these names, and "N/A" elsewhere."""
     names = ("socket_power", "current_socket_power", "average_socket_power")
     return float(next(value for name in names if isinstance(value := found.get(name), int | float) and value > 0))
 

@@ -1,4 +1,4 @@
-"""The ``ExecutionGraph``: one rank's recorded window as columns, and the ``Job`` of several ranks.
+"""The ``ExecutionGraph``: one rank's recorded window as columns.
 
 Nothing here is a Python object per event. Each table is a small dataclass of equally long NumPy arrays;
 ``graph.row("ops", i)`` gives a thin row view for people, code works on the columns. Strings are stored once in
@@ -99,9 +99,9 @@ class GapKind(IntEnum):
 
 
 class Place(IntEnum):
-    """Where an operation of a step traced by shapes works; recorded windows show it by their kernels.
+    """The memory on which an operation of a step traced by shapes works. Recorded windows show it by their kernels.
 
-    An operation reads and writes the host's memory or the device's, or copies from one to the other.
+    An operation reads and writes the host's memory or the device's, or copies between the two.
     """
 
     HOST = 0
@@ -128,18 +128,18 @@ class StepSource(IntEnum):
     ANNOTATION = 3
     PERIOD = 4
     REGION = 5
-    """Regions that the user named, which is better evidence than any other; files keep the numbers of the others."""
+    """Regions that the user named: the best evidence, numbered last because files hold the other numbers."""
 
 
 @dataclass(slots=True)
 class OpTable(Table):
     """One framework operation or annotation a row, sorted by (thread, start, -duration, event index).
 
-    ``parent`` is a row of this table. ``sequence`` is autograd's sequence number, ``forward_thread`` the
-    profiler's number of the thread that ran the forward op. ``shapes``, ``dtypes``, ``strides`` and ``scalars``
-    are the codes of the JSON texts the profiler wrote (decode with ``graph.arguments``). ``place`` is a ``Place`` in
-    steps traced by shapes alone, else ``NONE``. ``python_calls`` are calls of Python functions on its thread since the
-    row before it, or since the step began; ``NONE`` where not counted.
+    ``parent`` is a row of this table. ``sequence`` is autograd's sequence number, ``forward_thread`` the profiler's
+    number of the thread that ran the forward op. ``shapes``, ``dtypes``, ``strides`` and ``scalars`` are the codes of
+    the JSON texts the profiler wrote (decode with ``graph.arguments``). ``place`` is a ``Place`` in steps traced by
+    shapes, else ``NONE``. ``python_calls`` counts the calls of Python functions on the row's thread since the previous
+    row or the step's begin; ``NONE`` where not counted.
     """
 
     name: Int32
@@ -194,7 +194,7 @@ class LaunchTable(Table):
 class KernelTable(Table):
     """One piece of device work a row, sorted by start. ``launch`` is ``NONE`` for orphans.
 
-    ``step`` is the step of the *launch*. Grid and block are in blocks and threads, ``bytes`` of copies and sets.
+    ``step`` is the step of the *launch*. Grid and block are in blocks and threads; ``bytes`` are of copies and memsets.
     """
 
     name: Int32
@@ -230,8 +230,8 @@ class CollectiveTable(Table):
     "reduce", "send", "recv", "send_recv", "barrier" or "unknown". ``ranks`` are those of the group; where our own
     recorder noted a send or a receive, the sender and the receiver.
 
-    ``wait_op`` is the first later operation that touches the result (``NONE``: none does, or this is not known);
-    ``wait_source`` says how that is known, a ``WaitSource``.
+    ``wait_op`` is the first later operation that touches the result; ``NONE`` if there is none or it is not known.
+    ``wait_source``, a ``WaitSource``, is the evidence for it.
     """
 
     kernel: Int32
@@ -288,8 +288,8 @@ class GapTable(Table):
 
 @dataclass(slots=True)
 class StepTable(Table):
-    """One training step a row, in time order. ``thread`` is the thread that ran it, and ``python_calls`` are all calls
-    of Python functions on it; ``NONE`` where not counted."""
+    """One training step a row, in time order. ``thread`` ran the step. ``python_calls`` counts the calls of Python
+    functions on that thread; ``NONE`` where not counted."""
 
     name: Int32
     start_ns: Int64
@@ -315,12 +315,12 @@ class OverheadTable(Table):
 
 @dataclass(slots=True)
 class AllocationTable(Table):
-    """One change of memory a row, in time order: bytes that were handed out, or (negative) given back.
+    """One change of memory a row, in time order: ``bytes`` are positive when allocated, negative when freed.
 
-    Of recorded windows it has what the profiler saw (``profile_memory``). Of steps traced by shapes it has all
-    storages, each change at the operation that made it, and earlier memory at -1 (``op`` and ``start_ns``).
-    ``total_bytes`` is what the allocator had handed out after it, ``holds`` a ``tracer.device_memory.Holds`` (place);
-    ``NONE``: unknown. ``device`` is ``NONE`` for the host's memory; ``address`` identifies an allocation.
+    Recorded windows have the changes that the profiler saw (``profile_memory``). Steps traced by shapes have those of
+    all storages, each at the operation that made it; memory from before the step has -1 as ``op`` and ``start_ns``.
+    ``total_bytes`` is all allocated memory after the change, ``holds`` an index into ``tracer.device_memory.Holds``;
+    both are ``NONE`` if unknown. ``device`` is ``NONE`` for the host's memory. ``address`` identifies an allocation.
     """
 
     op: Int32
@@ -358,7 +358,7 @@ class LossReport:
     empty_steps: int = 0
     """Steps at the window's borders that held almost no work and were left out."""
     unlike_repeats: int = 0
-    """Repeats of the same operations that were not taken for steps, as they are unlike each other."""
+    """Repetitions of the same operations that differ too much from each other to be steps."""
     clamped_children: int = 0
     """Host events that stuck out of their parent and were cut to it."""
     dropped_events: int = 0
@@ -374,12 +374,11 @@ class LossReport:
     repaired_events: int = 0
     """Events whose JSON was invalid and could be mended."""
     unreadable_device_events: int = 0
-    """Timed events of a process that is no host's, of a kind that this reader does not know: a device's, whose work is
-    missing."""
+    """Timed events of an unknown kind in a process that is not a host's: work of a device, which the graph lacks."""
     unreadable_device_calls: int = 0
-    """Calls of an accelerator's runtime, where no device work at all could be read: what they started is missing."""
+    """Calls of an accelerator's runtime in a trace without readable device work: what they started is missing."""
     other_process_events: int = 0
-    """Timed events of other processes, where the file holds several and this is the graph of one."""
+    """Timed events of other processes of the file, where the graph holds one of several."""
     truncated_bytes: int = 0
     """Bytes of an unfinished tail that had to be thrown away."""
     notes: list[str] = field(default_factory=list)
@@ -420,32 +419,32 @@ class Meta:
     versions: dict[str, str] = field(default_factory=dict)
     host_cores: int = NONE
     host_threads: int = NONE
-    """The first: cores that the process might use. The second: threads that one of its operations computed with."""
+    """Threads that one operation computed with. ``host_cores`` are the cores that the process might use."""
     host_units: list[str] = field(default_factory=list)
-    """Instructions of its processor that multiply narrow numbers (``tracer.cpu_units``); empty where unknown."""
+    """Instruction sets of the host's processor for narrow numbers (``tracer.cpu_units``); empty where unknown."""
     process_groups: list[dict[str, Any]] = field(default_factory=list)
     unprofiled_step_ns: list[int] = field(default_factory=list)
-    """Steps timed without the profiler, ns; where the host computes, without their waits for a processor."""
+    """Times of steps without the profiler, ns. Where the host computes, waits for a processor are subtracted."""
     noise: float = 0.0
-    """Log half width that a busy machine adds to every prediction (``tracer.capture.machine``)."""
+    """Half width, as a logarithm, that a busy machine adds to every interval (``tracer.capture.machine``)."""
     waited_share: float = 0.0
-    """Share of their time that the profiled steps waited for a processor, as the capture counted."""
+    """Share of the profiled steps' time that was spent waiting for a processor, as the capture counted it."""
     et_schema: str = ""
     et_joined: int = 0
     """Operations joined to a node of the execution trace."""
     et_candidates: int = 0
-    """Operations of the windows both traces cover, which should have been joined."""
+    """Operations in the windows that both traces cover: the number that could have been joined."""
     python_events: int = 0
     """``python_function`` events seen; they give modules and gaps and are not kept as rows."""
     module_lines: dict[str, str] = field(default_factory=dict)
-    """By module path the function outside of PyTorch that called it first, such as "train.py(17): step", where stacks
-    were recorded."""
+    """Module path → the first function outside PyTorch that called the module, such as "train.py(17): step". Empty
+    where no stacks were recorded."""
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of a step traced by shapes alone (see ``tracer.device_memory``): "peak", "peak_blocks", "start", and
     what the peak consists of; empty for recorded windows."""
     memory_moments: list[list[int]] = field(default_factory=list)
-    """Moments of such a step that may be its peak at other sizes: bytes that stay, of activations, of forward's and
-    backward's temporaries, and of the optimizer's (see ``MemoryTracker.moments``)."""
+    """Moments of a step traced by shapes that may be its peak at other sizes. Each has the bytes that stay, of
+    activations, of temporaries of forward and backward, and of the optimizer's (see ``MemoryTracker.moments``)."""
     substitutions: dict[str, int] = field(default_factory=dict)
     """Counts of the substitutes that a shape-only trace put in the place of the CPU's operations, by name."""
     workload: dict[str, Any] = field(default_factory=dict)
@@ -492,9 +491,9 @@ class ExecutionGraph(Shown):
 
     @property
     def computes_on_host(self) -> bool:
-        """Return whether operations compute on the host's threads themselves: no device is named, or a CPU, and no
-        device work but collectives, which a job of CPUs has too. A step traced by shapes for a CPU names it, and
-        unlike a GPU's has no compute capability."""
+        """Return whether operations compute on the host's threads: no device is named, or a CPU, and there is no device
+        work except collectives, which CPU jobs have too. A step traced by shapes for a CPU names its device but has no
+        compute capability, unlike a GPU's."""
         named = self.meta.device not in ("", "cpu") and bool(self.meta.compute_capability
                                                              or self.meta.era != SHAPE_ONLY)
         return not named and not bool((self.kernels.kind != KernelKind.COLLECTIVE).any())
@@ -527,13 +526,13 @@ class ExecutionGraph(Shown):
                 f"{len(self.ops):,} operations, {len(self.launches):,} calls, {len(self.kernels):,} kernels")
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Return its tables' makers: DataFrames with strings as categoricals, times in ns from the window's start."""
+        """Return a maker of each table's DataFrame: strings as categoricals, times in ns from the window's start."""
         from tracer.views import to_pandas  # imports this module
 
         return {name: partial(to_pandas, self, name) for name in self.TABLES}
 
     def chart(self) -> Chart:
-        """Return the largest kernels by their time in the window; of a host alone the largest operations."""
+        """Return a chart of the kernels that take most time in the window; of a host alone, of the operations."""
         table, names = (self.kernels, "kernels") if len(self.kernels) else (self.ops, "operations, with those in them")
         return time_chart([(self, table)], self.headline(), names)
 
@@ -544,7 +543,7 @@ class ExecutionGraph(Shown):
         return dependency_graph(self)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the one-file form, atomically. Local paths and fsspec URLs.
+        """Write the graph atomically as one file, to a local path or fsspec URL.
 
         Raises:
             GraphFileError: The file cannot be written.
@@ -555,10 +554,10 @@ class ExecutionGraph(Shown):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> ExecutionGraph:
-        """Read the one-file form of a single graph; nothing in it is executed.
+        """Read a file that holds one graph; nothing in it is executed.
 
         Raises:
-            GraphFileError: The file is corrupt, holds another thing, or is of a newer version.
+            GraphFileError: The file is corrupt, holds something other than one graph, or is of a newer version.
         """
         from tracer.store import load_graph  # imports this module
 

@@ -1,4 +1,4 @@
-"""Files that a user gave: opened, checked and decoded; failures say what to do."""
+"""Files that a user gave: opened, checked and decoded; errors say what to do."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PathLike = str | os.PathLike[str]
 
 
 class NotAFile(OSError):
-    """The path is no regular file: a pipe would block for ever, a device never end."""
+    """The path is no regular file: reading a pipe could block forever, a device never end."""
 
     def __init__(self, path: PathLike) -> None:
         super().__init__(errno.EINVAL, "it is a pipe or a device, not a file", os.fspath(path))
 
 
 def open_input(path: PathLike) -> BinaryIO:
-    """Open a regular file for reading; a link is followed, and what it leads to must be a regular file too.
+    """Open a regular file for reading. A link is followed and must lead to a regular file too.
 
-    It is looked at before and after it is opened, which never waits: what lies there may be exchanged in between.
+    The file is checked before and after opening, since it may be replaced in between. Opening never waits.
 
     Raises:
         NotAFile: it is a pipe, socket or device.
@@ -53,11 +53,11 @@ def read_input(path: PathLike) -> bytes:
 
 
 def open_anywhere(path: PathLike) -> tuple[BinaryIO, int]:
-    """Open a local file (see ``open_input``) or an fsspec URL, with its size in bytes, 0 if that is not known.
+    """Open a local file (see ``open_input``) or an fsspec URL; return it with its size in bytes, 0 if not known.
 
     Raises:
         OSError: a local file cannot be opened.
-        Exception: what the URL's back end raises, of types of its own.
+        Exception: an error of the URL's back end, of any type.
     """
     name = os.fspath(path)
     if "://" not in name:
@@ -69,7 +69,7 @@ def open_anywhere(path: PathLike) -> tuple[BinaryIO, int]:
 
 
 def why_not_read(path: PathLike) -> str:
-    """Return what lies at a path instead of a file, as the end of a sentence; empty for a file or nothing."""
+    """Return what a path is if it is no file, as the end of a sentence; empty for a file or a missing path."""
     link = os.path.islink(path)
     try:
         mode = os.stat(path).st_mode
@@ -82,7 +82,7 @@ def why_not_read(path: PathLike) -> str:
 
 
 def why_unopened(path: PathLike, error: Exception) -> str:
-    """Return the sentence of a file or URL that cannot be opened: what lies there, and what to do."""
+    """Return the sentence on a file or URL that cannot be opened: what is there, and what to do."""
     name = os.fspath(path)
     remote = "://" in name
     if not remote and (why := why_not_read(name)):
@@ -124,10 +124,10 @@ def from_json(data: bytes | str, kind: Any = Any) -> Any:
 
     Args:
         data: the whole text.
-        kind: what msgspec shall make of it; anything by default.
+        kind: the type for msgspec; any type by default.
 
     Raises:
-        DecodeError: it is no JSON, or not of that form.
+        DecodeError: it is no JSON, or does not fit the type.
     """
     try:
         value = _decoder(kind).decode(data)
@@ -141,10 +141,10 @@ def from_json(data: bytes | str, kind: Any = Any) -> Any:
 
 
 def value_of(text: str) -> Any:
-    """Decode an argument's text as a profiler writes it, such as "[[2, 3], []]"; ``None`` for what is no JSON.
+    """Decode an argument's text in a profiler's form, such as "[[2, 3], []]"; ``None`` for invalid JSON.
 
-    Texts of traces and of saved graphs may be anything: cut off, nested without end, numbers of thousands of digits,
-    halves of characters.
+    Texts of traces and saved graphs may be damaged in any way: cut off, endlessly nested, with numbers of thousands of
+    digits or halves of characters.
     """
     try:
         value = msgspec.json.decode(text)
@@ -156,7 +156,7 @@ def value_of(text: str) -> Any:
 
 
 def list_of(text: str) -> list[Any]:
-    """Decode an argument's text that is a list; empty for anything else."""
+    """Decode an argument's text that is a list; return [] for anything else."""
     value = value_of(text) if text else None
     return value if isinstance(value, list) else []
 
@@ -165,7 +165,7 @@ def from_toml(data: bytes) -> dict[str, Any]:
     """Decode TOML.
 
     Raises:
-        DecodeError: it is none.
+        DecodeError: it is no TOML.
     """
     toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
@@ -177,10 +177,10 @@ def from_toml(data: bytes) -> dict[str, Any]:
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """Make a typed value of a decoded one.
+    """Convert a decoded value to a type.
 
     Raises:
-        DecodeError: it is not of that form; the reason names the field.
+        DecodeError: it does not fit the type; the reason names the field.
     """
     try:
         return msgspec.convert(value, kind)
@@ -201,7 +201,7 @@ def _reason(error: BaseException, what: str) -> str:
 
 
 def _check_plain(value: Any) -> None:
-    """Raise ``DecodeError`` where a value is nested deeper than ``MOST_DEPTH``, or a number has hundreds of digits."""
+    """Raise ``DecodeError`` if a value is nested deeper than ``MOST_DEPTH``, or a number has hundreds of digits."""
     level = [value]
     for _ in range(MOST_DEPTH):
         if any(type(each) is int and each.bit_length() > MOST_BITS for each in level):

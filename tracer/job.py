@@ -1,7 +1,7 @@
 """``Job``: the recorded ranks of one run; read from their files, saved as one and loaded again.
 
-Takes a file, several files, a directory, a glob or fsspec URLs; profiler traces, saved graphs and execution traces
-may lie side by side. Files of another job are refused; ``Job.notes`` reports what is merely missing.
+Takes a file, several files, a directory, a glob or fsspec URLs; profiler traces, saved graphs and execution traces may
+be mixed. Files of another job are refused; ``Job.notes`` reports what is missing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs
 
 LEAST_BYTES, UNPACKED = 16 << 20, 10
-"""Bytes of text from which on copies of the process read traces, if cores are idle. They take 0.1 s to read; starting
-copies takes a tenth of that. Compressed traces hold at least ten times their bytes."""
+"""Bytes of text from which copies of this process read the traces, if cores are idle. That much takes 0.1 s to read;
+starting copies takes a tenth of that. Compressed traces hold at least ten times their bytes."""
 
 ASSUMED = "Assumed"
 """First word of the note on a job whose ranks are folded by an assumed plan."""
@@ -44,7 +44,7 @@ APART_WINDOWS = 10
 one job start their windows together: up to 7.5 ms apart in the eight-rank DLRM recording."""
 
 _EPOCH_NS = 10**17
-"""Smaller absolute times (before 1973) are not on the epoch clock and say nothing about when a window was."""
+"""Smaller absolute times (before 1973) do not come from the epoch clock, so that they cannot date a window."""
 
 
 @dataclass(repr=False)
@@ -52,13 +52,13 @@ class Job(Shown):
     """The recorded ranks of one run.
 
     Attributes:
-        graphs: One per rank, sorted by rank; of a folded job one per class. ``graph.meta.base_time_ns`` puts each on
+        graphs: One per rank, sorted by rank; in a folded job one per class. ``graph.meta.base_time_ns`` puts each on
             the job's common clock.
         world_size: Ranks of the job, recorded here or not.
         notes: One sentence for each thing that was left out or assumed.
         missing_ranks: Ranks of the job that no graph represents.
-        classes: Which ranks do the same work, where one graph represents all of a class; empty if the job is not
-            folded (see ``tracer.ranks``).
+        classes: The classes of ranks that do the same work, each with the one graph that represents it; empty if the
+            job is not folded (see ``tracer.ranks``).
     """
 
     graphs: list[ExecutionGraph]
@@ -80,7 +80,7 @@ class Job(Shown):
         return {name: partial(self._together, name) for name in ExecutionGraph.TABLES}
 
     def chart(self) -> Chart:
-        """Return the largest kernels of all ranks by their time; of hosts alone the largest operations."""
+        """Return a chart of the kernels of all ranks that take most time; of hosts alone, of the operations."""
         device = any(len(graph.kernels) for graph in self.graphs)
         what = "kernels" if device else "operations, with those in them"
         return time_chart([(graph, graph.kernels if device else graph.ops) for graph in self.graphs], self.headline(),
@@ -96,7 +96,7 @@ class Job(Shown):
         return sum(len(each) for each in self.classes if each.graph != NONE) if self.classes else len(self.graphs)
 
     def rank(self, number: int) -> ExecutionGraph:
-        """Return a rank's graph; of a folded job its class's, with its own numbers. Raises ``JobError`` without one."""
+        """Return a rank's graph, in a folded job its class's with that rank's number. Raises ``JobError``: no graph."""
         for graph in self.graphs:
             if graph.meta.rank == number:
                 return graph
@@ -199,7 +199,7 @@ def _read_job(paths: PathLike | Sequence[PathLike], window: int, progress: Calla
 
 
 def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job:
-    """Return a ``Job`` of graphs already read: sorted by rank, with world size and missing ranks worked out."""
+    """Return a ``Job`` of graphs already read: sorted by rank, with world size and missing ranks derived."""
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     ranks = {graph.meta.rank for graph in graphs}
     size = max([len(graphs), *(graph.meta.world_size for graph in graphs), *(rank + 1 for rank in ranks)])
@@ -220,9 +220,9 @@ def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job
 
 def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
                       classes: Sequence[tuple[Span, ...]] = ()) -> Job:
-    """Assemble the ranks of a capture; raises ``JobError`` if they are not of one job. See ``assemble_job``.
+    """Assemble the ranks of a capture as ``assemble_job`` does. Raises ``JobError`` unless they are of one job.
 
-    ``classes`` are those of a fake world whose plan is known: a graph then represents all ranks of its class.
+    ``classes`` are those of a fake world with a known plan: a graph then represents all ranks of its class.
     """
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     _check_one_job(graphs)
@@ -254,7 +254,7 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
 
 def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, ...]], world_size: int,
                notes: Iterable[str] = ()) -> Job:
-    """Return a job of classes; each may have a graph, that of any one of its ranks.
+    """Return a job of classes in which each class has at most one graph, from any of its ranks.
 
     Raises:
         JobError: a graph's rank is in no class, or two graphs are of one class.
@@ -275,12 +275,12 @@ def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, .
 
 
 def _stands_alone(graph: ExecutionGraph) -> bool:
-    """Return whether a graph's rank never met the others, so that it holds nothing of them."""
+    """Return whether a graph's rank ran without the others, so that it holds no waiting for them."""
     return graph.meta.era == SHAPE_ONLY or graph.meta.backend == FAKE
 
 
 def _fake_world_notes(graphs: list[ExecutionGraph]) -> list[str]:
-    """Return what must be known of graphs whose collectives were faked while their compute was timed."""
+    """Return the note on graphs whose collectives were faked while their compute was timed."""
     fake = [graph.meta for graph in graphs if graph.meta.backend == FAKE and graph.meta.era != SHAPE_ONLY]
     if not fake:
         return []
@@ -291,7 +291,7 @@ def _fake_world_notes(graphs: list[ExecutionGraph]) -> list[str]:
 
 
 def save_job(job: Job, path: str | os.PathLike[str]) -> None:
-    """Save a job, all its ranks, as one file. As ``save_graph`` otherwise."""
+    """Save all ranks of a job as one file, as ``save_graph`` saves a graph."""
     others = {part.name: getattr(job, part.name) for part in fields(job) if part.name != "graphs"}
     write_file(path, pack_graphs("job", list(job.graphs), others, os.fspath(path)))
 
@@ -319,7 +319,7 @@ def load_job(path: str | os.PathLike[str], *, step_region: str | None = None) ->
 
 
 def _check_classes(job: Job, label: str) -> None:
-    """Refuse a folded job whose classes hold impossible ranks or point to graphs that are not there."""
+    """Raise an error if a folded job's classes hold impossible ranks or refer to missing graphs."""
     size = max(job.world_size, 0)
     if size > MOST_RANKS or len(job.missing_ranks) > MOST_RANKS:
         raise corrupt(label, "it claims an impossible number of ranks")
@@ -332,7 +332,7 @@ def _check_classes(job: Job, label: str) -> None:
 
 
 def _saved_member(file: FoundFile, notes: list[str], step_region: str | None) -> list[ExecutionGraph]:
-    """Return a saved file's graphs; one found in a directory that cannot be read is noted."""
+    """Return a saved file's graphs. An unreadable file raises if the user named it, else it is noted."""
     try:
         return load_job(file.path, step_region=step_region).graphs
     except GraphFileError as error:
@@ -344,7 +344,7 @@ def _saved_member(file: FoundFile, notes: list[str], step_region: str | None) ->
 
 def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callable[[int, int], None] | None,
                   workers: TaskWorkers | None, step_region: str | None) -> list[ExecutionGraph]:
-    """Return the graphs of saved files and traces; what is skipped is noted."""
+    """Return the graphs of saved files and traces; skipped files are noted."""
     traces = [file for file in files if file.kind is not FileKind.GRAPH]
     with _workers_for(traces, workers) as found:
         if found is None:
@@ -355,7 +355,7 @@ def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callab
 
 @contextmanager
 def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> Iterator[TaskWorkers | None]:
-    """Yield the given workers, or copies of this process; none if this process reads the traces itself."""
+    """Yield the given workers or copies of this process; ``None`` if this process shall read the traces itself."""
     many = idle_cores()
     if workers is not None and workers.elsewhere:
         yield workers
@@ -369,14 +369,14 @@ def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> It
 
 
 def _text_bytes(trace: FoundFile) -> int:
-    """Return about how long a trace's text is."""
+    """Return the approximate length of a trace's text, bytes."""
     return trace.size * (UNPACKED if trace.path.endswith(".gz") else 1)
 
 
 def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[[int, int], None] | None,
                elsewhere: Iterator[list[ExecutionGraph] | Failed] | None,
                step_region: str | None) -> list[ExecutionGraph]:
-    """Return the graphs, of traces what was read elsewhere; what is skipped is noted."""
+    """Return the graphs of all files, traces from ``elsewhere`` if it is given; skipped files are noted."""
     graphs: list[ExecutionGraph] = []
     total, done = sum(file.size for file in files), 0
     for file in files:
@@ -393,8 +393,8 @@ def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[
 
 def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None,
                  step_region: str | None) -> list[ExecutionGraph]:
-    """Return a member's graph, or those of its processes; one found in a directory that is no trace is noted, one asked
-    for by name is an error."""
+    """Return the graph of a file, or those of its processes. A file that is no trace raises if the user named it, else
+    it is noted."""
     try:
         return kineto.read_processes(file.path, progress=progress, step_region=step_region)
     except TraceError as error:
@@ -402,7 +402,7 @@ def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int
 
 
 def _kept(file: FoundFile, found: list[ExecutionGraph] | Failed, notes: list[str]) -> list[ExecutionGraph]:
-    """Return a member's graphs, or none where its workers died: that is noted, and the others go on."""
+    """Return a file's graphs, or none if its workers died: that is noted, and reading continues."""
     if not isinstance(found, Failed):
         return found
     if not isinstance(found.error, TraceError) or (file.named and not isinstance(found.error, LostWorkerError)):
@@ -458,7 +458,7 @@ def _check_one_job(graphs: list[ExecutionGraph]) -> None:
 
 
 def _join_execution_traces(graphs: list[ExecutionGraph], files: list[FoundFile], notes: list[str]) -> None:
-    """Join each rank's first execution trace; pairs go by the rank in the file names, else by order."""
+    """Join each rank's first execution trace; they are paired by the rank in the file names, else by order."""
     if not files:
         return
     by_rank: dict[int, list[FoundFile]] = {}

@@ -1,4 +1,4 @@
-"""Joins an execution trace to a graph read from the same program's Kineto trace, and takes over what that lacks.
+"""Joins an execution trace to a graph read from the same program's Kineto trace, and fills what the graph lacks.
 
 Two ways, never by ``External id`` (its meaning changed over the years):
 
@@ -6,12 +6,12 @@ Two ways, never by ``External id`` (its meaning changed over the years):
 * where it is missing or disagrees, the op names of each thread are aligned in program order.
 
 The two files may cover different windows. *Candidates* are the rows of ``ops`` inside the window both cover, except
-annotations that the execution trace has nowhere (``ProfilerStep#N`` above all, whose numbers differ anyway):
+annotations that the execution trace never has (``ProfilerStep#N`` above all, whose numbers differ anyway):
 
 * by record id: rows whose id, offset included, lies in the range of the execution trace's ids;
 * by sequence: Per thread, rows from the first to the last joined one. Before (after) them also as many rows as the
-  execution trace has nodes before (after) its first (last) joined node. Of threads that have no counterpart, the rows
-  that start between the first and the last joined one.
+  execution trace has nodes before (after) its first (last) joined node. For threads without a counterpart, the rows
+  that start between the first and the last joined row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STEP_PREFIX = "ProfilerStep#"
 _OFFSET_AGREEMENT = 0.98
 _PAIRS_FOR_OFFSET = 1_000_000  # chosen: 8 MB of differences
 _THREADS_TRIED = 3  # chosen: those with most names in common
-# How far from its place an operation may be that equal (microsecond) timestamps put out of order.
+# Largest distance by which equal (microsecond) timestamps may put an operation out of order.
 _SWAP_REACH = 8
 
 
@@ -64,7 +64,7 @@ class Match:
 
 @dataclass(slots=True)
 class Names:
-    """Op names of both sides as codes of one numbering, and which rows can be joined at all."""
+    """Op names of both sides as codes of one numbering, and the rows that can be joined at all."""
 
     ops: Int64
     nodes: Int64
@@ -73,7 +73,7 @@ class Names:
 
 
 def joinable_names(graph: ExecutionGraph, trace: ExecutionTrace) -> Names:
-    """Return names of both sides in one numbering, without steps and annotations that the trace has nowhere."""
+    """Return names of both sides in one numbering, without steps and annotations that the trace never has."""
     codes: dict[str, int] = {}
 
     def recode(column: Int32, strings: list[str]) -> Int64:
@@ -312,7 +312,7 @@ def _fill_collectives(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64,
 
 
 def _first_inside(graph: ExecutionGraph, comm_of_op: dict[int, CommNode]) -> dict[int, CommNode]:
-    """Return the first collective inside each of the few ranges around it."""
+    """Return the first collective inside each range that encloses collectives within a few levels."""
     inside: dict[int, CommNode] = {}
     for op, comm in sorted(comm_of_op.items()):
         parent = int(graph.ops.parent[op])
@@ -338,9 +338,9 @@ def _comm_of(
     return inner.get(op)
 
 
-# The issue's target: a join that reaches it needs no second method.
+# Share from which a join needs no second method.
 _GOOD = 0.999
-# A thread whose operations mostly have another parent in the execution trace was aligned to the wrong one.
+# A thread was aligned wrongly if its operations mostly have another parent in the execution trace.
 _PARENT_AGREEMENT = 0.5
 
 
@@ -356,7 +356,7 @@ class JoinReport:
     joined: int = 0
     candidates: int = 0
     parents_agree: float = 1.0
-    """Share of joined operations whose parents are joined to each other too: a check the join does not use."""
+    """Share of joined operations whose parents are joined to each other too: a check independent of the join."""
     filled: dict[str, int] = field(default_factory=dict)
     """Values taken over from the execution trace, by column."""
     notes: list[str] = field(default_factory=list)
@@ -412,7 +412,7 @@ def join_execution_trace(graph: ExecutionGraph, source: str | os.PathLike[str] |
 def _drop_wrong_threads(graph: ExecutionGraph, trace: ExecutionTrace, names: Names, match: Match) -> float:
     """Undo the join of threads whose parents mostly disagree; return the share of agreeing parents of the rest."""
     ops = graph.ops
-    # Rows that are never joined (steps, synthetic nodes) are passed over.
+    # Rows that are never joined (steps, synthetic nodes) are skipped.
     parent = nearest(ops.parent, names.op_usable, ops.parent.astype(np.int64))
     # searchsorted needs the ids sorted, which they are.
     at = np.minimum(np.searchsorted(trace.id, trace.parent), len(trace.id) - 1)
@@ -430,7 +430,7 @@ def _drop_wrong_threads(graph: ExecutionGraph, trace: ExecutionTrace, names: Nam
     for thread in present_values(ops.thread[rows]):
         mine = ops.thread[rows] == thread
         compared = int(np.count_nonzero(comparable & mine))
-        # Record ids with equal names are no guess, even where a range ends on another thread (gloo's) than it began.
+        # Record ids with equal names are certain, even where a range ends on another thread (gloo's) than it began.
         if match.method == "sequence" and np.count_nonzero(agrees & mine) < _PARENT_AGREEMENT * compared:
             match.node[rows[mine]] = NONE
             keep &= ~mine

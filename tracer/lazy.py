@@ -1,4 +1,4 @@
-"""Public names, and packages of others, that are imported on first use: the command line starts quickly."""
+"""Public names, and packages of others, that are imported on first use, so that the command line starts quickly."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     Args:
         package: its name.
-        homes: where each public name is: a module that has it, ``module:name`` where it is called otherwise there, or
-            ``module:`` where it is that module.
+        homes: module of each public name. ``module:name`` if the name differs there, ``module:`` if the public name is
+            the module itself.
     """
 
     def get(name: str) -> Any:
@@ -38,9 +38,9 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
 
 def late(name: str) -> ModuleType:
-    """Return a stand-in of a slow package, which is imported when something of it is first used.
+    """Return a replacement for a slow package, which is imported when one of its names is first used.
 
-    From then on its names are looked up without a call in Python.
+    From then on the replacement looks its names up without a Python call.
     """
     stand_in: Any = ModuleType(name)
 
@@ -83,7 +83,7 @@ _HOMES = {
     **{f"rich_{name}": f"rich.{name}" for name in ("box", "console", "markup", "progress", "table", "text")},
     **{name: f"scipy.{name}" for name in ("optimize", "sparse", "special")}, "csgraph": "scipy.sparse.csgraph",
     "ensemble": "sklearn.ensemble"}
-"""Real names of packages that have another name here."""
+"""Real names of packages that are called differently here."""
 
 __all__ = [
     "arrow_csv", "compute", "csgraph", "ensemble", "fsspec", "late", "lazily", "llvm", "llvmlite", "msgspec",

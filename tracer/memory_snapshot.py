@@ -1,8 +1,8 @@
-"""Snapshots of CUDA memory (``torch.cuda.memory._snapshot``), read without running anything in them.
+"""Snapshots of CUDA memory (``torch.cuda.memory._snapshot``), read without running any code in them.
 
-Such a file is a pickle, and a pickle is a program: it may call any function of any module. What a snapshot consists of
-(dictionaries, lists, tuples, texts, numbers, None and booleans) needs none of that. So the standard library's unpickler
-is left with the operations that build plain values; with the first other one the file is refused.
+Such a file is a pickle, and a pickle is a program: it may call any function of any module. A snapshot consists of plain
+values (dictionaries, lists, tuples, texts, numbers, None and booleans), which need no calls. So the standard library's
+unpickler is reduced to the operations that build plain values; any other operation makes it refuse the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tracer.input_file import PathLike, open_input
 from tracer.kineto.events import MAX_US
 
 MOST_BYTES = 4 << 30
-"""Largest file. Snapshots with stacks take some 100 bytes an event."""
+"""Largest file. Snapshots with stacks take some 100 bytes for each event."""
 UNKNOWN_PLACE = "not recorded"
 """The place of an allocation without a stack."""
 MOST_SIZE = 1 << 50
@@ -48,13 +48,13 @@ _OPERATIONS = frozenset({
     "EMPTY_LIST", "EMPTY_TUPLE", "MARK", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "LIST", "DICT", "APPEND", "APPENDS",
     "SETITEM", "SETITEMS", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "BINGET", "LONG_BINGET", "GET", "POP", "PROTO",
     "FRAME", "STOP"})
-"""Operations that build plain values of plain values; no other is done."""
+"""Pickle operations that build plain values of plain values; all others are refused."""
 _KEYS = {"DICT": slice(None, None, 2), "SETITEM": slice(-2, -1), "SETITEMS": slice(None, None, 2)}
-"""Where the keys lie on the stack, for operations that fill dictionaries."""
+"""Positions of the keys on the stack, for operations that fill dictionaries."""
 
 
 class SnapshotError(TraceError):
-    """A file is no snapshot of memory, or holds more than plain values."""
+    """A file is no memory snapshot, or holds more than plain values."""
 
 
 def read_snapshot(path: PathLike) -> dict[str, Any]:
@@ -73,12 +73,12 @@ def read_snapshot(path: PathLike) -> dict[str, Any]:
 
 
 def plain_pickle(stream: BinaryIO, name: str) -> Any:
-    """Return the value of a pickle that consists of plain values alone; nothing in it is run or imported.
+    """Return the value of a pickle that consists of plain values; nothing in it is run or imported.
 
     Raises:
         SnapshotError: it holds anything else, is damaged, or is too large.
     """
-    # Its size is asked for: to read "at most 4 GiB" takes 4 GiB.
+    # Check the size first: reading "at most 4 GiB" allocates 4 GiB.
     if stream.seek(0, os.SEEK_END) > MOST_BYTES:
         raise SnapshotError(f"{name} is larger than {MOST_BYTES >> 30} GiB; record less history "
                             "(max_entries of torch.cuda.memory._record_memory_history).")
@@ -101,7 +101,7 @@ def plain_pickle(stream: BinaryIO, name: str) -> Any:
 
 
 def _checked(do: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """Wrap an operation that fills a dictionary, so that it checks the keys on its stack before they are hashed."""
+    """Wrap an operation that fills a dictionary, so that the keys on its stack are checked before they are hashed."""
     def checked(unpickler: Any) -> None:
         for key in unpickler.stack[keys]:
             check_key(key)
@@ -111,7 +111,7 @@ def _checked(do: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """Python's own unpickler with only the operations that build plain values."""
+    """Python's own unpickler, reduced to the operations that build plain values."""
 
     dispatch: ClassVar = {code: _checked(do, _KEYS[_NAMES[code]]) if _NAMES[code] in _KEYS else do
                           for code, do in pickle._Unpickler.dispatch.items() if _NAMES[code] in _OPERATIONS}
@@ -121,11 +121,11 @@ def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeli
     """Return the memory in a snapshot of ``torch.cuda.memory._dump_snapshot``; nothing in it is run.
 
     Args:
-        path: of the file.
+        path: path of the file.
         device: number of the device; by default the one with the longest history.
 
     Raises:
-        SnapshotError: it is no such file, or holds more than plain values.
+        SnapshotError: it is not such a file, or holds more than plain values.
         ForetraceError: it has nothing of that device.
     """
     name = str(path)
@@ -179,17 +179,17 @@ def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeli
 
 
 def _whole(value: object) -> int:
-    """Return an address or a time; 0 for what is none."""
+    """Return an address or a time; 0 for any other value."""
     return value if type(value) is int and 0 <= value < 1 << 63 else 0
 
 
 def _size(value: object) -> int:
-    """Return a number of bytes; 0 for what is none."""
+    """Return a number of bytes; 0 for any other value."""
     return value if type(value) is int and 0 <= value < MOST_SIZE else 0
 
 
 class _Stacks:
-    """What the stacks of one snapshot show. Events share stacks, frames and texts, so each is looked at once."""
+    """The facts in the stacks of one snapshot. Events share stacks, frames and texts, so each is read once."""
 
     def __init__(self) -> None:
         self._stacks: dict[int, tuple[int, str]] = {}
@@ -197,11 +197,11 @@ class _Stacks:
         self._texts: dict[str, tuple[bool, bool, str]] = {}
 
     def phase(self, event: Mapping[str, Any]) -> int:
-        """Return the phase that an allocation's stack shows: autograd's thread has only hooks as Python frames."""
+        """Return the phase that an allocation's stack shows; autograd's thread has no Python frames except hooks."""
         return self._stack(event)[0]
 
     def place(self, event: Mapping[str, Any]) -> str:
-        """Return the innermost line of the program itself: not of an installed package, nor of C++."""
+        """Return the innermost line of the program itself, not of an installed package or of C++."""
         return self._stack(event)[1]
 
     def _stack(self, event: Mapping[str, Any]) -> tuple[int, str]:
@@ -222,7 +222,7 @@ class _Stacks:
         return int(phase), mine[0] if mine else UNKNOWN_PLACE
 
     def _frame(self, frame: dict[str, Any]) -> tuple[Phase | None, str, bool]:
-        """Return the phase a frame shows, its place if it is Python's, and whether that is an installed package."""
+        """Return a frame's phase, its place if it is a Python frame, and whether that is in an installed package."""
         found = self._frames.get(id(frame))
         if found is not None:
             return found
@@ -235,7 +235,7 @@ class _Stacks:
         return self._frames[id(frame)]
 
     def _text(self, text: str) -> tuple[bool, bool, str]:
-        """Return whether a file's or function's name is the optimizer's, or autograd's, and its last part."""
+        """Return whether a file's or function's name is the optimizer's, whether autograd's, and its last part."""
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = (

@@ -1,8 +1,8 @@
-"""Notebooks as programs: the cells of code of an ``.ipynb`` file (nbformat 4), run in their order in one module.
+"""Notebooks as programs: the code cells of an ``.ipynb`` file (nbformat 4), run in order in one module.
 
-What only IPython understands is left out, with a warning that lists it: commands of a shell (``!pip install …``), line
-magics (``%matplotlib inline``) and cells in other languages (``%%bash``). Magics that time or quieten Python are run as
-the Python they hold (``%time step()``, ``%%capture``). A line is taken for IPython's only where Python cannot read it.
+Text that only IPython understands is left out, with a warning that lists it: shell commands (``!pip install …``), line
+magics (``%matplotlib inline``) and cells in other languages (``%%bash``). Of magics that time Python or hide its
+output, the Python is run (``%time step()``, ``%%capture``). A line counts as IPython's only if Python cannot parse it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _WRAPPING = ("time", "timeit", "capture", "prun", "memit", "mprun", "lprun")
 """Magics whose argument, or whose cell, is Python."""
 _CELL, _LINE, _SHELL, _HELP = "%%", "%", "!", "?"
 _TOO_DEEP = (RecursionError, MemoryError)
-"""Errors of Python's parser for text that nests too deep; running it reports them."""
+"""Errors of Python's parser for deeply nested text; running the text reports them."""
 
 
 class NotebookError(ForetraceError):
-    """A notebook cannot be read, or is not of Python."""
+    """A notebook cannot be read, or is not in Python."""
 
 
 class NotebookWarning(UserWarning):
@@ -35,16 +35,16 @@ class NotebookWarning(UserWarning):
 
 
 def run(file: Path, name: str, until: str | None = None) -> dict[str, Any]:
-    """Run a notebook's cells in a module of a name, and return the module's names.
+    """Run a notebook's cells in a module with a given name, and return the module's names.
 
     Args:
         file: The notebook.
-        name: Of the module, such as "__main__", which stands in ``sys.modules`` meanwhile; one of another name stays.
-        until: A name; cells after the last one that defines it at its top level are not run.
+        name: Name of the module in ``sys.modules``. It stays there afterwards, except "__main__", which is restored.
+        until: A name; cells after the last one that defines it at top level are not run.
 
     Raises:
         NotebookError: It cannot be read.
-        BaseException: What a cell raises.
+        BaseException: any exception of a cell.
     """
     cells, left_out = _compiled(file, until)
     if left_out:
@@ -69,14 +69,14 @@ def _display(*values: object, **_: object) -> None:
 
 
 def _compiled(file: Path, until: str | None) -> tuple[list[CodeType], list[str]]:
-    """Return the compiled cells and the lines that were left out."""
+    """Return the compiled cells, and the lines that were left out."""
     texts = _cells(file)
     left_out: list[str] = []
     read: list[tuple[str, str]] = []
     for number, text in texts:
         place = f"{file}, cell {number}"
         python = _python(text, left_out.append)
-        # Tracebacks and inspect.getsource read the lines of a cell as of a file.
+        # Tracebacks and inspect.getsource read the lines of a cell as those of a file.
         linecache.cache[place] = (len(python), None, python.splitlines(keepends=True), place)
         read.append((place, python))
     if until is not None:
@@ -86,7 +86,7 @@ def _compiled(file: Path, until: str | None) -> tuple[list[CodeType], list[str]]
 
 
 def _cells(file: Path) -> list[tuple[int, str]]:
-    """Return the cells of code, each with its number among all cells, from 1."""
+    """Return the code cells, each with its number among all cells, from 1."""
     try:
         held = json.loads(file.read_text(encoding="utf-8"))
         cells = held["cells"]
@@ -102,7 +102,7 @@ def _cells(file: Path) -> list[tuple[int, str]]:
 
 
 def _python(text: str, leave_out: Callable[[str], None]) -> str:
-    """Return a cell's text with the same number of lines, in which Python can read all that IPython could."""
+    """Return a cell's text as valid Python with the same number of lines, without what only IPython understands."""
     lines = text.splitlines()
     first = next((line for line in lines if line.strip()), "")
     if first.startswith(_CELL):
@@ -129,7 +129,7 @@ def _python(text: str, leave_out: Callable[[str], None]) -> str:
 
 
 def _without_magic(line: str, leave_out: Callable[[str], None]) -> str | None:
-    """Return a line of IPython's as Python; ``None`` for any other line."""
+    """Return a line of IPython as Python; ``None`` for any other line."""
     text = line.strip()
     indent = line[:len(line) - len(line.lstrip())]
     if text.startswith(_LINE) and _word(text, _LINE) in _WRAPPING:
@@ -150,7 +150,7 @@ def _defines(python: str, name: str) -> bool:
     """Return whether a cell assigns a name at its top level."""
     try:
         body = ast.parse(python).body
-    except (SyntaxError, *_TOO_DEEP):  # its run says so
+    except (SyntaxError, *_TOO_DEEP):  # running it reports the error
         return False
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:

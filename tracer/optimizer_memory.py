@@ -1,7 +1,7 @@
-"""What an optimizer keeps in memory, by the shapes that its recorded operations worked on.
+"""The memory of parameters and optimizer state, from the shapes in an optimizer's recorded operations.
 
-A profiler that counts a host's memory counts from its own begin: parameters and the optimizer's state, handed out long
-before, are in none of its numbers. Most of them an optimizer's step goes over once::
+A profiler counts a host's memory only from its own start: parameters and the optimizer's state were allocated long
+before and are missing. An optimizer's step processes most of them once::
 
     mul_(parameters)  lerp_(first moments, gradients)  addcmul_(second moments, …)  addcdiv_(parameters, …)
       elements: P                  P                             P                          P
@@ -19,19 +19,19 @@ from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, OpKind, Phase
 
 STATES = {"adam": 2, "sgd": 1, "adagrad": 1, "rmsprop": 1}
-"""Values an optimizer keeps for each parameter: Adam's two moments, SGD's momentum, the others' mean of squares."""
+"""Values that an optimizer keeps for each parameter: Adam's two moments, SGD's momentum, or a mean of squares."""
 MUCH = 0.1
-"""Operations on fewer elements than this share of the most are on the optimizer's step counters, not on parameters."""
+"""Operations on fewer elements than this share of the largest work on the optimizer's step counters, not on
+parameters."""
 _BYTES = {"double": 8, "c10::Half": 2, "c10::BFloat16": 2}
-"""Of an element by the profiler's name of its type; of others, lists of tensors among them, 4: most parameters are of
-fp32."""
+"""Bytes of an element by the profiler's name of its type. All other types, and lists of tensors, count 4: most
+parameters are in fp32."""
 
 
 def kept_by_optimizer(graph: ExecutionGraph) -> tuple[int, int]:
-    """Return the bytes of the parameters that an optimizer changes, and of its state; zeros where nothing says them.
+    """Return the bytes of the parameters that an optimizer changes, and of its state; zeros if no operation shows them.
 
-    They are what its operations show: parameters that it does not change, and states that it does not touch in place,
-    are not among them.
+    Parameters that it does not change, and states that it does not change in place, are not included.
     """
     ops = graph.ops
     operations = ops.kind == OpKind.OPERATION
@@ -49,12 +49,12 @@ def kept_by_optimizer(graph: ExecutionGraph) -> tuple[int, int]:
 
 
 def _states(graph: ExecutionGraph, mine: Int64, names: set[str]) -> int:
-    """Return how many values an optimizer keeps for each parameter, by its annotation; 0 where unknown."""
+    """Return the number of values that an optimizer keeps for each parameter, by its annotation; 0 if unknown."""
     ops = graph.ops
     said = " ".join(graph.string(int(code)).lower() for code in np.unique(ops.name[ops.kind == OpKind.ANNOTATION])
                     if graph.string(int(code)).startswith("Optimizer.step#"))
     kind = next((kind for kind in STATES if kind in said), None)
-    if kind == "sgd" and not names & {"aten::mul_", "aten::_foreach_mul_"}:  # which shrink the momentum
+    if kind == "sgd" and not names & {"aten::mul_", "aten::_foreach_mul_"}:  # they shrink the momentum
         fused = [row for row in mine.tolist() if graph.string(int(ops.name[row])).startswith("aten::_fused_sgd")]
         return int(any(len(graph.arguments(row)) > 2 and bool(graph.arguments(row)[2].shape) for row in fused))
     return 0 if kind is None else STATES[kind]

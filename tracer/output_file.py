@@ -1,4 +1,4 @@
-"""Files that are written, whole or not at all; full disks; and exclusive use of a directory."""
+"""Files that are written completely or not at all, full disks, and exclusive use of a directory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tracer.input_file import PathLike
 FULL = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT") if hasattr(errno, name))
 """Error numbers of a full disk: no space, or no quota, left."""
 SCARCE_BYTES = 1 << 30
-"""With fewer free bytes a broken-off trace is blamed on the disk: three steps of a large model take 1 GB."""
+"""Free bytes below which an incomplete trace is blamed on the disk: three steps of a large model take 1 GB."""
 _URL = re.compile(r"[A-Za-z][\w+.-]+:/")
-"""Begin of a URL, as a ``Path`` has it: with one slash."""
-_PROBE_BYTES = 1 << 20  # chosen: far more than a full disk still takes
+"""Beginning of a URL in a ``Path``: with one slash."""
+_PROBE_BYTES = 1 << 20  # chosen: far more than fits on a full disk
 
 
 def full_disk_error(error: BaseException | None) -> OSError | None:
@@ -40,9 +40,9 @@ def full_disk_error(error: BaseException | None) -> OSError | None:
 
 
 def writing_error(folder: Path) -> OSError | None:
-    """Return what writing a megabyte to a folder fails with now; ``None`` if it does not.
+    """Return the error of writing a megabyte to a folder now; ``None`` if it succeeds.
 
-    For writers that do not tell: torch's C++ side prints a line and leaves a short file, or none.
+    For writers that report no error: torch's C++ side prints a line and leaves a short file, or none.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -55,7 +55,7 @@ def writing_error(folder: Path) -> OSError | None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return the bytes that can be written in a folder (its quota apart); ``None`` where the system does not say."""
+    """Return the bytes that can be written in a folder, ignoring quotas; ``None`` where the system has no number."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -63,26 +63,26 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def free_text(folder: Path) -> str:
-    """Return ``free_bytes`` in words, for the brackets of a sentence; empty if not known."""
+    """Return ``free_bytes`` in words, for brackets in a sentence; empty if unknown."""
     free = free_bytes(folder)
     return "" if free is None else f"{free / 1e6:,.1f} MB are free there"
 
 
 _ABANDONED_S = 86400.0
-"""Age, s, from which another machine's temporary file is abandoned. Chosen: no export goes a day without writing."""
+"""Age, s, from which another machine's temporary file is abandoned. Chosen: every export writes within a day."""
 _SYSTEM_LINKS = re.compile(r"/dev/(std(in|out|err)|fd/\d+)|/proc/[^/]+/fd/\d+")
-"""``/dev/stdout`` is a link too: the system's own, to what the shell opened. Links in /dev/shm are anybody's."""
+"""``/dev/stdout`` is a link of the system, to what the shell opened; links in /dev/shm may come from anyone."""
 
 
 @contextmanager
 def whole_file(path: PathLike) -> Iterator[BinaryIO]:
     """Yield a stream whose content becomes the file at ``path`` when the block ends without an exception.
 
-    It goes to a temporary file next to it and is renamed, so that an existing file is kept until the new one is
+    It is written to a temporary file next to it and renamed, so that an existing file is kept until the new one is
     complete. A device or pipe (``/dev/stdout``) is written directly.
 
     Raises:
-        ForetraceError: it cannot be written, or is a link; the sentence says what is there now.
+        ForetraceError: it cannot be written, or is a link; the sentence names the present content.
     """
     try:
         if is_stream(path):
@@ -99,10 +99,10 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
-    """Yield a stream as ``whole_file`` does, for a regular file only, which is on the disk when the block ends.
+    """Yield a stream as ``whole_file`` does, for regular files only; the file is synced to disk when the block ends.
 
     Raises:
-        OSError: it cannot be written, or what is there is a link or no regular file. What was there is unchanged.
+        OSError: it cannot be written, or the path is a link or no regular file. The old content is unchanged.
     """
     target = Path(path)
     mode = _mode_of(target)
@@ -110,7 +110,7 @@ def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
     _remove_leftovers(target, here)
     temporary = target.with_name(f".{target.name[:200]}.{here}-{os.getpid()}-{secrets.token_hex(6)}.tmp")
     try:
-        with open(temporary, "xb") as stream:  # never an existing file, nor through a link
+        with open(temporary, "xb") as stream:  # never an existing file or a link
             if mode is not None and hasattr(os, "fchmod"):
                 with suppress(OSError):  # file systems without modes
                     os.fchmod(stream.fileno(), mode)
@@ -119,13 +119,13 @@ def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
         os.replace(temporary, target)
     finally:
-        with suppress(OSError):  # mostly it is not there
+        with suppress(OSError):  # mostly it does not exist
             temporary.unlink()
     _sync_folder(target.parent)
 
 
 def _remove_leftovers(target: Path, here: str) -> None:
-    """Remove temporary files of this user's killed runs, which were writing a file, here or long ago."""
+    """Remove temporary files of this user's killed runs: those of ended processes here, and very old ones."""
     names = re.compile(rf"\.{re.escape(target.name[:200])}\.([0-9a-f]{{8}})-(\d{{1,9}})-[0-9a-f]{{12}}\.tmp")
     with suppress(OSError, AttributeError):  # Windows has neither owners nor process groups
         for file in os.scandir(target.parent):
@@ -151,7 +151,7 @@ def is_stream(path: PathLike) -> bool:
 
 
 def why_unwritten(path: PathLike, error: OSError) -> str:
-    """Return the sentence of an output that could not be written: why, what is there now, what to do."""
+    """Return the sentence for an output that could not be written: the reason, the present content, what to do."""
     reason = error.strerror or str(error)
     target = Path(path)
     if error.errno in FULL:
@@ -163,7 +163,7 @@ def why_unwritten(path: PathLike, error: OSError) -> str:
 
 
 def _mode_of(target: Path) -> int | None:
-    """Return the permissions of an existing regular file, which the new one takes over; ``None`` if there is none."""
+    """Return the permissions of an existing regular file, which the new file keeps; ``None`` if there is none."""
     try:
         found = os.lstat(target)
     except FileNotFoundError:
@@ -179,7 +179,7 @@ def _mode_of(target: Path) -> int | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a folder: on a POSIX disk a rename lasts only after that."""
+    """Sync a folder: on a POSIX disk a rename is durable only then."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     with suppress(OSError):  # not every file system can
@@ -201,15 +201,15 @@ class Busy(Exception):
 
 
 class DirectoryLock:
-    """A directory and the right to write there, held from construction to ``release``; a process that ends, however it
-    ends, gives the right up.
+    """A directory and the exclusive right to write there, held from construction to ``release``; the right ends with
+    the process in any case.
 
-    A directory that is missing is made, with those above it; ``release`` removes what it made and is still empty.
-    Where the system or the file system has no locks, nothing is locked.
+    Missing directories are made; ``release`` removes those it made that are still empty. Without locks in the system or
+    file system, nothing is locked.
 
     Raises:
-        Busy: another process has it.
-        OSError: the directory or the lock's file cannot be made, something else lies there, or it is a URL.
+        Busy: another process has the lock.
+        OSError: the directory or the lock's file cannot be made, another kind of file is in its place, or it is a URL.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -232,7 +232,7 @@ class DirectoryLock:
         """Release the lock and remove its file, and directories made for it that are empty. Safe to repeat."""
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # while it is still ours
+            with suppress(OSError):  # while the lock is still held
                 self._path.unlink()
             file.close()
         made, self._made = self._made, []
@@ -244,7 +244,7 @@ class DirectoryLock:
         try:
             self._make()
             return self._taken()
-        except FileNotFoundError:  # whoever made the directory has removed it meanwhile
+        except FileNotFoundError:  # the process that made the directory has removed it meanwhile
             if time.monotonic() > until:
                 raise
             return False
@@ -265,7 +265,7 @@ class DirectoryLock:
             import fcntl  # not on Windows
         except ImportError:
             return True
-        # Neither through a link, nor waiting for the reader of a pipe.
+        # Do not follow a link, and do not wait for the reader of a pipe.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.fdopen(os.open(self._path, flags, 0o666), "ab")
         found = os.fstat(file.fileno())
@@ -273,9 +273,9 @@ class DirectoryLock:
             file.close()
             raise OSError(errno.EEXIST, f"{self._path} is no lock of foretrace")
         try:
-            # A record lock is the process's own: forked data loaders that outlive it do not keep it.
+            # A record lock belongs to the process: forked data loaders that outlive it do not keep it.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one who had it before may have removed the file between our opening and our locking it.
+            # The previous holder may have removed the file between opening and locking it here.
             is_current = self._path.exists() and os.path.samestat(os.fstat(file.fileno()), self._path.stat())
         except OSError as error:
             file.close()

@@ -1,4 +1,4 @@
-"""Checks of an output path before the long work, so that nothing is lost at its end."""
+"""Checks of an output path before the long work, so that its result is not lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracer.output_file import is_stream
 
 _HEAD_BYTES = 512  # chosen: more than each kind's mark needs
 _ZIP_HEAD, _ZIP_NAME = b"PK\x03\x04", 30
-"""A zip's first bytes, and where its first member's name is."""
+"""A zip's first bytes, and the position of its first member's name."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Output:
     """A kind of file that commands write.
 
     Attributes:
-        what: In words.
-        ours: Whether a file with these first bytes (decompressed) is one, which the same command may replace.
-        stream: Whether it may go to a pipe or device, such as ``/dev/stdout``.
+        what: Its name in words.
+        ours: Returns whether a file with these first bytes (decompressed) is of this kind: the command may replace it.
+        stream: Whether it may be written to a pipe or device, such as ``/dev/stdout``.
     """
 
     what: str
@@ -51,7 +51,7 @@ TIMELINE = Output("timeline of foretrace", _begins(b'{"displayTimeUnit":"ms","tr
 CHAKRA = Output("Chakra trace of foretrace", lambda head: b"written_by" in head and b"foretrace" in head)
 PERFETTO = Output("Perfetto trace of foretrace", lambda head: b"foretrace" in head)
 TABLE_FILE = Output("table of 'foretrace export'", lambda head: True)
-"""``exports.tables`` checks its columns."""
+"""Any first bytes are accepted: ``exports.tables`` checks the columns."""
 SHARDING_PLAN = Output("sharding plan", _begins(b'{\n "world_size"'), stream=True)
 JUNIT = Output("JUnit report", lambda head: b"<testsuites" in head, stream=True)
 MARKDOWN = Output("summary of 'foretrace check'", lambda head: b"foretrace check" in head.partition(b"\n")[0],
@@ -60,16 +60,16 @@ PAGE = Output("page of foretrace", lambda head: b'<meta name="generator" content
 HOST = Output("host model of 'foretrace calibrate --host'", _begins(b'{"host":'))
 PLOT = Output("plot", lambda head: b"Matplotlib" in head or b"matplotlib" in head)
 TABLE = Output("table of a sweep", lambda head: True)
-"""``sweep.files`` checks its columns."""
+"""Any first bytes are accepted: ``sweep.files`` checks the columns."""
 
 
 def check_output(path: str, inputs: list[str], kind: Output) -> None:
-    """Refuse an output that cannot be written, would overwrite what is being read, or what foretrace did not write.
+    """Refuse an output that cannot be written, or would overwrite an input or a file that is not foretrace's.
 
     Args:
-        path: Where the output goes; a URL is left to its file system.
-        inputs: What the command reads.
-        kind: What it writes; an existing file must be of this kind, or empty.
+        path: Path of the output; a URL is left to its file system.
+        inputs: Paths that the command reads.
+        kind: Kind of the output; an existing file must be of this kind, or empty.
 
     Raises:
         ForetraceError: with the reason.
@@ -103,7 +103,7 @@ def check_output(path: str, inputs: list[str], kind: Output) -> None:
 
 
 def _head(path: Path) -> bytes:
-    """Return a file's first bytes, decompressed; none of one that cannot be read."""
+    """Return a file's first bytes, decompressed; empty if it cannot be read."""
     try:
         with open_input(path) as stream:
             stored = stream.read(_HEAD_BYTES)
@@ -113,7 +113,7 @@ def _head(path: Path) -> bytes:
 
 
 def _local_files(inputs: list[str]) -> list[str]:
-    """Return the existing local files that the inputs name; what cannot be found is an error when it is read."""
+    """Return the existing local files that the inputs name; missing ones raise when they are read."""
     found = []
     for path in inputs:
         try:

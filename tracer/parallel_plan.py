@@ -1,6 +1,6 @@
 """``ParallelPlan``: how a job is spread over its ranks, and the one parser of its text. Needs no torch.
 
-Ranks are numbered as Megatron-LM, torchtitan and most launchers do, what talks most lying closest together:
+Ranks are numbered as by Megatron-LM, torchtitan and most launchers: ranks that communicate most are neighbours.
 ``rank = ((stage × dp + replica) × cp + part of the sequence) × tp + shard``.
 """
 
@@ -14,7 +14,7 @@ from tracer.guard import MOST_RANKS
 
 
 class PlanError(ForetraceError):
-    """A plan, or a cluster for it, is impossible; the sentence says what was asked, why not, and what is possible."""
+    """A plan, or a cluster for it, is impossible. The message names what was asked, the reason and what is possible."""
 
 
 class Schedule(str, Enum):
@@ -48,22 +48,22 @@ class Recomputation(str, Enum):
 
     NONE = "none"
     SELECTIVE = "selective"
-    """Activations of the attention core (Korthikanti et al., 2022); with fused attention none is left to recompute."""
+    """Activations of the attention core (Korthikanti et al., 2022); fused attention keeps none of them."""
     FULL = "full"
-    """Every block, from its input, to its end: Megatron-LM's, and PyTorch's reentrant checkpoint."""
+    """Every block as a whole, from its input: Megatron-LM's, and PyTorch's reentrant checkpoint."""
     NEEDED = "needed"
-    """Every block, from its input, up to the last value that backward needs, so that its last product is not run again:
-    PyTorch's checkpoint that is not reentrant (FSDP2, torchtitan), and XLA, which drops what nothing reads."""
+    """Every block from its input up to the last value that backward needs, so that its last product is not run again:
+    PyTorch's non-reentrant checkpoint (FSDP2, torchtitan), and XLA, which drops unused results."""
     PROJECTIONS = "projections"
-    """As needed, but queries, keys and values are kept as the products before attention leave them (MaxText's remat
-    policy ``save_qkv_proj``)."""
+    """As ``NEEDED``, but queries, keys and values are kept as the products before attention return them (MaxText's
+    remat policy ``save_qkv_proj``)."""
     OPERATORS = "operators"
-    """As needed, but the results of attention and of the first, third, … product are kept (torchtitan's selective
+    """As ``NEEDED``, but the results of attention and of the first, third, … product are kept (torchtitan's selective
     checkpointing by ``op``)."""
 
     @property
     def blocks(self) -> bool:
-        """Return whether every block is run again from its input, all of it or in part."""
+        """Return whether every block is run again from its input, completely or in part."""
         return self not in (Recomputation.NONE, Recomputation.SELECTIVE)
 
 
@@ -73,14 +73,14 @@ class Dispatcher(str, Enum):
     ALL_TO_ALL = "alltoall"
     """NCCL's all-to-all: a token is sent once for each of its experts (Megatron-Core's ``alltoall`` dispatcher)."""
     DEEPEP = "deepep"
-    """A token is sent once to each rank that has any of its experts, to another node once, and handed on there
-    (DeepSeek-AI, DeepEP; Megatron-Core's ``--moe-flex-dispatcher-backend deepep``)."""
+    """A token is sent once to each rank that has any of its experts. To another node it is sent once and forwarded
+    there (DeepSeek-AI, DeepEP; Megatron-Core's ``--moe-flex-dispatcher-backend deepep``)."""
     HYBRIDEP = "hybridep"
-    """The same by NVIDIA's kernels (``hybrid-ep`` of DeepEP; ``--moe-flex-dispatcher-backend hybridep``)."""
+    """As ``DEEPEP``, with NVIDIA's kernels (``hybrid-ep`` of DeepEP; ``--moe-flex-dispatcher-backend hybridep``)."""
 
     @property
     def once(self) -> bool:
-        """Return whether a token goes to a rank once, however many of its experts are there."""
+        """Return whether a token is sent to a rank only once, even if several of its experts are there."""
         return self is not Dispatcher.ALL_TO_ALL
 
 
@@ -89,22 +89,22 @@ class Graphs(str, Enum):
 
     NONE = "none"
     PARTIAL = "partial"
-    """All but the experts, layer by layer (Megatron-Core's ``--cuda-graph-impl transformer_engine`` with the scopes
-    attn, moe_router and moe_preprocess)."""
+    """All work except the experts', layer by layer (Megatron-Core's ``--cuda-graph-impl transformer_engine`` with the
+    scopes attn, moe_router and moe_preprocess)."""
     WHOLE = "whole"
     """Forward and backward of all micro-batches (``--cuda-graph-impl full_iteration``)."""
 
 
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act")
-"""Modules whose results Megatron-Core computes again in backward by name (``--recompute-modules``): attention's core,
-norms, the products from latents with rotary positions, the feed-forward part of dense blocks, and experts' activation.
+"""Modules that Megatron-Core recomputes in backward by name (``--recompute-modules``): attention's core, norms, the
+products from latents with rotary positions, the feed-forward part of dense blocks, and experts' activation.
 """
 MOST_TASKS = 1 << 18
-"""Forward passes of all stages' chunks in a step; the largest published runs have some thousands."""
+"""Most forward passes of a step, summed over all stages' chunks; the largest published runs have some thousands."""
 _DIMENSIONS = ("dp", "tp", "pp", "cp")
 _UNSAID = ("microbatch", "microbatches", "bucket_mb", "first_layers", "last_layers", "etp",
            "recompute_layers")
-"""Numbers that a plan may leave open."""
+"""Numbers that a plan may leave undefined."""
 _SWITCHES = ("sequence_parallel", "tensor_overlap", "overlap", "embedding_layer", "loss_layer", "balanced",
              "half_gradients", "offload_optimizer", "expert_overlap", "fused_experts", "fp8_attention",
              "fp8_parameters")
@@ -137,47 +137,47 @@ class ParallelPlan:
 
     Attributes:
         dp, tp, pp, cp: Replicas, shards of each layer, pipeline stages, parts of each sequence.
-        ep: Of the ``dp × cp`` ranks, neighbours that share the experts of a mixture of experts, each with its own.
-        etp: Ranks that share each expert: all of ``tp`` (``None``) or 1, with which ``ep`` counts tensor-parallel ranks
+        ep: Ranks among the ``dp × cp``, neighbours, that share the experts of a mixture of experts: each holds its own.
+        etp: Ranks that share each expert: all of ``tp`` (``None``) or 1. With 1, ``ep`` counts tensor-parallel ranks
             too (Megatron-Core's ``--expert-tensor-parallel-size``).
         microbatch: Samples (a decoder's sequences) of a micro-batch on one replica; ``None`` where not given.
         microbatches: Micro-batches of a replica in a step, of the pipeline or of gradient accumulation; ``None`` where
-            not given, which in a pipeline means as many as stages.
+            not given: in a pipeline, as many as it has stages.
         chunks: Model chunks of a stage, for the interleaved and the zero-bubble schedule.
-        schedule: Of the pipeline.
-        sharding: What replicas share: ``NONE`` is DDP, ``PARAMETERS`` is FSDP2.
-        bucket_mb: MiB of gradients that DDP reduces together (its ``bucket_cap_mb``); by default what DDP does
-            without one: 25, and 1 for the first bucket.
+        schedule: Order of work in the pipeline.
+        sharding: State that replicas share: ``NONE`` is DDP, ``PARAMETERS`` is FSDP2.
+        bucket_mb: MiB of gradients that DDP reduces together (``bucket_cap_mb``); ``None`` for DDP's default: 25, and 1
+            for the first bucket.
         sequence_parallel: Norms, dropout and residuals on 1/``tp`` of the tokens.
         tensor_overlap: With sequence parallelism, its gathers and reduce-scatters overlap the products they belong to,
             in pieces (Transformer Engine's userbuffers).
         recompute: Which activations are computed again.
-        recompute_layers: Of each chunk of a stage, how many blocks, the first ones, are computed again; ``None``: all
+        recompute_layers: Number of blocks at the start of each chunk of a stage that are recomputed; ``None``: all
             (Megatron-Core's ``--recompute-method block --recompute-num-layers``).
-        replicate: Copies of what replicas share, each spread over ``dp / replicate`` of them (and ``cp``): HSDP;
+        replicate: Copies of the shared state, each spread over ``dp / replicate`` replicas (and ``cp``): HSDP;
             torchtitan's ``data_parallel_replicate_degree``, Megatron-Core's ``--num-distributed-optimizer-instances``.
         half_gradients: Gradients are accumulated and reduced in the parameters' type, in place of fp32 (Megatron-Core's
             ``--grad-reduce-in-bf16``, NeMo's ``grad_reduce_in_fp32=False``).
         offload_optimizer: The optimizer and its state are in the host's memory (Megatron-Core's
             ``--optimizer-cpu-offload``).
-        overlap: Gradients are reduced during the last backward, parameters gathered during the block before.
+        overlap: Gradients are reduced during the last backward, and parameters gathered during the previous block.
         dispatcher: How tokens go to their experts and back.
         expert_overlap: Experts' exchanges of one micro-batch overlap the work of another (Megatron-Core's
             ``--overlap-moe-expert-parallel-comm``).
         fused_experts: A kernel of grouped products casts and activates what it has computed (TE's op fuser with
             cuDNN's CuTe DSL kernels, ``--use-transformer-engine-op-fuser``).
-        graphs: What CUDA graphs replay.
+        graphs: The part of a step that CUDA graphs replay.
         fp8_attention: Attention's products are in fp8 (``--fp8-dot-product-attention``).
         fp8_parameters: Linear layers in fp8 have no weights in 16 bits (``--fp8-param-gather``).
-        recompute_modules: Modules whose results are computed again (``MODULES``), on top of ``recompute=selective``.
-        lone_ddp: DDP around a single replica, which still fills buckets.
-        first_layers, last_layers: Layers of the pipeline's first and last stage. ``None``: as many as the others, or
-            one less where layers do not divide (``planner.parallel.stages``).
-        embedding_layer, loss_layer: The embedding, the head with its loss count as a layer when these are spread.
-        balanced: Stages have equal shares of the parameters that products use, the head's among them (nanotron).
+        recompute_modules: Modules that are recomputed (``MODULES``), in addition to ``recompute=selective``.
+        lone_ddp: A single replica is wrapped in DDP, which still fills buckets.
+        first_layers, last_layers: Layers of the pipeline's first and last stage. ``None``: as many as other stages
+            have, or one less where layers do not divide (``planner.parallel.stages``).
+        embedding_layer, loss_layer: The embedding, or the head with its loss, counts as a layer when layers are spread.
+        balanced: Stages have equal shares of the parameters that products use, including the head's (nanotron).
 
     Raises:
-        PlanError: A size is no whole number of at least 1, or sizes contradict each other.
+        PlanError: A size is not a whole number of at least 1, or sizes contradict each other.
     """
 
     dp: int = 1
@@ -327,27 +327,27 @@ class ParallelPlan:
 
     @property
     def expert_replicas(self) -> int:
-        """Return the ranks of a stage that have the same part of the same experts."""
+        """Return the number of ranks of a stage that have the same part of the same experts."""
         return self.dp * self.cp * self.tp // (self.expert_tp * self.ep)
 
     @property
     def shards(self) -> int:
-        """Return how many ranks share the state outside of experts, where replicas share any."""
+        """Return the number of ranks that share the state outside of experts, if replicas share any."""
         return self.dp * self.cp // self.replicate
 
     @property
     def expert_shards(self) -> int:
-        """Return how many ranks share the state of an expert's part, where replicas share any."""
+        """Return the number of ranks that share the state of an expert's part, if replicas share any."""
         return self.expert_replicas // self.replicate
 
     @property
     def samples(self) -> int:
-        """Return the samples of a micro-batch: those that were given, else 1."""
+        """Return the samples of a micro-batch: ``microbatch``, or 1 where it is not given."""
         return self.microbatch or 1
 
     @property
     def passes(self) -> int:
-        """Return the micro-batches of a replica in a step: those that were given, else 1."""
+        """Return the micro-batches of a replica in a step: ``microbatches``, or 1 where it is not given."""
         return self.microbatches or 1
 
     @property
@@ -390,9 +390,9 @@ class ParallelPlan:
         Args:
             dimension: ``"tp"``, ``"cp"``, ``"dp"``, ``"ep"``; ``"etp"``: ranks that share an expert; ``"dpcp"``: all
                 replicas and parts of the sequence; ``"experts"``: ranks of a stage with the same part of the same
-                experts. ``"shards"`` and ``"expert shards"``: those of the last two that share their state;
-                ``"copies"`` and ``"expert copies"``: those with the same share of it. ``"pp"``: a rank and its
-                counterpart in the next stage; ``"ends"``: in the first and in the last stage.
+                experts. ``"shards"`` and ``"expert shards"``: ranks of ``dpcp`` and of ``experts`` that share state;
+                ``"copies"`` and ``"expert copies"``: ranks with the same share of state. ``"pp"``: a rank and its
+                counterpart in the next stage; ``"ends"``: in the first and last stage.
         """
         if dimension == "pp":
             ranks = self.dp * self.cp * self.tp
@@ -400,7 +400,7 @@ class ParallelPlan:
         return list(self.spaced(dimension, stage))
 
     def spaced(self, dimension: str, stage: int = 0) -> range:
-        """Return the ranks of ``group`` of any dimension but "pp", which are equally far apart."""
+        """Return the ranks of ``group`` for any dimension except "pp"; they are equally far apart."""
         ranks = self.dp * self.cp * self.tp
         if dimension == "ends":
             return range(0, (self.pp - 1) * ranks + 1, max(self.pp - 1, 1) * ranks)
@@ -416,7 +416,7 @@ class ParallelPlan:
         return range(base, base + size * step, step)
 
     def __str__(self) -> str:
-        """Return the text that ``parse`` reads; default values are left out."""
+        """Return the text that ``parse`` reads, without default values."""
         kinds = {sharding: name for name, sharding in _KINDS.items()}
         parts = [f"{kinds.get(self.sharding, 'dp')}={self.dp}"] if self.ddp or self.sharding else []
         parts += [f"{name}={getattr(self, name)}" for name in ("tp", "pp", "cp") if getattr(self, name) > 1]
@@ -439,9 +439,9 @@ class ParallelPlan:
         ``ddp=8`` is ``dp=8``, ``fsdp2=8`` is ``dp=8,sharding=3``, ``accumulation`` is ``microbatches``.
 
         Args:
-            text: names with their values, joined by commas; a switch without one is on.
-            world_size: ranks that the plan must have. One dimension may then go without its size: "ddp", "fsdp2", "tp",
-                "pp" alone take the whole world, in "fsdp2,tp=8" fsdp2 takes what is left.
+            text: names with their values, joined by commas; a switch without a value is on.
+            world_size: ranks that the plan must have. One dimension may then omit its size: "ddp", "fsdp2", "tp" and
+                "pp" alone take the whole world, in "fsdp2,tp=8" fsdp2 takes the remaining ranks.
 
         Raises:
             PlanError: the text is no plan, contradicts itself, or its sizes do not multiply to the world size.
@@ -476,7 +476,7 @@ class ParallelPlan:
 
 
 def said(value: object) -> object:
-    """Return a field's value as a plan's text has it."""
+    """Return a field's value as it appears in a plan's text."""
     return value.value if isinstance(value, Enum) else "+".join(value) if isinstance(value, tuple) else value
 
 

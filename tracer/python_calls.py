@@ -1,8 +1,8 @@
 """``PythonCalls``: how often a program calls Python functions of its own and of its libraries, between two operations.
 
-No name of an operation shows what a model's Python costs; the number of its calls does, on a busy machine too. Python's
-own hook for profilers counts them in the thread that starts it. Calls that only watching makes are
-left out: of foretrace's functions, of what torch's modes need around them, and what these call in the program's place.
+No name of an operation shows the host cost of a model's Python; the number of its calls does, even on a busy machine.
+Python's own hook for profilers counts them in the thread that starts it. Calls that only watching makes are left out:
+foretrace's functions, those that torch's modes need, and those that both call in the program's place.
 
 ::
 
@@ -20,26 +20,26 @@ from typing import Any
 
 _OWN = str(Path(__file__).resolve().parent)
 _FOR_TORCH = str(Path("tracer", "shape_only", "uncompiled.py"))
-"""File whose functions are called in place of torch's, and count as torch's."""
+"""File whose functions replace torch's, and count as torch's."""
 _OF_MODES = tuple(str(Path("torch", *parts)) for parts in (
     ("overrides.py",), ("utils", "_python_dispatch.py"), ("_subclasses",), ("_ops.py",), ("_library",), ("profiler",),
     ("autograd", "profiler.py")))
 _UNCOUNTED = (str(Path("torch", "_jit_internal.py")), str(Path("torch", "compiler", "__init__.py")),
               str(Path("torch", "utils", "weak.py")), "weakref.py", "contextlib.py")
-"""Files whose functions do next to nothing, and are called more often while a mode watches."""
+"""Files whose functions do almost nothing, and are called more often while a mode watches."""
 _OF_SHARDS = str(Path("torch", "distributed", "tensor"))
-"""Sharded tensors' own dispatch: the program's, also where a mode passes an operation on to it."""
+"""Sharded tensors' own dispatch: it counts as the program's, even where a mode passes an operation on to it."""
 _QUICK = sys.version_info < (3, 12)
-"""Whether removing and restoring the hook is free; from Python 3.12 on it goes through all code again."""
+"""Whether removing and restoring the hook costs nothing; from Python 3.12 on it visits all code again."""
 _OF_HOOKS = "inner", str(Path("torch", "nn", "modules", "module.py"))
-"""The function by which a module is called only where all modules have hooks."""
+"""The function through which a module is called only if all modules have hooks."""
 
 
 class PythonCalls:
-    """Counts the calls of one thread while ``start`` to ``stop``.
+    """Counts the calls of one thread between ``start`` and ``stop``.
 
     Attributes:
-        count: calls since ``taken`` was last asked for.
+        count: calls since the last call of ``taken``.
     """
 
     def __init__(self) -> None:
@@ -52,30 +52,30 @@ class PythonCalls:
         self._thread = 0
 
     def start(self) -> None:
-        """Count from now on, from zero. Another hook of Python's is not called meanwhile; ``stop`` restores it."""
+        """Start counting from zero. Another Python hook is not called meanwhile; ``stop`` restores it."""
         if self._counting:
             return
         self._before, self._counting, self.count, self._thread = sys.getprofile(), True, 0, get_ident()
         sys.setprofile(self._called)
 
     def stop(self) -> None:
-        """Count no longer; harmless if not started."""
+        """Stop counting; does nothing if not started."""
         if self._counting:
             sys.setprofile(None)
-            if hasattr(self._before, "enable"):  # cProfile's hook is no function: only it can put itself back
+            if hasattr(self._before, "enable"):  # cProfile's hook is no function: only cProfile can restore it
                 self._before.enable()
             elif self._before is not None:
                 sys.setprofile(self._before)
             self._before, self._counting = None, False
 
     def taken(self) -> int:
-        """Return the calls since this was last asked for."""
+        """Return the calls since the last call of this method."""
         found, self.count = self.count, 0
         return found
 
     def hide(self) -> None:
-        """Do not count until ``show``: what is called is not the program's. No context manager, whose own Python would
-        be counted."""
+        """Do not count until ``show``: these calls are not the program's. It is no context manager, whose own Python
+        would be counted."""
         self._hidden += 1
         if self._hidden == 1 and self._unhooks():
             sys.setprofile(None)
@@ -87,7 +87,7 @@ class PythonCalls:
             sys.setprofile(self._called)
 
     def _unhooks(self) -> bool:
-        """Return whether the hook is removed while hidden: what watching calls are most of a step's calls."""
+        """Return whether the hook is removed while hidden: most of a step's calls come from the watching."""
         return _QUICK and self._counting and get_ident() == self._thread
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:

@@ -1,12 +1,12 @@
-"""Ranks of a job: numbers that can be believed, and classes of ranks that do the same work.
+"""Ranks of a job: credible numbers, and classes of ranks that do the same work.
 
-Nothing is allocated by a number that a file merely claims. A thousand data-parallel ranks differ in their numbers only.
-One graph represents all of them. Its numbers (its own, and the ranks of its process groups) are worked out for each
-rank from the rank's place on the mesh.
+A number that a file merely claims allocates no memory. A thousand data-parallel ranks differ in their numbers only, and
+one graph represents all of them. Its own number and the ranks of its process groups are derived for each rank from the
+rank's place on the mesh.
 
-*The same work* means equal operations, calls, kernels and collectives once rank numbers are taken out: process groups
-count by their shape around the rank, not by their members. Times are not compared, so a folded recording keeps those
-of the first rank of each class; nothing is folded unless it is asked for.
+*The same work* means equal operations, calls, kernels and collectives apart from rank numbers: process groups are
+compared by their shape around the rank, not by their members. Times are not compared, so a folded recording keeps those
+of the first rank of each class; recordings are folded only on request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tracer.input_file import DecodeError, from_json
 FAKE = "fake"
 """``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
 Span = tuple[int, int, int]
-"""Ranks ``first, first + step, … last``."""
+"""The ranks ``first, first + step, … last`` as (first, last, step)."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class RankClass:
 
 
 def spans(ranks: Iterable[int]) -> tuple[Span, ...]:
-    """Return ranks as few spans: runs of one step each, taken greedily from the lowest."""
+    """Return ranks as few spans, each with a constant step, built greedily from the lowest rank."""
     rest = sorted(set(ranks))
     found: list[Span] = []
     start = 0
@@ -84,7 +84,7 @@ def spans(ranks: Iterable[int]) -> tuple[Span, ...]:
 
 
 def checked_classes(value: object, world_size: int) -> list[tuple[Span, ...]] | None:
-    """Return classes of JSON's form (lists of [first, last, step]), or ``None`` if they do not fit this world."""
+    """Return the classes in a JSON value (lists of [first, last, step]), or ``None`` if they do not fit this world."""
     if world_size > MOST_RANKS:
         return None
     try:
@@ -102,17 +102,17 @@ def checked_classes(value: object, world_size: int) -> list[tuple[Span, ...]] | 
 
 
 def groups_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
-    """Return the ranks of the group that is to rank ``to`` what the group ``ranks`` is to rank ``of``.
+    """Return the group of rank ``to`` that corresponds to the group ``ranks`` of rank ``of``.
 
-    Groups along the dimensions of a mesh lie on a lattice: a number of ranks at a fixed distance, in one or more
-    dimensions. The other member's group is the lattice of that shape through it. Any other group is the same for both.
+    Groups along the dimensions of a mesh form a lattice: a number of ranks at a fixed distance, in one or more
+    dimensions. The group of ``to`` is the lattice of the same shape through it. Other groups are the same for both.
     """
     shape = lattice(ranks, of)
     return list(ranks) if shape is None else _through(shape, to)
 
 
 def peers_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
-    """Return the ranks that send to ``to`` or receive: as far from it as ``ranks`` are from ``of``."""
+    """Return the ranks that send to ``to`` or receive from it, at the same distances as ``ranks`` from ``of``."""
     return [rank - of + to for rank in ranks]
 
 
@@ -148,7 +148,7 @@ _MOST_IN_NAME = 1 << 17
 
 
 def rank_in_name(path: str) -> int:
-    """Return the rank a file's name gives ("rank3.json", "worker3_step_12…"), ``NONE`` if it gives none."""
+    """Return the rank in a file's name ("rank3.json", "worker3_step_12…"), ``NONE`` without one."""
     match = _RANK_IN_NAME.search(path.rstrip("/").rsplit("/", 1)[-1])
     return int(match.group(1)) if match and len(match.group(1)) < 9 and int(match.group(1)) < _MOST_IN_NAME else NONE
 
@@ -164,7 +164,7 @@ def missing_of(size: int, covered: Collection[int]) -> list[int]:
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 REPLICATED = frozenset({"all_reduce", "broadcast", "barrier"})
-"""Kinds of collectives that every replica does with the same sizes; those of shards may differ from rank to rank."""
+"""Kinds of collectives that have equal sizes on every replica; those of shards may differ from rank to rank."""
 
 _COMPARED: dict[str, frozenset[str]] = {
     "ops": frozenset({"start_ns", "duration_ns", "sequence", "forward_thread", "external_id", "record_id", "scalars",
@@ -174,8 +174,8 @@ _COMPARED: dict[str, frozenset[str]] = {
     "collectives": frozenset({"group", "ranks"}),
     "steps": frozenset({"name", "start_ns", "duration_ns"}),
 }
-"""Tables whose rows make the work, and the columns that may differ between equal ranks. These are times, numbers that
-only link rows, scalars (offsets of a rank's shard are among them), and what is compared in another form."""
+"""Tables whose rows define the work, and the columns that may differ between equal ranks. These are times, numbers that
+only link rows, scalars (with offsets of a rank's shard), and values compared in another form."""
 
 
 def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
@@ -192,9 +192,9 @@ def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
 
 
 def renumbered(graph: ExecutionGraph, rank: int) -> ExecutionGraph:
-    """Return the graph as another rank of its class would have it: its rank, and the ranks of its groups and peers.
+    """Return the graph as another rank of its class would have it, with its rank and the ranks of its groups and peers.
 
-    Tables are shared, except for the collectives' ranks; names of groups stay those of the traced rank.
+    Tables are shared, except for the collectives' ranks; groups keep the names that they have on the traced rank.
     """
     own = graph.meta.rank
     if own == rank:
@@ -219,7 +219,7 @@ def renumbered(graph: ExecutionGraph, rank: int) -> ExecutionGraph:
 
 
 def work_digest(graph: ExecutionGraph) -> bytes:
-    """Return a digest of the work of a graph, equal for ranks that do the same."""
+    """Return a digest of a graph's work, equal for ranks that do the same work."""
     digest = hashlib.sha256()
     for name, left_out in _COMPARED.items():
         table: Table = getattr(graph, name)
@@ -239,7 +239,7 @@ def work_digest(graph: ExecutionGraph) -> bytes:
 
 
 def _ranks_and_kinds(graph: ExecutionGraph) -> dict[tuple[int, bool], np.ndarray]:
-    """Return (code of the ranks, whether it is point to point) → rows of the collectives."""
+    """Return (code of the ranks, whether point to point) → rows of the collectives."""
     table = graph.collectives
     between_two = named(table.kind, graph.strings, POINT_TO_POINT.__contains__)
     found = {}
@@ -252,7 +252,7 @@ def _ranks_and_kinds(graph: ExecutionGraph) -> dict[tuple[int, bool], np.ndarray
 
 
 def _by_text(strings: list[str], codes: np.ndarray, add: Callable[[bytes], None]) -> np.ndarray:
-    """Return codes in the alphabetical order of their texts, which are added to the digest."""
+    """Return codes in the alphabetical order of their texts, and add the texts to the digest."""
     unique, inverse = np.unique(codes, return_inverse=True)
     texts = ["" if code < 0 else strings[code] for code in unique.tolist()]
     order = sorted(range(len(texts)), key=lambda place: (texts[place], unique[place] >= 0))
@@ -264,7 +264,7 @@ def _by_text(strings: list[str], codes: np.ndarray, add: Callable[[bytes], None]
 
 
 def _by_appearance(values: np.ndarray) -> np.ndarray:
-    """Return values numbered in the order in which they first appear."""
+    """Return values numbered in order of first appearance."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))

@@ -1,4 +1,4 @@
-"""Results to look at: one line as text, a table as HTML, tables as DataFrames, charts with matplotlib."""
+"""Results for people: one line of text, a table in HTML, DataFrames, and charts with matplotlib."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from tracer.errors import ForetraceError
 from tracer.lazy import pandas as pd
 
-MOST_BARS = 15  # chosen: more names are not read by eye
+MOST_BARS = 15  # chosen: more names are unreadable
 _INTERVAL = "80% interval"
 
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """One row of numbers: ``low`` and ``high`` are the ends of their intervals, NaN for one that has none."""
+    """One row of numbers: ``low`` and ``high`` are the ends of their intervals, NaN where there is none."""
 
     name: str
     values: Sequence[float]
@@ -27,21 +27,21 @@ class ChartSeries:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: horizontal "bars" by label, "lines" over numbers, or "areas" on top of one another over numbers."""
+    """A chart: horizontal "bars" by label, "lines" over numbers, or stacked "areas" over numbers."""
 
     kind: str
     title: str
     across: Sequence[Any]
-    """Labels of bars, or numbers that lines and areas go over."""
+    """Labels of bars, or the numbers on the horizontal axis of lines and areas."""
     series: Sequence[ChartSeries]
     unit: str
     across_name: str = ""
     marks: Sequence[tuple[float, str]] = field(default_factory=tuple)
-    """Values that a line is drawn at, with its name."""
+    """Values at which a line is drawn, with its name."""
 
 
 def table_chart(table: pd.DataFrame, title: str) -> Chart:
-    """Return a table's first column of numbers as bars by its first column of texts.
+    """Return a chart of a table's first column of numbers as bars, labelled by its first column of texts.
 
     Raises:
         ForetraceError: it has no rows, or no numbers.
@@ -57,8 +57,8 @@ def table_chart(table: pd.DataFrame, title: str) -> Chart:
 
 
 def time_chart(tables: Sequence[tuple[Any, Any]], title: str, what: str) -> Chart:
-    """Return the names in tables of graphs that took most time, as bars: (graph, table with ``name`` and
-    ``duration_ns``) each."""
+    """Return a chart of the names with the most time in tables of graphs, as bars. Each entry is (graph, table with
+    ``name`` and ``duration_ns``)."""
     sums: dict[str, int] = {}
     for graph, table in tables:
         for code, time in zip(table.name.tolist(), table.duration_ns.tolist(), strict=True):
@@ -124,20 +124,20 @@ def _areas(chart: Chart, ax: Any) -> None:
 
 
 def _around(each: ChartSeries) -> list[list[float]]:
-    """Return the distances from values to the ends of their intervals, as matplotlib takes them."""
+    """Return the distances from values to the ends of their intervals, in matplotlib's form."""
     assert each.low is not None and each.high is not None
     return [[max(value - low, 0.0) for value, low in zip(each.values, each.low, strict=True)],
             [max(high - value, 0.0) for value, high in zip(each.values, each.high, strict=True)]]
 
 
 def _short(label: object, most: int = 48) -> str:
-    """Return a label that leaves room for what it labels; dollars are none of matplotlib's formulas."""
+    """Return a shortened label in which dollar signs do not start a formula of matplotlib."""
     text = str(label).replace("$", r"\$")
     return text if len(text) <= most else f"{text[:most - 1]}…"
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return rows as a DataFrame; pandas is imported only here, as most commands need none."""
+    """Return rows as a DataFrame; pandas is imported only here, since most commands need no DataFrames."""
     return pd.DataFrame(list(rows), columns=columns)
 
 
@@ -148,17 +148,17 @@ class Shown(ABC):
 
     @abstractmethod
     def headline(self) -> str:
-        """Say the result in one line."""
+        """Return the result in one line."""
 
     @abstractmethod
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """Make its tables, by name; the first is what a notebook shows."""
+        """Return makers of the result's tables, by name; a notebook shows the first."""
 
     def to_pandas(self, table: str | None = None) -> pd.DataFrame:
         """Return a table as a DataFrame; the first by default.
 
         Raises:
-            KeyError: there is no such table; the message lists those that are.
+            KeyError: there is no such table; the message lists the tables.
         """
         tables = self.tables()
         if table is None:
@@ -168,7 +168,7 @@ class Shown(ABC):
         return tables[table]()
 
     def chart(self) -> Chart:
-        """Return what ``plot`` draws: by default bars of the first table's first numbers.
+        """Return the chart that ``plot`` draws: by default bars of the first numbers in the first table.
 
         Raises:
             ForetraceError: there is nothing to plot.
@@ -176,7 +176,7 @@ class Shown(ABC):
         return table_chart(self.to_pandas(), self.headline())
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the result with matplotlib, its intervals with it.
+        """Draw the result and its intervals with matplotlib.
 
         Args:
             ax: matplotlib's ``Axes`` to draw into; by default new ones.
@@ -193,6 +193,6 @@ class Shown(ABC):
         return f"<{type(self).__name__}: {self.headline()}>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the headline and the first table's first rows."""
+        """Return the HTML for a notebook: the headline and the first table's first rows."""
         first = self.to_pandas().head(12).to_html(index=False, border=0, float_format="{:,.3f}".format)
         return f"<p><b>{html.escape(self.headline())}</b></p>{first}"

@@ -1,20 +1,20 @@
-"""Recorded steps: what they do, after how many of them it repeats, and whose device work was lost.
+"""Recorded steps: their work, the cycle in which it repeats, and steps whose device work was lost.
 
-A step's work is how often it runs each kind of operation: its name and sizes. How long a call took does not count: a
-machine that paused would make two steps of one kind. The mean time of a kind's calls is its weight.
+A step's work is how often it runs each kind of operation, that is its name and sizes. A call's duration does not count,
+because a pause of the machine would make two steps differ. The mean time of a kind's calls is its weight.
 
-In a loop that alternates a step may be a whole cycle of what a recording calls steps::
+In a loop that alternates, one step may be a whole cycle of recorded steps::
 
     recorded   | rollout, update | update | update | update | rollout, update | update | update | update |
     steps      |------------------ 0 -----------------------|------------------ 1 -----------------------|
 
-No recorded step of such a loop is the program's: the median one has no rollout. All that is read of a job is therefore
-grouped here, once, right after it was read: recorded steps, and those that a capture timed without the profiler.
+No recorded step of such a loop is typical: the median one has no rollout. So both the recorded steps and the steps that
+a capture timed without the profiler are grouped here, once, right after a job was read.
 
-A profiler whose buffers run full drops kernels, not calls. Between ``cudaStreamBeginCapture`` and
-``cudaStreamEndCapture`` launches are put into a graph instead of a stream, those of other threads too (the backward is
-launched by autograd's). A step that records its graph takes a host's time and no device's, and is not the step that the
-program runs afterwards::
+A profiler with full buffers drops kernels, not calls. Between ``cudaStreamBeginCapture`` and ``cudaStreamEndCapture``
+launches are put into a graph instead of a stream, also those of other threads (autograd's thread launches the
+backward). A step that records its graph takes host time but no device time. It is not the step that the program runs
+afterwards::
 
     calls    begin capture | launch launch launch … | end capture, instantiate | launch graph
     stream                                                                       ######### the step's kernels #########
@@ -34,13 +34,13 @@ from tracer.errors import CycleError
 from tracer.graph import LAUNCHING, NONE, SHAPE_ONLY, ExecutionGraph, LaunchTable, OpKind, StepTable
 
 DIFFERENT = 0.05
-"""Share of two steps' time in operations, from which on work that only one of them has makes them different."""
+"""Share of two steps' time in operations above which work that only one of them has makes the steps different."""
 MOST_STEPS = 64
-"""The last recorded steps that are compared."""
+"""Number of recorded steps, the last ones, that are compared."""
 LOADER = "DataLoader"
-"""Part of the names of all ranges that PyTorch's loaders mark."""
+"""Part of the names of all ranges that PyTorch's data loaders mark."""
 WORKERS = "_MultiProcessingDataLoaderIter"
-"""Part of the name of the range in which a process waits for a batch that workers make."""
+"""Part of the name of the range in which a process waits for a batch from workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class WorkOfSteps:
     """The work of some steps of a rank.
 
     Attributes:
-        row: A call of each kind, a row of ``graph.ops``, [kinds].
+        row: One call of each kind, a row of ``graph.ops``, [kinds].
         count: How often each step runs each kind, [steps, kinds].
-        mean_ns: What a call of each kind takes without those inside it, on the host and on the device, [kinds]; 1 of
+        mean_ns: Mean time of a kind's call without the calls inside it, on the host and on the device, [kinds]; 1 for
             steps traced by shapes, which have no times.
     """
 
@@ -62,13 +62,13 @@ class WorkOfSteps:
     def of(cls, graph: ExecutionGraph, steps: Int64) -> WorkOfSteps:
         """Count the work of steps, by their rows of ``graph.steps``.
 
-        Loading a batch is no work that is compared: how many samples it takes is the loader's.
+        Loading a batch is not compared: the loader decides how many samples it reads.
         """
         ops = graph.ops
         rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & np.isin(ops.step, steps)
                               & ~data_loading_operations(graph))
         name, shapes = ops.name[rows].astype(np.int64), ops.shapes[rows].astype(np.int64)
-        # Where some calls of an operation have no sizes, those of others say nothing of a difference.
+        # If only some calls of an operation have sizes, the sizes do not show a difference: all are left out.
         unsized = (shapes < 0) | np.isin(shapes, [code for code, text in enumerate(graph.strings) if not text])
         kind, first = kinds_of(name, np.where(np.isin(name, np.unique(name[unsized])), NONE, shapes))
         size = len(first)
@@ -79,21 +79,21 @@ class WorkOfSteps:
         return cls(rows[first], count, own / np.maximum(np.bincount(kind, minlength=size), 1.0))
 
     def apart(self, one: Int64 | slice, other: Int64 | slice) -> Float64:
-        """Return the share of the time of pairs of steps that only one of them has work for, [pairs]."""
+        """Return the share of the time of each pair of steps that belongs to work of only one of them, [pairs]."""
         a, b = self.count[one], self.count[other]
         return np.asarray((np.abs(a - b) @ self.mean_ns) / np.maximum((a + b) @ self.mean_ns, 1.0), np.float64)
 
 
 def worked_steps(graph: ExecutionGraph) -> Int64:
-    """Return the last steps that are compared, rows of ``graph.steps``. A range without operations, or without length,
-    is a marker and no step."""
+    """Return the last steps, which are compared, as rows of ``graph.steps``. A range without operations or length is a
+    marker, not a step."""
     inside = (graph.ops.step >= 0) & (graph.ops.kind == OpKind.OPERATION)
     worked = np.bincount(graph.ops.step[inside], minlength=len(graph.steps))
     return np.flatnonzero((worked > 0) & (graph.steps.duration_ns > 0))[-MOST_STEPS:]
 
 
 def period_of(graphs: Sequence[ExecutionGraph]) -> int:
-    """Return after how many steps the work of a job repeats, as far as two whole rounds of it were recorded.
+    """Return the number of steps after which a job's work repeats; at least two whole rounds must be recorded.
 
     ::
 
@@ -101,7 +101,7 @@ def period_of(graphs: Sequence[ExecutionGraph]) -> int:
                   | A | A | A | A |                        1: all do the same
                   | A | B | B | A |                        1: it is not known to repeat
 
-    Where ranks recorded different numbers of steps, the last ones are the same.
+    Where ranks recorded different numbers of steps, their last steps correspond to each other.
     """
     steps = [worked_steps(graph) for graph in graphs]
     fewest = min(map(len, steps), default=0)
@@ -116,30 +116,30 @@ def period_of(graphs: Sequence[ExecutionGraph]) -> int:
 
 
 def _in_a_row(graph: ExecutionGraph, steps: Int64) -> bool:
-    """Return whether steps are the last ones of a graph, all of one thread."""
+    """Return whether steps are the last steps of a graph and on one thread."""
     return int(steps[0]) == len(graph.steps) - len(steps) and len(np.unique(graph.steps.thread)) == 1
 
 
 def data_loading_operations(graph: ExecutionGraph) -> Bool:
-    """Return the operations in which the training process makes samples and collates them."""
+    """Return a mask of the operations in which the training process makes samples and collates them, [ops]."""
     loader, workers = (operations_under(graph, name) for name in (LOADER, WORKERS))
     return (graph.ops.kind == OpKind.OPERATION) & loader & ~workers
 
 
 def operations_like(graph: ExecutionGraph, text: str) -> Bool:
-    """Return the operations and annotations in whose names a text is."""
+    """Return a mask of the operations and annotations whose names contain a text, [ops]."""
     known = np.array([text in name for name in graph.strings], np.bool_)
     return known[graph.ops.name] if len(graph.ops) else np.zeros(0, np.bool_)
 
 
 def operations_under(graph: ExecutionGraph, text: str) -> Bool:
-    """Return the operations in whose names a text is, and all inside them."""
+    """Return a mask of the operations whose names contain a text, and of all operations inside them, [ops]."""
     named = operations_like(graph, text)
     return within(graph.ops.parent, named) if named.any() else named
 
 
 def _own_ns(graph: ExecutionGraph) -> Float64:
-    """Return what each operation takes without those inside it, and its device work, ns, [ops]."""
+    """Return the time of each operation without the operations inside it, plus its device work, ns, [ops]."""
     ops, kernels = graph.ops, graph.kernels
     inside = ops.parent >= 0
     called = np.bincount(ops.parent[inside], weights=ops.duration_ns[inside], minlength=len(ops))
@@ -149,7 +149,7 @@ def _own_ns(graph: ExecutionGraph) -> Float64:
 
 
 def step_of(steps: StepTable, start: np.ndarray) -> np.ndarray:
-    """Return the step in which each event starts, by time; steps do not overlap and hold for all threads."""
+    """Return the step in which each event starts, by time; steps do not overlap and apply to all threads."""
     if len(steps) == 0:
         return np.full(len(start), NONE, np.int32)
     found = np.searchsorted(steps.start_ns, start, side="right") - 1
@@ -158,34 +158,34 @@ def step_of(steps: StepTable, start: np.ndarray) -> np.ndarray:
 
 
 WHOLE = 2
-"""Cycles that must be recorded for a period to be found."""
+"""Whole cycles that must be recorded to find a period."""
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
 def check_cycle(cycle: int | None) -> None:
-    """Raise ``CycleError`` for a number of steps that is none."""
+    """Raise ``CycleError`` for an impossible number of steps."""
     if cycle is not None and (not isinstance(cycle, int) or isinstance(cycle, bool) or cycle < 1):
         raise CycleError(f"cycle={cycle!r} is not possible: give the number of recorded steps after which the loop's "
                          "work repeats, 1 for steps by themselves.")
 
 
 def group_steps(graphs: list[ExecutionGraph], cycle: int | None = None) -> list[str]:
-    """Make whole cycles the steps of a job that was read. In place.
+    """Group the steps of a job into whole cycles. In place.
 
     Args:
-        graphs: One a rank.
-        cycle: How many recorded steps a cycle has; by default as many as their work repeats after, 1 where it does not
-            or where fewer than ``WHOLE`` cycles were recorded.
+        graphs: One for each rank.
+        cycle: Recorded steps of a cycle; by default the period of their work, or 1 where it does not repeat or fewer
+            than ``WHOLE`` cycles were recorded.
 
     Returns:
-        What reports say of it.
+        Sentences for reports.
 
     Raises:
-        CycleError: A rank has fewer steps, or was saved with cycles of another number.
+        CycleError: A rank has fewer steps, or was saved with cycles of another length.
     """
     check_cycle(cycle)
     before = {graph.meta.cycle for graph in graphs}
-    if before != {1}:  # as it was saved
+    if before != {1}:  # keep the cycles with which it was saved
         if cycle is not None and before != {cycle}:
             raise CycleError(f"{graphs[0].meta.source} was saved with steps that are cycles of {max(before)}, and "
                              f"cycles of {cycle} were asked for: leave --cycle (cycle=) out, or convert the traces "
@@ -211,12 +211,12 @@ def group_steps(graphs: list[ExecutionGraph], cycle: int | None = None) -> list[
 
 
 def whole_cycle(trace: Callable[[int], ExecutionGraph], cycle: int) -> ExecutionGraph:
-    """Return the graph of a cycle of a program that is traced by shapes.
+    """Return the graph of one cycle of a program that is traced by shapes.
 
     Args:
         trace: Traces the given number of steps in a row.
-        cycle: Recorded steps of a cycle. A program whose steps are all alike does a whole cycle in each: its function
-            has the loop within it.
+        cycle: Recorded steps of a cycle. If all traced steps are alike, each one is a whole cycle: the function
+            contains the loop.
     """
     graph = trace(cycle)
     if cycle == 1:
@@ -239,7 +239,7 @@ def _how(graphs: list[ExecutionGraph], cycle: int, *, found: bool) -> str:
 
 
 def _group(graph: ExecutionGraph, cycle: int) -> None:
-    """Make each ``cycle`` steps one; first ones that are left over are no step any more."""
+    """Join each ``cycle`` steps to one; leftover first steps are dropped."""
     steps = graph.steps
     marks = np.unique(steps.name)
     count = len(steps) // cycle
@@ -262,7 +262,7 @@ def _group(graph: ExecutionGraph, cycle: int) -> None:
     linked = kernels.launch >= 0
     if linked.any():
         kernels.step = np.where(linked, graph.launches.step[np.maximum(kernels.launch, 0)], NONE).astype(np.int32)
-    # What marked a step marks a part of one: reports leave it out, as they do a step's mark.
+    # A former step mark now marks a part of a step: reports leave it out, as they do a step's mark.
     marked = np.flatnonzero((ops.kind == OpKind.ANNOTATION) & np.isin(ops.name, marks) & (ops.step >= 0))
     if len(marked):
         ops.writable("name")[marked] = found.name[ops.step[marked]]
@@ -278,7 +278,7 @@ def _sums(times: list[int], cycle: int) -> list[int]:
 
 
 def _name(first: str, last: str) -> str:
-    """Return the name a cycle after its first and last step, such as ``ProfilerStep#4-7``."""
+    """Return a cycle's name from its first and last step, such as ``ProfilerStep#4-7``."""
     one, other = _NUMBERED.fullmatch(first), _NUMBERED.fullmatch(last)
     if one is None or other is None or one[1] != other[1]:
         return f"{first} to {last}"
@@ -289,13 +289,13 @@ _BEGIN, _END = (re.compile(rf"(?:cuda|cu|hip)Stream{what}Capture") for what in (
 
 
 def while_capturing(calls: LaunchTable, strings: Sequence[str]) -> Bool:
-    """Return which calls were made while a graph was recorded, [calls]: those of other threads too."""
+    """Return a mask of the calls made while a graph was recorded, on any thread, [calls]."""
     begins, ends = (np.flatnonzero(named(calls.name, strings, pattern.match)) for pattern in (_BEGIN, _END))
     if not len(begins) and not len(ends):
         return np.zeros(len(calls), np.bool_)
     begin = np.sort(calls.start_ns[begins])
     end = np.sort(calls.start_ns[ends])
-    # A capture lasts to the next end. One that the window cuts off lasts from the window's start, or to its end.
+    # A capture lasts to the next end call. If the window cuts it off, it lasts from the window's start or to its end.
     if len(end) and (not len(begin) or end[0] < begin[0]):
         begin = np.concatenate([[np.iinfo(np.int64).min], begin])
     after = np.searchsorted(end, begin)
@@ -305,7 +305,7 @@ def while_capturing(calls: LaunchTable, strings: Sequence[str]) -> Bool:
 
 
 def captured_launches(graph: ExecutionGraph) -> Bool:
-    """Return which calls are launches without device work while a graph was recorded, [calls]."""
+    """Return a mask of the launches without device work made while a graph was recorded, [calls]."""
     calls = graph.launches
     found = while_capturing(calls, graph.strings)
     if found.any():
@@ -315,21 +315,21 @@ def captured_launches(graph: ExecutionGraph) -> Bool:
 
 
 def captured_of_steps(graph: ExecutionGraph) -> Int64:
-    """Return how many launches of each step only recorded a graph, [steps]."""
+    """Return the number of launches of each step that only recorded a graph, [steps]."""
     captured = captured_launches(graph)
     step = graph.launches.step[captured]
     return np.bincount(step[step >= 0], minlength=len(graph.steps)).astype(np.int64)
 
 
 LOST_SHARE = 0.01
-"""A step lost device work where more than this share of its launches has none: steps of equal work differ by less."""
+"""Largest share of a step's launches without device work that is no loss: steps of equal work differ by less."""
 
 
 def lost_launches(graph: ExecutionGraph) -> Int64:
-    """Return the launches of each step whose device work was not recorded although that of other steps was, [steps].
+    """Return the number of launches in each step whose device work is missing but present in other steps, [steps].
 
-    Launches without device work that every step has are no loss: copies of no bytes, launches that fail. Launches that
-    are captured into a CUDA graph start nothing. A step that lacks at most ``LOST_SHARE`` of its launches lost none.
+    Launches without device work in every step are no loss: empty copies, failing launches. Launches that are captured
+    into a CUDA graph start nothing. A step that lacks at most ``LOST_SHARE`` of its launches lost none.
     """
     calls, steps = graph.launches, len(graph.steps)
     launching = np.isin(calls.kind, LAUNCHING) & (calls.step >= 0)

@@ -1,8 +1,8 @@
-"""Tables of users: CSV, TSV, JSON lines and Parquet, read as what their names say, or refused in one sentence.
+"""Tables of users: CSV, TSV, JSON lines and Parquet, read by the format in their names, or refused in one sentence.
 
-This is the one reader of users' tables. An error begins with the place, ``runs.csv, line 3, column step_ms``, and ends
-with what to do. Parquet is read only if it holds no more than its bytes can: a few bytes may encode billions of
-equal cells.
+This is the only reader of users' tables. An error begins with the place, ``runs.csv, line 3, column step_ms``, and ends
+with what to do. Parquet is read only if its size is plausible for its bytes: a few bytes may encode billions of equal
+cells.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from tracer.lazy import compute, pandas, parquet, pyarrow
 FORMATS = {".csv": "CSV", ".tsv": "TSV", ".jsonl": "JSON lines", ".parquet": "Parquet"}
 """Formats by the ending of a file's name."""
 TABLES = (".csv", ".parquet")
-"""Kinds that are read unless others are named."""
+"""Formats that are read unless others are named."""
 _PARQUET = b"PAR1"
 _OTHERS = {
     b"\x1f\x8b": "is compressed (gzip); unpack it, and give the table in it",
     b"PK\x03\x04": "is a zip archive or an Excel sheet; save its table as CSV",
     b"version https://git-lfs": "is a pointer of Git LFS, not the table itself; fetch it with: git lfs pull",
 }
-"""First bytes of what users give for tables: what it is, and what to do."""
+"""First bytes of other files that users give for tables: what such a file is, and what to do."""
 _NOT_UTF8 = "{name} is named as {format} and is no text in UTF-8; save it in UTF-8."
 _HEAD_BYTES = 4096  # chosen: enough lines to tell text from another format
 _REASON = 120  # chosen: part of a sentence
 _MORE_FIELDS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 _KEY = re.compile(rb'"[^"\\]*"(?=\s*:)')
 _LONG_LINE = re.compile(rb'^[^"\n]{%d,}$' % MOST_COLUMNS, re.MULTILINE)
-"""A line that may have too many cells; in quotes a separator ends none."""
+"""A line that may have too many cells. Lines with quotes are left out: a separator in quotes ends no cell."""
 _OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
 
 
 class TableInputError(ForetraceError):
-    """A table cannot be read, or one of its rows cannot be what it says."""
+    """A table cannot be read, or a row has an impossible value."""
 
 
 class TableRow(NamedTuple):
-    """A row of a user's table: where it stands, for errors, and its cells by column."""
+    """A row of a user's table: its place, for errors, and its cells by column."""
 
     where: str
     cells: Mapping[Any, Any]
 
     def text(self, column: str, needed: bool = False) -> str:
-        """Return a cell's text, empty where the cell or its column is. Raises ``TableInputError``: it is ``needed``."""
+        """Return a cell's text, empty if it or its column is missing. Raises ``TableInputError`` if ``needed``."""
         value = self.cells.get(column)
         text = "" if value is None or value != value else str(value).strip()
         if needed and not text:
@@ -63,14 +63,14 @@ class TableRow(NamedTuple):
         return text
 
     def whole(self, column: str, what: str = "whole number from 1") -> int:
-        """Return a number from 1. Raises ``TableInputError``: the cell holds none."""
+        """Return a whole number from 1. Raises ``TableInputError`` if the cell holds none."""
         text = self.text(column).removesuffix(".0")
         if not (text.isascii() and text.isdecimal() and 0 < len(text) < 8 and int(text)):
             raise cell_error(self.where, column, self.cells.get(column), what)
         return int(text)
 
     def positive_ms(self, column: str) -> float:
-        """Return a time. Raises ``TableInputError``: the cell holds none."""
+        """Return a time above 0, ms. Raises ``TableInputError`` if the cell holds none."""
         try:
             value = float(self.cells[column])
         except (TypeError, ValueError):
@@ -81,18 +81,18 @@ class TableRow(NamedTuple):
 
 
 def cell_error(where: str, column: str, value: object, what: str) -> TableInputError:
-    """Return the error of a cell that is no ``what``, in a row at ``where``."""
+    """Return the error for a cell that is not a ``what``, in a row at ``where``."""
     return TableInputError(f"{where}, column {column}: {str(value)[:40]!r} is no {what}; correct the cell, or remove "
                            "the row.")
 
 
 def place(path: PathLike, row: int, comment: str | None = None) -> str:
-    """Return where a row stands, counted from 0: "runs.csv, line 3", or "runs.parquet, row 2", which has no lines."""
+    """Return a row's place, given its index: "runs.csv, line 3", or "runs.parquet, row 2", which has no lines."""
     return next(islice(_places(path, comment), row, None))
 
 
 def _places(path: PathLike, comment: str | None = None) -> Iterator[str]:
-    """Yield where each row stands; lines as an editor counts them, with blank ones, and lines within quotes."""
+    """Yield the place of each row. Lines count as in an editor: blank lines and lines within quotes are included."""
     name = os.fspath(path)
     ending = PurePath(name).suffix.lower()
     if ending == ".parquet":
@@ -105,17 +105,17 @@ def _places(path: PathLike, comment: str | None = None) -> Iterator[str]:
             if begins and not names:
                 yield f"{name}, line {number}"
             names = names and not begins
-    yield from repeat(name)  # lines that end in another way are not counted
+    yield from repeat(name)  # lines with other endings are not counted
 
 
 def read_rows(path: PathLike, needed: Iterable[str], what: str, page: str) -> list[TableRow]:
-    """Return the rows of a user's table that has some columns.
+    """Return the rows of a user's table with certain columns.
 
     Args:
-        path: as ``read_frame`` takes it.
-        needed: columns without which it is none.
-        what: the table is of, for the error.
-        page: of the documentation that explains its columns.
+        path: as for ``read_frame``.
+        needed: columns that the table must have.
+        what: subject of the table, for the error.
+        page: page of the documentation that explains the columns.
 
     Raises:
         TableInputError: it cannot be read, lacks a column or has no row.
@@ -130,8 +130,8 @@ def read_rows(path: PathLike, needed: Iterable[str], what: str, page: str) -> li
 
 
 def read_cells(path: PathLike) -> list[dict[str, Any]]:
-    """Return the rows of a table as they are written: texts of CSV, values (lists too) of Parquet. Raises
-    ``TableInputError``: it cannot be read."""
+    """Return the rows of a table as written: texts from CSV, values (lists too) from Parquet. Raises
+    ``TableInputError`` if it cannot be read."""
     frame = read_frame(path, as_written=True)
     return [{str(name).strip(): cell.strip() if isinstance(cell, str) else cell for name, cell in row.items()}
             for row in frame.to_dict("records")]
@@ -142,10 +142,10 @@ def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str 
     """Return a user's table.
 
     Args:
-        path: A local file or an fsspec URL; its ending says its format.
+        path: A local file or an fsspec URL; its ending gives the format.
         known: Endings of formats that are read here.
-        comment: Sign at which the rest of a line of text is left out.
-        as_written: Cells of text stay texts, and are not read as numbers.
+        comment: Sign after which the rest of a line is ignored.
+        as_written: Keep cells of text as texts instead of reading them as numbers.
 
     Raises:
         TableInputError: It cannot be read; the sentence says what happened, the likely cause and what to do.
@@ -166,7 +166,7 @@ def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str 
 
 
 def _check_content(name: str, head: bytes, ending: str, known: tuple[str, ...]) -> None:
-    """Refuse what is another thing than the file's name says."""
+    """Raise ``TableInputError`` if the content does not match the format in the file's name."""
     if not head:
         raise TableInputError(f"{name} is an empty file, without a line of column names; was it written whole? "
                               "Write the table again.")
@@ -189,9 +189,9 @@ def _check_content(name: str, head: bytes, ending: str, known: tuple[str, ...]) 
 
 
 def _without_categories(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a table whose columns are plain values: a dictionary, as Parquet may store a column, is its writer's.
+    """Return a table with plain columns: a Parquet column's dictionary may hold values that no row has.
 
-    Readers would group such a column by values that no row has.
+    Readers would group by those values.
     """
     for place, dtype in enumerate(frame.dtypes):
         if isinstance(dtype, pandas.CategoricalDtype):
@@ -219,7 +219,7 @@ def _read(name: str, stream: BinaryIO, ending: str, comment: str | None, as_writ
             return pandas.read_json(stream, lines=True)
         frame = pandas.read_csv(stream, sep=separator, comment=comment, encoding="utf-8-sig", low_memory=False,
                                 dtype=str if as_written else None, na_filter=not as_written)
-        if not isinstance(frame.index, pandas.RangeIndex):  # pandas takes what is too much for the rows' names
+        if not isinstance(frame.index, pandas.RangeIndex):  # pandas takes surplus cells as names of the rows
             raise TableInputError(f"{place(name, 0, comment)}: it has more cells than the first line has names; put "
                                   "texts that hold the separator in quotes, or name every column.")
     except pandas.errors.EmptyDataError:
@@ -238,7 +238,7 @@ def _read(name: str, stream: BinaryIO, ending: str, comment: str | None, as_writ
 
 
 def _check_cells(stream: BinaryIO, ending: str, separator: str) -> None:
-    """Raise ``DecodeError`` where the rows of a text, each with all columns, are more cells than its bytes hold."""
+    """Raise ``DecodeError`` if rows times columns of a text are more cells than its bytes can hold."""
     data = stream.read()
     stream.seek(0)
     if ending == ".jsonl":
@@ -248,7 +248,7 @@ def _check_cells(stream: BinaryIO, ending: str, separator: str) -> None:
     if columns > MOST_COLUMNS:
         raise DecodeError(f"it has {columns:,} columns, and measurements have at most {MOST_COLUMNS:,}")
     check_cells(data.count(b"\n") + 1, columns, len(data))
-    # What a row has beyond its columns is refused after parsing too, which takes a minute for 300,000 cells.
+    # Cells beyond the columns would also be refused after parsing, which takes a minute for 300,000 cells.
     for line in _LONG_LINE.finditer(data) if ending != ".jsonl" else ():
         if (cells := line[0].count(separator.encode()) + 1) > MOST_COLUMNS:
             number = data.count(b"\n", 0, line.start()) + 1
@@ -257,7 +257,7 @@ def _check_cells(stream: BinaryIO, ending: str, separator: str) -> None:
 
 
 def _is_text(head: bytes) -> bool:
-    """Return whether the first bytes of a file are UTF-8; its last character may be cut."""
+    """Return whether the first bytes of a file are UTF-8; the last character may be incomplete."""
     try:
         io.TextIOWrapper(io.BytesIO(head[:-3] if len(head) == _HEAD_BYTES else head), "utf-8").read()
     except UnicodeError:
@@ -266,7 +266,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def _why_unparsed(error: Exception) -> str:
-    """Say why a text is no table, as a clause with what to do."""
+    """Return a clause on why a text is no table, with what to do."""
     text = str(error)
     if found := _MORE_FIELDS.search(text):
         fields, line, seen = found.groups()
@@ -286,15 +286,15 @@ def read_parquet(stream: BinaryIO) -> pyarrow.Table:
 
     Raises:
         pyarrow.ArrowException: it is no Parquet, is damaged, or claims more than its bytes can hold.
-        OSError, ValueError: likewise, of pyarrow's own.
+        OSError, ValueError: likewise, raised by pyarrow.
     """
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
-    plain = parquet.ParquetFile(stream).schema_arrow.remove_metadata()  # what another program adds is not believed
+    plain = parquet.ParquetFile(stream).schema_arrow.remove_metadata()  # metadata of other programs is not trusted
     if len(set(plain.names)) < len(plain.names):
         raise pyarrow.ArrowInvalid("two of its columns have one name")
     texts = [field.name for field in plain if field.type in (pyarrow.string(), pyarrow.binary())]
-    # Texts as the numbers that stand for them: a long one may stand in every row.
+    # Read texts as dictionary codes: a long text may be repeated in every row.
     file = parquet.ParquetFile(stream, read_dictionary=texts)
     meta = file.metadata
     try:

@@ -1,8 +1,8 @@
-"""A user's program by its name, found and run as Python itself would: a script, a module of a package, or a notebook.
+"""A user's program, found by name and run as Python itself would: a script, a module of a package, or a notebook.
 
 - train.py: ``python train.py``; its folder is first on the module path.
-- package.train: ``python -m package.train``; the current directory is first on it.
-- train.ipynb: Its cells of code, in their order, in one module (``tracer.notebook``).
+- package.train: ``python -m package.train``; the current directory is first on the module path.
+- train.ipynb: Its code cells, in order, in one module (``tracer.notebook``).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tracer import notebook
 
 NOTEBOOK = ".ipynb"
 SUFFIXES = (".py", NOTEBOOK)
-"""How names of files end that are programs whether or not they are there."""
+"""Endings of file names that always mean a program, even if the file is missing."""
 _MAIN = "__main__"
 
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """A program that is there.
+    """A program that exists.
 
     Attributes:
-        name: As it was given.
-        file: Where it starts: its own, or that of the module. Its text is in errors' tracebacks.
-        module: Its dotted name where it is run as a module of its package, else empty.
-        folders: What is put first on the module path.
+        name: Its name as given.
+        file: File that is run first: its own, or that of the module. Tracebacks show its text.
+        module: Its dotted name if it is run as a module of its package, else empty.
+        folders: Folders that are put first on the module path.
     """
 
     name: str
@@ -45,14 +45,14 @@ class UserCode:
 
     @property
     def is_notebook(self) -> bool:
-        """Return whether it is a notebook."""
+        """Return whether the program is a notebook."""
         return self.file.suffix == NOTEBOOK
 
     def run(self, arguments: Sequence[str]) -> None:
-        """Run it as the main program with these arguments; ``sys.argv`` and ``sys.path`` are as they were afterwards.
+        """Run the program as ``__main__`` with these arguments, and restore ``sys.argv`` and ``sys.path``.
 
         Raises:
-            BaseException: What it raises.
+            BaseException: any exception of the program.
         """
         with self._found([self.name, *arguments]):
             if self.is_notebook:
@@ -63,29 +63,29 @@ class UserCode:
                 runpy.run_path(str(self.file), run_name=_MAIN)
 
     def names_for(self, function: str) -> dict[str, Any]:
-        """Run it as an import would, without arguments, and return its names; a notebook up to the cell that defines
-        ``function``.
+        """Run the program as an import would, without arguments, and return its names; a notebook up to the cell that
+        defines ``function``.
 
-        What it imports later, within functions, is found by ``importing``.
+        Later imports, within functions, need the context of ``importing``.
         """
         if self.is_notebook:
             return notebook.run(self.file, self.file.stem, until=function)
         if self.module:
-            sys.modules.pop(self.module, None)  # it runs anew, what it imports does not
+            sys.modules.pop(self.module, None)  # it runs again; its imports do not
             return vars(importlib.import_module(self.module))
         return runpy.run_path(str(self.file), run_name=self.file.stem)
 
     def importing(self) -> Any:
-        """Return a context in which it finds its modules, and its own name as the command line."""
+        """Return a context in which the program finds its modules, and its own name as the command line."""
         return self._found([str(self.file)])
 
     def defines(self, value: Any) -> bool:
-        """Return whether a function is its own, not one that it imported, when it ran for ``names_for``."""
+        """Return whether the program defined a function itself, and did not import it, in ``names_for``."""
         return getattr(value, "__module__", "") == (self.module or self.file.stem)
 
     def module_wanted_by(self, error: BaseException) -> str:
-        """Return under which name as a module it would find what it failed to import from its own package; empty where
-        that is not why it failed."""
+        """Return the module name under which the program's failed import from its own package would succeed; empty if
+        the error has another cause."""
         module = _in_package(self.file)[0]
         if self.module or "." not in module or not isinstance(error, ImportError):
             return ""
@@ -107,11 +107,11 @@ def find_main(name: str, *, as_module: bool = False) -> UserCode | None:
     """Return the program that ``python name`` or, where there is no such file, ``python -m name`` would run.
 
     Args:
-        name: Of a file or a module.
-        as_module: Whether it is a module's, even if a file has the name.
+        name: Name of a file or a module.
+        as_module: The name is a module's, even if a file has it.
 
     Returns:
-        ``None``: there is neither.
+        The program; ``None`` if there is neither.
     """
     if not as_module and os.path.isfile(name):
         file = Path(os.path.abspath(name))
@@ -123,9 +123,9 @@ def find_main(name: str, *, as_module: bool = False) -> UserCode | None:
 
 
 def find_importable(name: str) -> UserCode | None:
-    """Return the program whose functions are asked for: a file's, or a module's by its dotted name.
+    """Return the program with the wanted functions: a file, or a module by its dotted name.
 
-    A file that imports from its own package ("from .models import Net") is run as a module of it.
+    A file that imports from its own package ("from .models import Net") runs as a module of that package.
     """
     if os.path.isfile(name):
         file = Path(os.path.abspath(name))
@@ -138,8 +138,8 @@ def find_importable(name: str) -> UserCode | None:
 
 
 def _in_package(file: Path) -> tuple[str, Path]:
-    """Return a file's name as a module, and the folder in which it is found: the first without an ``__init__.py``, or
-    further out where its own imports go further."""
+    """Return a file's name as a module, and the folder in which it is found. That is the first without an
+    ``__init__.py``, or one further out if its relative imports reach further."""
     names, folder = [file.stem], file.parent
     levels = _levels(file)
     while (folder / "__init__.py").is_file() or (len(names) <= levels and folder.name):
@@ -149,10 +149,10 @@ def _in_package(file: Path) -> tuple[str, Path]:
 
 
 def _levels(file: Path) -> int:
-    """Return how many packages out a file's relative imports go; 0 of a file without any."""
+    """Return how many packages outward a file's relative imports reach; 0 without any."""
     if file.suffix != ".py":
         return 0
-    # Its own run says so; the parser has the last two for text that nests too deep.
+    # Running the file reports such errors; the parser raises the last two for deeply nested text.
     with suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return max((node.level for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom)),
                    default=0)
@@ -160,8 +160,8 @@ def _levels(file: Path) -> int:
 
 
 def _module(name: str) -> ModuleSpec | None:
-    """Return where a module is, by its dotted name, without importing its packages; ``None`` where it is not, or is no
-    file of Python text."""
+    """Return where a module is, by its dotted name, without importing its packages; ``None`` if it is missing or no
+    Python source file."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return None

@@ -1,6 +1,6 @@
 """Views of a graph for people: rows with decoded strings, pandas frames, decoded arguments, and a networkx ``DiGraph``.
 
-The simulator uses nothing of this. Dependencies are drawn as::
+The simulator does not use them. Dependencies are drawn as::
 
     op ──nesting──▶ op            op ──forward_backward──▶ op
      └──calls──▶ launch ──program_order──▶ launch
@@ -28,14 +28,14 @@ from tracer.input_file import list_of
 from tracer.lazy import networkx, pandas
 
 _MOST_NESTED = 2
-"""Lists within lists of tensors."""
+"""Deepest nesting of lists of tensors."""
 _MOST_ELEMENTS = 1 << 60
-"""Most elements of a tensor: no memory holds more, and their bytes still fit into a whole number of 64 bits."""
+"""Most elements of a tensor: no memory holds more, and their bytes still fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of an operation as far as it was recorded.
+    """One recorded argument of an operation.
 
     ``dtype`` is the profiler's type name ("float", "c10::BFloat16", "Scalar", "TensorList", or "" for other
     things). ``shape`` and ``stride`` are in elements, nested for a list of tensors, ``None`` where not recorded;
@@ -49,7 +49,7 @@ class Argument:
 
 
 class Row(SimpleNamespace):
-    """One row of a table: an attribute a column, strings and enumerations decoded, ``None`` for "none".
+    """One row of a table, an attribute for each column: strings and enumerations decoded, ``None`` if missing.
 
     Read-only; ``row.index`` is its number in the table.
     """
@@ -123,7 +123,7 @@ def arguments(graph: ExecutionGraph, op: int) -> list[Argument]:
 
 @lru_cache(maxsize=2048)  # a step has some hundreds of different ones
 def _arguments(*texts: str) -> tuple[Argument, ...]:
-    """Decode the texts of dtypes, shapes, strides and scalars, which most operations share with others."""
+    """Decode the texts of dtypes, shapes, strides and scalars; cached, since most operations share them."""
     dtypes, shapes, strides, scalars = map(list_of, texts)
     count = max(len(part) for part in (dtypes, shapes, strides, scalars))
     return tuple(
@@ -132,7 +132,7 @@ def _arguments(*texts: str) -> tuple[Argument, ...]:
 
 
 def _categorical_codes(column: Int64, used: Int64, position: Int64) -> Int64:
-    """Turn a column of string codes into codes of the sorted texts, -1 for none."""
+    """Convert a column of string codes to codes of the sorted texts, -1 for none."""
     at = np.minimum(np.searchsorted(used, column), len(used) - 1)
     return np.where(column >= 0, position[at], NONE)
 
@@ -142,7 +142,7 @@ def _at(values: list[Any], index: int, missing: Any) -> Any:
 
 
 def _sizes(value: Any) -> tuple[Any, ...] | None:
-    """Return the sizes of a tensor, or of each in a list (empty for what is none there); else ``None``."""
+    """Return the sizes of a tensor, or of each tensor in a list (empty for other items); else ``None``."""
     if not isinstance(value, list):
         return None
     if all(type(part) is int for part in value):
@@ -160,8 +160,8 @@ def _listed(value: list[Any], depth: int = 0) -> Iterator[tuple[int, ...]]:
 
 
 def _strides(value: Any, shape: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    """Return the strides that belong to sizes, of a tensor or of those in a list; ``None`` where one is not as long as
-    the other."""
+    """Return the strides that match the sizes of a tensor or of those in a list; ``None`` where their lengths
+    differ."""
     if not isinstance(value, list) or shape is None or len(value) != len(shape):
         return None
     if all(type(size) is int for size in shape):
@@ -175,8 +175,8 @@ Pairs = list[tuple[int, int]]
 def dependency_graph(graph: ExecutionGraph) -> networkx.DiGraph:
     """Return all operations, calls and device work with what each must wait for.
 
-    Sync edges come from recorded synchronisations only. The last work a sync waits for leads to the first call of
-    the waiting thread after it, or to the first kernel of the waiting stream. Inferred waits are the simulator's.
+    Sync edges come from recorded synchronisations only. They lead from the last work that a sync waits for to the first
+    later call of the waiting thread, or first later kernel of the waiting stream. The simulator infers more.
     """
     result = networkx.DiGraph(source=graph.meta.source, rank=graph.meta.rank)
     _add_nodes(result, graph)
@@ -201,7 +201,7 @@ def forward_backward_pairs(graph: ExecutionGraph) -> Pairs:
     """Return the rows of (forward operation, backward operation), by autograd's sequence number.
 
     Several nested forward operations carry one number; the innermost (latest to start) created the autograd node.
-    Numbers count per forward thread; the host thread behind a forward thread's number is the one with most matches.
+    Numbers count per forward thread; its host thread is the one with most matching numbers.
     """
     ops = graph.ops
     backward = (ops.sequence >= 0) & (ops.forward_thread > 0)
@@ -256,7 +256,7 @@ def _add_nodes(result: networkx.DiGraph, graph: ExecutionGraph) -> None:
 
 
 def _known(column: np.ndarray) -> Pairs:
-    """Return pairs (referred row, row) for all rows that refer to one."""
+    """Return pairs (row that is referred to, row) for all rows with a reference."""
     rows = np.flatnonzero(column >= 0)
     return list(zip(column[rows].tolist(), rows.tolist(), strict=True))
 
@@ -271,7 +271,7 @@ def _chains(keys: list[np.ndarray], start: Int64) -> Pairs:
 
 
 def _kernel_times(graph: ExecutionGraph) -> Int64:
-    """Return for each kernel a time that no edge into it leads back from: its start, or later if clocks disagree."""
+    """Return a time for each kernel that no edge into it exceeds: its start, or later if clocks disagree."""
     kernels, launches = graph.kernels, graph.launches
     time = kernels.start_ns.copy()
     launched = np.flatnonzero(kernels.launch >= 0)
@@ -282,7 +282,7 @@ def _kernel_times(graph: ExecutionGraph) -> Int64:
 
 
 def _sync_waits(graph: ExecutionGraph, starts: Int64) -> Iterator[tuple[str, int, int]]:
-    """Yield ("launch" or "kernel", awaited kernel, waiting row) of every recorded sync that can be resolved."""
+    """Yield ("launch" or "kernel", awaited kernel, waiting row) for each recorded sync that can be resolved."""
     syncs, launches, kernels = graph.syncs, graph.launches, graph.kernels
     by_correlation = {c: row for row, c in enumerate(launches.correlation.tolist()) if c >= 0}
     launched = np.where(kernels.launch >= 0, launches.start_ns[kernels.launch], NONE) if len(launches) \
@@ -296,7 +296,7 @@ def _sync_waits(graph: ExecutionGraph, starts: Int64) -> Iterator[tuple[str, int
         record = by_correlation.get(int(syncs.record_correlation[row]), NONE)
         recorded = int(launches.start_ns[record]) if record >= 0 else at
         waited = int(syncs.wait_stream[row])
-        # A stream and a device sync wait for all work given before them, the others for that before the record.
+        # A stream or device sync waits for all earlier work, other syncs for work submitted before the event's record.
         mask = (kernels.launch >= 0) & (launched < (recorded if kind in _EVENT_SYNCS else at))
         if kind in _EVENT_SYNCS:
             if waited == NONE:

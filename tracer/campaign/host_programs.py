@@ -1,7 +1,7 @@
-"""Small training programs of many kinds of operations: what a host is calibrated with.
+"""Small training programs of many kinds of operations, with which a host is calibrated.
 
-Computing is next to nothing in each, so that a step's time is the host's. They differ in what hosts differ by: modules
-and plain functions, optimizers that loop, that take lists, that are one kernel; views, random numbers, look-ups.
+They compute almost nothing, so that a step's time is the host's. They cover the ways in which host time differs:
+modules and plain functions; optimizers with loops, lists or one kernel; views, random numbers, look-ups.
 """
 
 from __future__ import annotations

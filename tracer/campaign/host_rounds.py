@@ -1,11 +1,11 @@
 """Small steps of several programs recorded alternately, so that the machine's changing speed affects all of them alike.
 
-One process builds all programs and then goes round. Of each program it times some unprofiled steps and profiles some,
-then goes on to the next program. A virtual machine's core is half as fast while a neighbour uses its other thread.
+One process builds all programs and visits them in rounds: it times some unprofiled steps of a program, profiles some,
+and goes on to the next program. A virtual machine's core is half as fast while a neighbour uses its other thread.
 Captures made one after the other, minutes apart, differ by that; captures of one round do not. A neighbour that fills
-the shared cache slows a program down where a short loop runs at its full speed. So each program is also compared with
-its own quickest round. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads. Of each program the
-rounds least disturbed are kept.
+the shared cache slows a program down even where a short loop runs at full speed. So each program is also compared with
+its own fastest round. Each capture is a directory ``OUT/<program>/round<n>`` that foretrace reads. Of each program the
+least disturbed rounds are kept.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tracer.capture import capture
 from tracer.capture.session import need_torch
 from tracer.errors import CaptureError
 
-STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20  # chosen: of a capture, and before the first one
-TRIES = 4  # chosen: then a disturbed capture is kept
+STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20  # chosen: steps of a capture, and before the first one
+TRIES = 4  # chosen: after these a disturbed capture is kept
 PROBE_ROUNDS = 4000
-"""Rounds of the loop whose time shows the core's speed; about 0.1 ms."""
-SLOW = 1.2  # chosen: above it the loop counts as disturbed
+"""Iterations of the loop whose time shows the core's speed; about 0.1 ms."""
+SLOW = 1.2  # chosen: ratio above which the loop counts as disturbed
 SLOW_STEPS = 1.1
-"""A program's steps that take longer than this multiple of those of its quickest round are recorded again."""
+"""A program's steps are recorded again if they take longer than this multiple of its fastest round's."""
 SETTLE_S = 0.5  # chosen: a pause in which other work may end
 
 Program = tuple[Callable[[], object], Mapping[str, Any]]
-"""A step, and what its captures say of it."""
+"""A step, and the facts of its captures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class RoundPlan:
     """How much to record.
 
     Attributes:
-        rounds: at most.
-        keep: of them, of each program, those least disturbed.
-        seconds: after which no further round is begun; none is left unfinished.
+        rounds: largest number of rounds.
+        keep: number of least disturbed rounds that are kept of each program.
+        seconds: time after which no round begins; running ones are finished.
     """
 
     rounds: int = 12
@@ -53,7 +53,7 @@ class RoundPlan:
 
 
 class Core:
-    """Whether this thread's core runs at its own speed: a loop takes at most ``SLOW`` times its shortest time."""
+    """Tells whether this thread's core runs at full speed: a loop takes at most ``SLOW`` times its shortest time."""
 
     def __init__(self) -> None:
         self.best_ns = min(self._loop_ns() for _ in range(20))
@@ -68,13 +68,13 @@ class Core:
         return min(times)
 
     def calm(self) -> bool:
-        """Return whether the core runs at its own speed now."""
+        """Return whether the core runs at full speed now."""
         now = self._loop_ns()
         self.best_ns = min(self.best_ns, now)
         return now <= SLOW * self.best_ns
 
     def settle(self) -> bool:
-        """Wait up to ``SETTLE_S`` until the core runs at its own speed; return whether it does."""
+        """Wait up to ``SETTLE_S`` until the core runs at full speed; return whether it does."""
         end = time.monotonic() + SETTLE_S
         while not (calm := self.calm()) and time.monotonic() < end:
             time.sleep(0.01)
@@ -82,11 +82,11 @@ class Core:
 
 
 def built_on(on: str, threads: int = 1) -> tuple[str, dict[str, Callable[[], object]]]:
-    """Return the device that is meant, and all steps built on it.
+    """Return the device to which ``on`` refers, and all steps built on it.
 
     Args:
         on: "cpu", "cuda", or "auto": a GPU if PyTorch sees one.
-        threads: of a CPU's operations.
+        threads: number of threads of a CPU's operations.
 
     Raises:
         CaptureError: PyTorch is missing, or sees no GPU.
@@ -112,7 +112,7 @@ def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,
     Args:
         programs: By name, built on this process's device.
         out: Directory of the captures.
-        plan: How much.
+        plan: Amount to record.
         say: Called with a line on each round.
 
     Raises:
@@ -123,7 +123,7 @@ def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,
         for _ in range(FIRST_STEPS):
             step()
     gc.collect()
-    gc.freeze()  # what was built is not looked through again in the middle of a step
+    gc.freeze()  # new objects are kept out of garbage collections during a step
     core, names = Core(), list(programs)
     taken: dict[str, list[float]] = {name: [] for name in names}
     longest = 0.0
@@ -140,7 +140,7 @@ def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,
 
 
 def _recorded(program: Program, out: Path, core: Core, taken: list[float]) -> bool:
-    """Record some steps, again where the core or they were slow; return whether all was calm in the end."""
+    """Record some steps, again if the core or the steps were slow; return whether the last try was undisturbed."""
     step, facts = program
     quickest = min(taken, default=math.inf)
     for _ in range(TRIES):
@@ -160,8 +160,7 @@ def _recorded(program: Program, out: Path, core: Core, taken: list[float]) -> bo
 
 
 def _keep(out: Path, taken: Mapping[str, list[float]], keep: int) -> int:
-    """Delete of each program the rounds whose steps took longest, and renumber the others; return how many are
-    left."""
+    """Delete the slowest rounds of each program, and renumber the others; return the number that is left."""
     for name, medians in taken.items():
         rounds = sorted(range(len(medians)), key=medians.__getitem__)
         for number in rounds[keep:]:

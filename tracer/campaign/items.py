@@ -1,4 +1,4 @@
-"""The items of a plan: what each records, its stable id, its side of the split, and the order they run in."""
+"""The items of a plan: what each records, its stable id, whether it is held out, and their order."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tracer.workloads.registry import HELD_OUT_ONE_IN
 from tracer.workloads.settings import SizeRole
 
 Split = Literal["fit", "held-out"]
-_ID_LETTERS = 12  # 48 bits: no two of a plan's thousands of items share them
+_ID_LETTERS = 12  # 48 bits: unique among a plan's thousands of items
 
 
 class Item(msgspec.Struct, frozen=True):
     """One thing to record.
 
     Attributes:
-        id: Hash of the content: kind, name, all settings, counts. The same for the same content in any plan.
+        id: Hash of the content: kind, name, all settings, counts. Equal content has the same id in any plan.
         kind: "workload" (a capture) or "kernel" (a micro-benchmark).
         name: The workload or the family.
         settings: Every setting, defaults included, as plain values.
         counts: Arguments of ``tracer.capture``; empty for a micro-benchmark.
-        split: The side it is on, decided by its sizes alone.
-        seconds: What the plan expects it to take.
-        visit: The how-manieth time a micro-benchmark is measured; from the second on only its warm times are.
+        split: Whether it is fitted or held out, decided by its sizes alone.
+        seconds: Expected time in the plan.
+        visit: Number of a micro-benchmark's measurement, from 1; from the second on only its warm times are taken.
     """
 
     id: str
@@ -45,26 +45,25 @@ class Item(msgspec.Struct, frozen=True):
 
     @property
     def alike(self) -> str:
-        """Return a text that items with comparable multiples of their estimates share."""
+        """Return a text that is equal for items with comparable ratios of actual to estimated time."""
         return f"{self.kind} {self.name}{' compiled' if self.settings.get('compile') is True else ''}"
 
     @property
     def needs_fresh_process(self) -> bool:
-        """Return whether its host times are the point: a profiler that ran before in the process would lengthen
-        them."""
+        """Return whether its host times matter: a profiler that ran earlier in the process would lengthen them."""
         return self.kind == "workload" or self.name == "overheads"
 
     @property
     def file_stem(self) -> str:
-        """Return the name of its own file, without the ending."""
+        """Return the name of its file, without the ending."""
         return f"{self.name}-{self.id}"
 
 
 def expand(plan: Plan) -> list[Item]:
-    """Return a plan's items in the order they run: by priority, then taking workloads and families by turns.
+    """Return a plan's items in execution order: by priority, then alternating between workloads and families.
 
-    A workload's items keep the order of the plan (its author puts the extremes first); a family's are taken from
-    all over its grid. A configuration that is there twice runs once, at its first place.
+    A workload's items keep the order of the plan (its author puts the extremes first); a family's are taken from all
+    over its grid. A repeated configuration runs once, at its first position.
 
     Raises:
         CampaignError: a workload, family or setting does not exist, a value cannot be used, or the estimates of a
@@ -95,7 +94,7 @@ def expand(plan: Plan) -> list[Item]:
 
 
 def parts(items: list[Item], count: int) -> list[list[Item]]:
-    """Return the items in order, cut into ``count`` runs of about equal expected time."""
+    """Return the items in order, cut into ``count`` parts of about equal expected time."""
     total = sum(item.seconds for item in items)
     found: list[list[Item]] = [[] for _ in range(count)]
     before = 0.0
@@ -106,7 +105,7 @@ def parts(items: list[Item], count: int) -> list[list[Item]]:
 
 
 def rehearsed(item: Item) -> Item:
-    """Return the item with tiny sizes on the CPU: its id, order, modes and counts stay."""
+    """Return the item with tiny sizes on the CPU, and unchanged id, order, modes and counts."""
     if item.kind == "kernel":
         return msgspec.structs.replace(item, settings=FAMILIES[item.name].tiny(item.settings))
     settings = configure(item.name, **item.settings)
@@ -118,17 +117,17 @@ def rehearsed(item: Item) -> Item:
 
 
 def kernel_item(family: str, settings: dict[str, Any], *, seconds: float, priority: int = 1) -> Item:
-    """Return the item of a micro-benchmark; ``settings`` are all of its family's, checked."""
+    """Return the item of a micro-benchmark; ``settings`` are all settings of its family, checked."""
     return Item(_identity("kernel", family, settings, {}), "kernel", family, settings, {},
                 side(FAMILIES[family], settings), priority, seconds)
 
 
 def side(family: CampaignFamily, settings: dict[str, Any]) -> Split:
-    """Return the side of a micro-benchmark: that of its *shape group*.
+    """Return whether a micro-benchmark is fitted or held out, as its whole *shape group* is.
 
-    The rule of ``tracer.workloads.split`` on the text ``gemm batch=1 k=64 …``: the family and its sizes, sorted;
-    every layout, dtype, direction and operator of a shape is on the same side. A family without sizes (``overheads``)
-    is fitted on.
+    The rule of ``tracer.workloads.split`` on the text ``gemm batch=1 k=64 …``: the family and its sizes, sorted. So all
+    layouts, dtypes, directions and operators of a shape are on the same side. A family without sizes (``overheads``) is
+    fitted.
     """
     sizes = sorted(name for name in family.sizes if name in settings)
     if not sizes:

@@ -1,6 +1,6 @@
-"""The laboratory of a worker: torch, one device with its clock and streams, fresh random data, and settings put back.
+"""The laboratory of a worker: torch, one device with its clock and streams, random data, and settings that are undone.
 
-Measurements are written once against ``Machine``; a rehearsal on the CPU so takes the same path as a run on a GPU.
+Benchmarks are written once, for ``Machine``. So a rehearsal on the CPU takes the same path as a run on a GPU.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import Any
 
 _FLUSH_MULTIPLE = 4
-"""Size of the buffer that evicts L2, over L2's size."""
+"""Size of the buffer that evicts L2, as a multiple of L2's size."""
 _LEAST_FLUSH_BYTES = 8 << 20  # chosen: more than the caches of small devices and cores
 _UNKNOWN_L2_BYTES = 128 << 20  # more than the largest known (B200, B300: 126 MB)
 _BEHIND_L2_BYTES = 256 << 20
-"""Bytes of AMD's Infinity Cache, behind the L2 of MI300X and its like; the driver does not report it."""
+"""Bytes of AMD's Infinity Cache, behind the L2 of MI300X and similar GPUs; the driver does not report it."""
 _FLUSH_SHARE = 1 / 16
-"""Most of the memory that the buffer takes, as a share."""
+"""Largest share of the memory that the buffer takes."""
 _TIMED_CYCLES = 200_000
-"""Cycles of a sleep of a tenth of a millisecond; its time converts cycles at the present clock to microseconds."""
+"""Cycles of a sleep of about 0.1 ms; its measured time converts cycles at the present clock to microseconds."""
 
 
 class CudaMachine:
@@ -36,7 +36,7 @@ class CudaMachine:
 
     @cached_property
     def _evict(self) -> Any:
-        """Return a buffer whose writing leaves nothing else in the caches."""
+        """Return a buffer that fills the caches when it is written."""
         properties = self._cuda.get_device_properties(self._cuda.current_device())
         size = int(getattr(properties, "L2_cache_size", 0) or _UNKNOWN_L2_BYTES)
         wanted = max(_FLUSH_MULTIPLE * size, 2 * _BEHIND_L2_BYTES * self._is_amd, _LEAST_FLUSH_BYTES)
@@ -44,9 +44,9 @@ class CudaMachine:
         return self._torch.empty(min(wanted, most) // 4, device="cuda", dtype=self._torch.int32)
 
     def scale_hold(self) -> None:
-        """Find how many cycles a microsecond has now: clocks rise with work, and fall under a power limit."""
+        """Measure the present cycles per microsecond: clocks rise with work, and fall under a power limit."""
         first, second = self.event(), self.event()
-        self._cuda._sleep(_TIMED_CYCLES)  # what launches the first time is over by then
+        self._cuda._sleep(_TIMED_CYCLES)  # one-time launch costs are paid here
         first.record()
         self._cuda._sleep(_TIMED_CYCLES)
         second.record()
@@ -62,7 +62,7 @@ class CudaMachine:
         self._cuda.synchronize()
 
     def hold(self, microseconds: float) -> None:
-        """Keep the current stream busy for a time, without holding up the host; call ``scale_hold`` before."""
+        """Keep the current stream busy for a time, without blocking the host; call ``scale_hold`` before."""
         self._cuda._sleep(int(microseconds * self._cycles_per_us))
 
     def flush(self) -> None:
@@ -74,7 +74,7 @@ class CudaMachine:
         return self._cuda.Stream()
 
     def current_stream(self) -> Any:
-        """Return the stream work goes to now."""
+        """Return the stream that receives work now."""
         return self._cuda.current_stream()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
@@ -83,7 +83,7 @@ class CudaMachine:
         return context
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Capture what ``work`` launches; return a function that launches it as one graph."""
+        """Capture the launches of ``work``; return a function that launches them as one graph."""
         side = self._cuda.Stream()
         side.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(side):
@@ -106,18 +106,18 @@ class CudaMachine:
 
     @cached_property
     def _driver(self) -> Any:
-        """Return NVIDIA's driver, or the HIP runtime that torch has loaded, which may be its own."""
+        """Return NVIDIA's driver, or the HIP runtime that torch has loaded, which may be its own copy."""
         return ctypes.CDLL(_loaded("libamdhip64.so") if self._is_amd else "libcuda.so.1")
 
     def clock_mhz(self) -> int | None:
-        """Return the SM clock now; None where it cannot be read (it needs nvidia-ml-py, or amdsmi)."""
+        """Return the present SM clock, MHz; None where it cannot be read (it needs nvidia-ml-py, or amdsmi)."""
         with suppress(Exception):
             return int(self._cuda.clock_rate())
         return None
 
 
 def _loaded(name: str) -> str:
-    """Return the path of a library that this process has loaded, in any version; else its name."""
+    """Return the path of a library that this process has loaded, in any version, or the given name if there is none."""
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
             path = line.partition("/")[2]
@@ -127,22 +127,22 @@ def _loaded(name: str) -> str:
 
 
 class HostEvent:
-    """The time of a clock of the host at ``record``."""
+    """The reading of a host clock at ``record``."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock_ns = clock_ns
         self._at_ns = 0
 
     def record(self) -> None:
-        """Take the time."""
+        """Read the clock."""
         self._at_ns = self._clock_ns()
 
     def elapsed_time(self, later: HostEvent) -> float:
-        """Return the milliseconds from this one to ``later``."""
+        """Return the milliseconds from this event to ``later``."""
         return (later._at_ns - self._at_ns) / 1e6
 
     def query(self) -> bool:
-        """Return true: host work has ended by then."""
+        """Return true: host work ends before this is asked."""
         return True
 
     def synchronize(self) -> None:
@@ -163,10 +163,10 @@ class HostStream:
 
 
 class HostMachine:
-    """The CPU under the same names: events read the host's clock, and nothing is ever queued.
+    """The CPU with the interface of ``CudaMachine``: events read the host's clock, and nothing is ever queued.
 
-    Where torch computes with one thread, that thread's own clock is read: what other processes take from it meanwhile
-    is not the operation's time. ``clock_ns`` is another clock.
+    If torch computes with one thread, that thread's CPU time is read, which excludes the time that other processes
+    take. ``clock_ns`` is another clock.
     """
 
     def __init__(self, torch: Any, clock_ns: Callable[[], int] | None = None) -> None:
@@ -192,16 +192,16 @@ class HostMachine:
         self._evict.zero_()
 
     def stream(self) -> HostStream:
-        """Return the host."""
+        """Return the host's only stream."""
         return HostStream()
 
     def current_stream(self) -> HostStream:
-        """Return the host."""
+        """Return the host's only stream."""
         return HostStream()
 
     @contextmanager
     def on(self, stream: HostStream) -> Iterator[None]:
-        """Change nothing."""
+        """Enter a context that changes nothing."""
         yield
 
     def graph(self, work: Callable[[], Any]) -> Callable[[], Any]:
@@ -213,7 +213,7 @@ class HostMachine:
         tensor.zero_()
 
     def clock_mhz(self) -> int | None:
-        """Return nothing: the clock is not known."""
+        """Return ``None``: the clock is not known."""
         return None
 
 
@@ -225,12 +225,12 @@ ZIPF_EXPONENT = 1.05
 
 
 class Lab:
-    """The tools that families prepare their benchmarks with. As a context manager it undoes one benchmark's settings.
+    """The tools with which families prepare their benchmarks. As a context manager it undoes one benchmark's settings.
 
     Attributes:
         torch: the module.
         device: "cuda" or "cpu".
-        machine: its clock and streams.
+        machine: its clock, events and streams.
     """
 
     def __init__(self, device: str) -> None:
@@ -256,7 +256,7 @@ class Lab:
         self._stack.close()
 
     def enter(self, context: AbstractContextManager[Any]) -> None:
-        """Stay in a context until the benchmark is over."""
+        """Enter a context that ends with the benchmark."""
         self._stack.enter_context(context)
 
     def tf32(self, enabled: bool) -> None:
@@ -266,7 +266,7 @@ class Lab:
         self.enter(tf32(enabled))
 
     def dtype(self, name: str) -> Any:
-        """Return torch's type of a short name ("tf32" is stored as fp32), or what torch has by that name."""
+        """Return torch's type of a short name ("tf32" is stored as fp32), or torch's attribute of that name."""
         return getattr(self.torch, {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16",
                                     "fp8": "float8_e4m3fn"}.get(name, name))
 
@@ -288,18 +288,18 @@ class Lab:
         return self.torch.empty_like(other).normal_()
 
     def gradients(self, output: Any, inputs: Sequence[Any], gradient: Any = None) -> Callable[[], Any]:
-        """Return what computes the gradients of some inputs, any number of times.
+        """Return a function that computes the gradients of some inputs, any number of times.
 
-        A host's own time is measured around the call. Autograd's engine, which hands each graph to its own queue, takes
-        tens of microseconds; a step pays them once for its whole backward. On a host, graphs that are a chain are
-        therefore run node by node.
+        On a host, graphs that are a chain run node by node, because a host's time is measured around the call.
+        Autograd's engine, which hands each graph to its own queue, adds tens of microseconds; a step pays them once for
+        its whole backward.
         """
         torch = self.torch
         chain = None if self.is_cuda else _chain(output.grad_fn)
         if chain is None:
             return lambda: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
         first = torch.ones_like(output) if gradient is None else gradient
-        absent = [[None] * (len(node._input_metadata) - 1) for node, _ in chain]  # of outputs that nothing used
+        absent = [[None] * (len(node._input_metadata) - 1) for node, _ in chain]  # for outputs without a gradient
 
         def along() -> Any:
             found: Any = first
@@ -311,16 +311,16 @@ class Lab:
         return along
 
     def indices(self, count: int, *, high: int, law: str = "uniform") -> Any:
-        """Return ``count`` numbers below ``high``, int64; ``law`` "zipf" prefers few of them, which lie anywhere.
+        """Return ``count`` numbers below ``high``, int64; ``law`` "zipf" prefers a few values, spread over the range.
 
-        "starts" gives the multiples of ``high`` instead: where bags of ``high`` look-ups each begin.
+        ``law`` "starts" gives the multiples of ``high`` instead: the starts of bags with ``high`` look-ups each.
         """
         torch = self.torch
         if law == "starts":
             return torch.arange(count, device=self.device) * high
         if law == "uniform":
             return torch.randint(high, (count,), generator=self._generator, device=self.device)
-        # The inverse of the continuous Zipf law's distribution, as good as exact for the tables here.
+        # The inverse of the continuous Zipf distribution, almost exact for the tables here.
         u = torch.rand(count, generator=self._generator, device=self.device, dtype=torch.float64)
         power = 1.0 - ZIPF_EXPONENT
         rank = ((u * (float(high + 1) ** power - 1.0) + 1.0) ** (1.0 / power) - 1.0).long().clamp_(0, high - 1)
@@ -328,7 +328,7 @@ class Lab:
         return places[rank]
 
     def pinned(self, tensor: Any) -> Any:
-        """Return the host tensor in page-locked memory, where there is a GPU."""
+        """Return the host tensor in page-locked memory, if there is a GPU."""
         return tensor.pin_memory() if self.is_cuda else tensor
 
     def tidy(self) -> None:
@@ -338,9 +338,9 @@ class Lab:
 
 
 def _chain(node: Any) -> list[tuple[Any, int]] | None:
-    """Return a graph's nodes, each with the place of its gradient among those the node before gives.
+    """Return a graph's nodes, each with the index of its gradient among the outputs of the previous node.
 
-    ``None`` where it is no chain: a node leads to several, or a tensor has several gradients, which are summed.
+    ``None`` if it is not a chain: a node leads to several nodes, or a tensor has several gradients, which are summed.
     """
     found, at, leaves = [], 0, []
     while True:

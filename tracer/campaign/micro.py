@@ -1,13 +1,13 @@
-"""Measuring one micro-benchmark: warm and L2-flushed times by events, and which kernels really ran.
+"""Measurement of one micro-benchmark: warm and L2-flushed times by events, and the kernels that it ran.
 
     hold | flush | event  run  event       cold: the data comes from device memory
     hold |         event  run  event       warm: what fits is still in L2
 
-``hold`` keeps the stream busy until the host has queued the rest, so that launch costs stay out of the times. An
-event pair itself takes a little; its median is stored with the times (``event_overhead_us``), not taken off.
+``hold`` keeps the stream busy until the host has queued the rest, so that launch costs are not in the times. An event
+pair itself takes some time: its median is stored with the times (``event_overhead_us``), not subtracted.
 
-A host shares its caches and memory with strangers for moments at a time. A benchmark may be visited again, moments or
-minutes later, for its warm times alone; the quickest visit is what the host can do.
+Other programs use a host's caches and memory for moments at a time. So a benchmark may be visited again, moments or
+minutes later, for its warm times alone; the fastest visit is what the host can do.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tracer.lazy import numpy as np
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
 
-WARM_UP_RUNS = 3  # chosen: the first compiles and allocates, the next touch what it made
+WARM_UP_RUNS = 3  # chosen: the first compiles and allocates, the next touches the new memory
 LEAST_RUNS, MOST_RUNS = 10, 200  # chosen: enough for a median, and for quantiles
 SLOW_RUNS = 3
-"""Runs of something so slow that the least number of runs would exceed the budget."""
+"""Number of runs of work so slow that ``LEAST_RUNS`` would exceed the budget."""
 STEADY = 0.005
-"""Stop once the median's standard error, from the interquartile range, is below this share of it."""
+"""Repetition stops once the median's standard error, from the interquartile range, is below this share of it."""
 CUDA_BUDGET_S, HOST_BUDGET_S = 0.1, 0.01
-"""Longest a variant is repeated, seconds."""
+"""Longest time for the repetitions of a variant, seconds."""
 HOST_FLUSHED_BUDGET_S = 0.005
-"""The same for a host's flushed variant, whose flush takes longer than most runs."""
-PROFILED_RUNS = 3  # chosen: runs launch the same kernels
+"""Longest time for a host's flushed variant, seconds: its flush takes longer than most runs."""
+PROFILED_RUNS = 3  # chosen: all runs launch the same kernels
 HOLD_FACTOR, HOLD_US = 1.5, 30.0
-"""The stream is held for the first times the host's time to queue a run, plus the second in microseconds."""
+"""Factor on the host's time to queue a run, and µs added to it: the time for which the stream is held."""
 _QUANTILES = (10, 25, 50, 75, 90)  # per cent, as the columns' names say
 
 
 class Ran(NamedTuple):
-    """The kernels of one run as profiled: their names in order, their number, and their time together.
+    """The kernels of one profiled run: their names in order, their number, and their total time.
 
-    None where the profiler showed no device work (it may not be allowed to look).
+    None where the profiler recorded no device work (it may lack the permission).
     """
 
     kernels: list[str] | None
@@ -52,10 +52,10 @@ class Ran(NamedTuple):
 
 
 def measure(family: str, settings: dict[str, Any], lab: Lab, visit: int = 1) -> list[dict[str, Any]]:
-    """Run one micro-benchmark: one row for each variant, as ``tracer.campaign.tables`` describes them.
+    """Run one micro-benchmark; return one row for each variant, as described in ``tracer.campaign.tables``.
 
-    On the first visit the variants are warm and cold, and which kernels ran is looked at; on later ones there is the
-    warm one of that visit alone.
+    The first visit measures warm and cold variants, and records which kernels ran; later visits measure only the warm
+    one.
     """
     with lab:
         bench = FAMILIES[family].bench(settings, lab)
@@ -83,7 +83,7 @@ def measure(family: str, settings: dict[str, Any], lab: Lab, visit: int = 1) -> 
 
 
 def _warm_up(bench: Bench, lab: Lab) -> tuple[float, float]:
-    """Run a few times; return µs until the host has queued one run (0 where it waits), and until it has ended."""
+    """Run a few times; return µs until the host has queued a run (0 where it waits), and until the run has ended."""
     queued, ended = [], []
     for _ in range(WARM_UP_RUNS):
         lab.machine.synchronize()
@@ -96,7 +96,7 @@ def _warm_up(bench: Bench, lab: Lab) -> tuple[float, float]:
 
 
 def _repeat(bench: Bench, lab: Lab, hold_us: float, run_us: float, flush: bool) -> list[float]:
-    """Return the microseconds of each run, as many as give a steady median within the budget."""
+    """Return the microseconds of each run, repeated until the median is steady or the budget is used."""
     machine = lab.machine
     budget_s = CUDA_BUDGET_S if lab.is_cuda else HOST_FLUSHED_BUDGET_S if flush else HOST_BUDGET_S
     batch = LEAST_RUNS if LEAST_RUNS * run_us < 1e6 * budget_s else SLOW_RUNS
@@ -152,7 +152,7 @@ def _empty_pair_us(lab: Lab) -> float:
 
 
 def which_kernels(run: Callable[[], Any], lab: Lab) -> Ran:
-    """Profile a few runs: the device's kernels and copies, on a CPU the outermost operations."""
+    """Profile a few runs: the device's kernels and copies, or on a CPU the outermost operations."""
     from torch.profiler import ProfilerActivity, profile
 
     activity = ProfilerActivity.CUDA if lab.is_cuda else ProfilerActivity.CPU

@@ -12,12 +12,12 @@
     preset = "real"             # start from this preset; the settings below replace its own
     priority = 1                # 1 runs first
 
-    columns = ["batch", "seq"]  # settings that change together, one row a configuration
+    columns = ["batch", "seq"]  # settings that change together, a row for each configuration
     rows = [[1, 128], [8, 2048]]
     product = { dtype = ["bf16", "tf32"] }  # times every combination of these
 
     timed = 30                  # unprofiled steps, then `steps` profiled ones
-    seconds = 8                 # what one takes on the plan's device, process and files included
+    seconds = 8                 # expected time of one capture, with its process and files
 
     [[kernel]]                  # micro-benchmarks: tracer.campaign.families
     family = "gemm"
@@ -54,7 +54,7 @@ Value = str | int | float | bool
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Combinations of settings: ``rows`` (values of ``columns``) times the product of ``product``'s lists.
+    """Combinations of settings: each row of ``rows`` (values of ``columns``) with each combination of ``product``.
 
     ``draw`` adds ``count`` rows of log-uniform random sizes: name → (least, most, multiple of).
     """
@@ -68,7 +68,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class WorkloadEntry(Grid, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Captures of one workload. ``warmup``, ``timed``, ``steps``, … are those of ``tracer.capture``."""
+    """Captures of one workload. ``warmup``, ``timed``, ``steps``, … are options of ``tracer.capture``."""
 
     workload: str
     preset: str = "default"
@@ -88,7 +88,7 @@ class KernelEntry(Grid, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A campaign's recordings as its file lists them; ``tracer.campaign.expand`` makes items of it."""
+    """A campaign's recordings as listed in its file; ``tracer.campaign.expand`` makes items of them."""
 
     name: str
     description: str
@@ -96,19 +96,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     parts: Count = 1
     minutes: Positive = 9.0
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads of torch on the CPU; 0 leaves torch's own choice."""
+    """Threads of torch on the CPU; 0 means torch's own choice."""
     workload: list[WorkloadEntry] = []
     kernel: list[KernelEntry] = []
 
 
 def packaged_plans() -> dict[str, Path]:
-    """Return the plans that come with the package, by name."""
+    """Return the plans in the package, by name."""
     folder = Path(__file__).resolve().parents[1] / "plans"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def read_plan(plan: str | Path) -> Plan:
-    """Read and check a plan: one of the package by its name, or a TOML file. Settings are checked by ``expand``.
+    """Read and check a plan: one of the package, given by name, or a TOML file. ``expand`` checks its settings.
 
     Raises:
         CampaignError: it does not exist, is no TOML, or has an unknown or missing key or a value of the wrong type.
@@ -145,13 +145,13 @@ def _explained(error: msgspec.ValidationError) -> str:
 
 
 def combinations(entry: Grid, where: str) -> list[dict[str, Any]]:
-    """Return every configuration of an entry, rows first, in the order written.
+    """Return every configuration of an entry, rows first, in file order.
 
     Args:
-        where: names the entry in errors.
+        where: name of the entry in errors.
 
     Raises:
-        CampaignError: a row does not fit the columns, a list is empty, or a setting is named twice.
+        CampaignError: a row's length differs from that of columns, a list is empty, or a setting is named twice.
     """
     for row in entry.rows:
         if len(row) != len(entry.columns):
@@ -176,7 +176,7 @@ def combinations(entry: Grid, where: str) -> list[dict[str, Any]]:
 
 
 def _drawn(entry: Grid, where: str) -> list[dict[str, Any]]:
-    """Return log-uniform sizes, the same for the same entry: the seed is their names and bounds."""
+    """Return log-uniform sizes, equal for equal entries: the seed consists of their names and bounds."""
     for name, (low, high, unit) in entry.draw.items():
         if not 1 <= unit <= low <= high or low % unit:
             raise CampaignError(f"{where}: draw.{name} = [{low}, {high}, {unit}] must be [least, most, multiple of], "
@@ -187,7 +187,7 @@ def _drawn(entry: Grid, where: str) -> list[dict[str, Any]]:
 
 
 def spread(count: int) -> list[int]:
-    """Return the numbers below ``count`` so that the first few are spread over all: ends, middle, quarters, …
+    """Return the numbers below ``count``, ordered so that the first few cover the range: ends, middle, quarters, …
 
     >>> spread(6)
     [0, 5, 2, 1, 3, 4]

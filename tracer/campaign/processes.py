@@ -1,4 +1,4 @@
-"""Worker processes: started ahead, asked with a timeout, killed with all they started."""
+"""Worker processes: started ahead, asked with a timeout, killed with all their children."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tracer.campaign.record import Answer, Task, sentence
 from tracer.cores import RUN_MODULE
 
 START_S = 180.0
-"""Longest a worker may take to import torch and wake the device."""
+"""Longest time, s, in which a worker imports torch and initialises the device."""
 _LOG_BYTES = 2000  # chosen: a traceback's last lines
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""Variables that hide GPUs from a worker of the CPU, so that its context is the CPU's and nothing runs elsewhere."""
+"""Variables that hide GPUs from a CPU worker, so that its context is the CPU's and nothing runs on a GPU."""
 _GPUS = ("import sys; sys.path[:] = filter(None, sys.path); import torch; "
          "print(torch.cuda.is_available() and torch.cuda.device_count())")
 
 
 def torch_sees_gpu() -> bool:
-    """Return whether torch, asked in a process of its own, sees a GPU; false where there is no torch."""
+    """Return whether torch, in a separate process, sees a GPU; false where torch is missing."""
     return torch_gpus() > 0
 
 
 def torch_gpus() -> int:
-    """Return how many GPUs torch sees, asked in a process of its own."""
+    """Return the number of GPUs that torch, in a separate process, sees."""
     try:
         asked = subprocess.run([sys.executable, "-c", _GPUS], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                                timeout=START_S, check=False)
@@ -42,7 +42,7 @@ def torch_gpus() -> int:
 
 
 class NoWorkerError(CampaignError):
-    """No process can record here. ``reason`` is a sentence."""
+    """No worker process can record here. ``reason`` is a sentence."""
 
     def __init__(self, reason: str, advice: str = "") -> None:
         super().__init__(f"The process that records could not start: {reason}{advice}")
@@ -50,7 +50,7 @@ class NoWorkerError(CampaignError):
 
 
 class WorkerDied(Exception):
-    """The worker ended, or did not answer in time; the text says how."""
+    """The worker ended, or did not answer in time; the text gives the reason."""
 
 
 class Worker:
@@ -74,7 +74,7 @@ class Worker:
         self.context: dict[str, object] | None = None
 
     def wait_ready(self) -> None:
-        """Wait until it can take a task; its ``context`` is known then.
+        """Wait until the worker can take a task; its ``context`` is known then.
 
         Raises:
             NoWorkerError: torch or the device cannot be used.
@@ -101,7 +101,7 @@ class Worker:
             raise WorkerDied(self._how_it_ended()) from error
 
     def answer(self, seconds: float) -> Answer:
-        """Return its next answer. Raises ``WorkerDied`` if it ends first or does not answer in time."""
+        """Return the worker's next answer. Raises ``WorkerDied`` if it ends first or does not answer in time."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
@@ -116,7 +116,7 @@ class Worker:
         return msgspec.json.decode(line, type=Answer)
 
     def kill(self) -> None:
-        """End the process and all it started, and wait for that. Safe to repeat."""
+        """End the process and all its children, and wait for their end. Safe to repeat."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # a process stuck in the driver is left to the system
@@ -144,7 +144,7 @@ def _last_line(log: Path) -> str:
 
 
 class Workers:
-    """The worker in use and, while one writes its files, the next one starting."""
+    """The worker in use and, while it writes its files, the next one starting."""
 
     def __init__(self, device: str, threads: int, scratch: Path) -> None:
         self._device, self._threads, self._scratch = device, threads, scratch
@@ -153,9 +153,9 @@ class Workers:
         self._started = 0
 
     def take(self, *, fresh: bool) -> Worker:
-        """Return a ready worker; ``fresh``: one that has done nothing yet. Raises ``NoWorkerError``.
+        """Return a ready worker; ``fresh``: one without earlier tasks. Raises ``NoWorkerError``.
 
-        One that was started ahead replaces the current one at once: an idle process is another on the device.
+        A worker that was started ahead replaces the current one at once: an idle process would also use the device.
         """
         if self._current is not None and (self._next is not None or (fresh and self._current.tasks_done)):
             self.drop()
@@ -176,7 +176,7 @@ class Workers:
             self._current = None
 
     def close(self) -> None:
-        """End them all."""
+        """End all workers."""
         self.drop()
         if self._next is not None:
             self._next.kill()

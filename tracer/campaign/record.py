@@ -35,7 +35,7 @@ _PATHS = re.compile(r"(?:/[\w.+-]+){2,}/([\w.+-]+)")
 
 
 class Task(msgspec.Struct):
-    """A request to a worker. ``graph_bytes``: the most a full graph may take, else its summary is kept."""
+    """A request to a worker. ``graph_bytes``: largest size of a full graph; larger ones are kept as a summary."""
 
     item: Item
     folder: str
@@ -45,8 +45,8 @@ class Task(msgspec.Struct):
 class Answer(msgspec.Struct):
     """A worker's answer: ``phase`` "ready" (with its context), "measured" (files follow), "done" or "failed".
 
-    ``values`` are fields of an ``ItemResult``; ``rows`` a micro-benchmark's; ``file`` lies in the task's folder;
-    ``disk_full`` a folder of the full disk that it failed for, which is no fault of the item.
+    ``values`` are fields of an ``ItemResult``; ``rows`` those of a micro-benchmark; ``file`` lies in the task's folder;
+    ``disk_full`` is a folder on a full disk that made the item fail, which is no fault of the item.
     """
 
     phase: str
@@ -65,31 +65,31 @@ def sentence(error: BaseException) -> str:
 
 
 def is_unsupported(error: BaseException) -> bool:
-    """Return whether torch says that it cannot do this here, rather than that it failed."""
+    """Return whether torch reports that it does not support the work here, rather than a failure."""
     text = str(error).lower()
     return isinstance(error, (NotImplementedError, RuntimeError)) and any(part in text for part in UNSUPPORTED)
 
 
 def is_device_error(reason: str) -> bool:
-    """Return whether a failure is the device's, in NVIDIA's words or AMD's: its process may work no more."""
+    """Return whether a message of NVIDIA or AMD reports a device error, after which a process may be unusable."""
     return _DEVICE_ERRORS.search(reason) is not None
 
 
 def full_folder(error: BaseException, task: Task) -> str:
-    """Return a folder of the full disk that an item failed for; empty if that is not why."""
+    """Return a folder on a full disk that made an item fail; empty if it failed for another reason."""
     full = full_disk_error(error)
     if full is None:
         return ""
     if isinstance(error, DiskFullError):
         return task.folder
-    # Compilers and the like: they say where, or use the folder of temporary files.
+    # Compilers and the like: they name the folder, or use the one for temporary files.
     return os.path.dirname(os.fsdecode(full.filename or "")) or tempfile.gettempdir()
 
 
 def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
-    """Capture a workload into the task's folder: fields of its result, and the capture's part to convert.
+    """Capture a workload into the task's folder; return fields of its result, and the capture's part to convert.
 
-    The model is gone when this returns; the files are not converted yet, so that the next worker can start meanwhile.
+    The model is freed when this returns. The files are not converted yet, so that the next worker can start meanwhile.
     """
     item = task.item
     out = Path(task.folder) / item.id
@@ -113,10 +113,10 @@ def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
 
 
 def convert(task: Task, part: Path) -> dict[str, Any]:
-    """Return the capture as one file in the task's folder: ``{"file": …, "content": …, "notes": […]}``."""
+    """Store the capture as one file in the task's folder, and return ``{"file": …, "content": …, "notes": […]}``."""
     job = read_job(part, cycle=1)
     graph = job.graphs[0]
-    # That there are more windows than the one kept is the plan's choice, not news.
+    # The plan chose to keep one of several windows: no note on that.
     notes = [note for note in job.notes if not note.startswith("The capture has")]
     graph.meta.source = task.item.file_stem
     path = Path(task.folder) / f"{task.item.file_stem}.foretrace"
@@ -135,7 +135,7 @@ def convert(task: Task, part: Path) -> dict[str, Any]:
 
 
 def measure_kernel(task: Task, lab: Lab) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Measure a micro-benchmark: fields of its result, and its rows."""
+    """Measure a micro-benchmark; return fields of its result, and its rows."""
     try:
         rows = measure(task.item.name, task.item.settings, lab, task.item.visit)
     finally:
@@ -153,11 +153,11 @@ _KERNEL_KEYS = ["name", "op_name", "phase", "shapes", "dtypes", "kind", "stream"
 
 
 def summarise(graph: ExecutionGraph) -> pandas.DataFrame:
-    """Return a recorded graph as one small table: groups of alike rows of all profiled steps.
+    """Return a recorded graph as one small table: groups of equal rows of all profiled steps.
 
     Columns: ``table`` ("op" or "kernel"), ``name``; for a kernel also ``op_name``, ``kind``, ``stream``; ``phase``,
-    ``shapes`` and ``dtypes`` of the operation (JSON texts); ``count``; ``median_ns``, ``total_ns`` of the durations
-    (an operation's contains what it calls).
+    ``shapes`` and ``dtypes`` of the operation (JSON texts); ``count``; ``median_ns``, ``total_ns`` of the durations (an
+    operation's duration includes the operations inside it).
     """
     ops = graph.to_pandas("ops")
     for name in ("name", "phase", "shapes", "dtypes"):

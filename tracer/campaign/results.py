@@ -1,4 +1,4 @@
-"""A campaign's directory: one line for each item that ended, and an index, each file replaced as a whole."""
+"""A campaign's directory: an index and one line for each ended item. Each file is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class ItemResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The result of one item: a line of ``items.jsonl``.
 
     Attributes:
-        id, kind, name, settings, split: The item's; in a rehearsal ``settings`` are the tiny ones.
+        id, kind, name, settings, split: The item's values; in a rehearsal ``settings`` are the tiny ones.
         status: "ok"; "unsupported" if this device or torch cannot do it; "failed".
         reason: One sentence why, if not "ok".
-        seconds: What the item took, files included.
-        session: Which of the index's sessions, from 0.
+        seconds: Time of the item, including its files.
+        session: Index of its session in the campaign's index.
         file: Its file below the campaign's directory; a micro-benchmark's rows are in its family's.
         content: "graph" (one-file form), "summary" (operation and kernel table), "times" (no file), "kernels".
         unprofiled_step_ns, profiled_step_ns: Every step's time, nanoseconds.
-        median_ns, spread: Of the unprofiled steps (spread: interquartile range over median); of a
-            micro-benchmark the warm variant's.
+        median_ns, spread: Median, and interquartile range over median, of the unprofiled steps; for a micro-benchmark,
+            of its warm variant.
         profiler_slowdown: Median profiled over median unprofiled step.
         peak_memory: Bytes: "allocated_bytes", "reserved_bytes" of the device, "host_bytes" resident.
-        parameters: Trainable numbers of the model.
-        clocks: MHz and the like right after the unprofiled steps, as nvidia-smi names them.
-        notes: What the capture wants said.
+        parameters: Number of the model's trainable parameters.
+        clocks: Clocks (MHz) and related values right after the unprofiled steps, named as by nvidia-smi.
+        notes: Sentences of the capture.
     """
 
     id: str
@@ -77,7 +77,7 @@ def ended(item: Item, status: Status, **values: Any) -> ItemResult:
 
 
 class Index(msgspec.Struct, kw_only=True):
-    """``campaign.json``. ``sessions`` are the runs, each with its machine and software as a capture's context."""
+    """``campaign.json``. ``sessions`` are the runs, each with machine and software as in a capture's context."""
 
     version: int = VERSION
     plan: str = ""
@@ -98,11 +98,11 @@ class Index(msgspec.Struct, kw_only=True):
 
 
 class Results:
-    """Reads and writes a campaign's directory. Nothing is ever half written: files are made aside and renamed.
+    """Reads and writes a campaign's directory. No file is ever incomplete: files are made elsewhere and renamed.
 
     Attributes:
         path: the directory.
-        index: what ``campaign.json`` holds.
+        index: the content of ``campaign.json``.
         lines: the result of each item, by its id.
     """
 
@@ -114,7 +114,7 @@ class Results:
 
     @classmethod
     def read(cls, out: str | os.PathLike[str]) -> Results:
-        """Return what is there; nothing is changed.
+        """Return a directory's results; nothing is changed.
 
         Raises:
             CampaignError: it is no campaign's directory, or a file is damaged or of a newer version.
@@ -127,22 +127,22 @@ class Results:
 
     @property
     def scratch(self) -> Path:
-        """Return where files are made."""
+        """Return the scratch directory, where files are made."""
         return self.path / SCRATCH
 
     def open(self, plan: str, description: str, *, resume: bool, rehearsal: bool) -> None:
-        """Make the directory ready for a run: checks it, reads what is there, clears what a kill left.
+        """Prepare the directory for a run: check it, read its results, and remove the leftovers of a killed run.
 
-        Nothing in it is touched before it is known to be a campaign's, or empty.
+        Nothing in it is changed before it is known to be empty or a campaign's.
 
         Raises:
-            CampaignError: it cannot be written, another run uses it, or what it holds does not fit.
+            CampaignError: it cannot be written, another run uses it, or its content belongs to another run.
         """
         try:
             if os.path.lexists(self.path):
                 self._adopt(resume, rehearsal)
             self._lock = DirectoryLock(self.path)
-            self._adopt(resume, rehearsal)  # as the run that had the lock has left it
+            self._adopt(resume, rehearsal)  # as the previous holder of the lock left it
             self._clear_scratch()
             self.scratch.mkdir()
             (self.scratch / MARK).touch()
@@ -159,7 +159,7 @@ class Results:
         self.index.plan, self.index.description, self.index.rehearsal = plan, description, rehearsal
 
     def _adopt(self, resume: bool, rehearsal: bool) -> None:
-        """Read what is there. Raises ``CampaignError`` if it is not for this run; nothing is changed."""
+        """Read the directory. Raises ``CampaignError`` if it is not for this run; nothing is changed."""
         if os.path.lexists(self.path / INDEX):
             if not resume:
                 raise CampaignError(f"{self.path} already holds a campaign; add --resume to go on with it, or choose "
@@ -176,7 +176,7 @@ class Results:
             self._check_empty()
 
     def _check_empty(self) -> None:
-        """Raise ``CampaignError`` for a directory of other things, or of results that have lost their index."""
+        """Raise ``CampaignError`` for a directory of other things, or for results without their index."""
         ours = {SCRATCH} if self._has_own_scratch() else set()
         others = sorted({path.name for path in self.path.iterdir()} - ours - {LOCK})
         if LINES in others:
@@ -187,7 +187,7 @@ class Results:
                                 "empty or a new directory.")
 
     def close(self) -> None:
-        """Leave nothing behind but results, and no directory without any. Safe to repeat."""
+        """Remove everything except results, and a directory without results. Safe to repeat."""
         lock, self._lock = self._lock, None
         if lock is not None:  # without it nothing here is this run's
             with suppress(OSError):
@@ -196,7 +196,7 @@ class Results:
             lock.release()
 
     def begin_session(self, context: dict[str, Any]) -> int:
-        """Note the machine and software of this run; returns the session's number."""
+        """Note the machine and software of this run, and return the session's number."""
         self.index.sessions.append(context)
         self.save([])
         return len(self.index.sessions) - 1
@@ -219,13 +219,13 @@ class Results:
                                 "and go on with --resume.") from error
 
     def adopt_file(self, source: Path, folder: str, name: str) -> str:
-        """Move a finished file out of the scratch directory; returns its path below the campaign's directory."""
+        """Move a finished file out of the scratch directory, and return its path below the campaign's directory."""
         (self.path / folder).mkdir(exist_ok=True)
         os.replace(source, self.path / folder / name)
         return f"{folder}/{name}"
 
     def bytes_used(self) -> int:
-        """Return the bytes of all files but the scratch directory's."""
+        """Return the bytes of all files outside the scratch directory."""
         used = 0
         for folder, folders, names in os.walk(self.path):
             folders[:] = [name for name in folders if name != SCRATCH]
@@ -279,11 +279,11 @@ class Results:
                 shutil.rmtree(path)
             elif path != mark:
                 path.unlink()
-        mark.unlink(missing_ok=True)  # last: a kill leaves a directory that is known to be a run's
+        mark.unlink(missing_ok=True)  # last: if the run is killed, the directory is still known to be a run's
         self.scratch.rmdir()
 
     def _has_own_scratch(self) -> bool:
-        """Return whether a run made the scratch directory, or nothing is in it."""
+        """Return whether the scratch directory is empty or was made by a run."""
         if self.scratch.is_symlink() or not self.scratch.is_dir():
             return False
         return (self.scratch / MARK).is_file() or not any(self.scratch.iterdir())

@@ -1,6 +1,6 @@
-"""Running items: within minutes and megabytes, one by one, so that it may be killed and resumed anywhere.
+"""Runs items within limits of time and size, one by one, so that a run may be killed and resumed at any point.
 
-The items come from a source: a plan's list, or one that chooses the next by what was measured (``campaign.source``).
+The items come from a source: a plan's list, or a source that chooses the next by the results (``campaign.source``).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tracer.campaign.tables import KERNELS, merge_parts, write_part
 from tracer.output_file import FULL, free_text, full_disk_error, writing_error
 
 GRACE_S = 30.0
-"""Seconds after the end of the box at which a running item is stopped."""
+"""Seconds after the end of the time box at which a running item is stopped."""
 LEAST_TIMEOUT_S, TIMEOUT_FACTOR = 60.0, 8.0
 """Least seconds, and multiple of the expected time, after which an item times out."""
 GRAPH_SHARE, LEAST_GRAPHS = 0.75, 12
-"""Share of the size that full graphs may take together; one may take at most a twelfth of that."""
+"""Largest share of the size for full graphs together; one graph may take at most a twelfth of that."""
 FLUSH_S, FLUSH_ITEMS = 2.0, 64
-"""Micro-benchmarks are written in batches; a kill loses those of the last seconds."""
+"""Seconds and items after which a batch of micro-benchmarks is written; a kill loses the unwritten batch."""
 MOST_FAILURES = 10
-"""Items failing in a row that mean a broken device or machine."""
+"""Failures in a row that indicate a broken device or machine."""
 BOX_ENDED = "the time box has ended."
 _MB = 1_000_000
 
@@ -46,12 +46,12 @@ class RunOptions:
     """Options of a plan's run.
 
     Attributes:
-        minutes: Time box. No item is started that is expected to end after it.
+        minutes: Time box. No item is started whose expected end is later.
         max_mb: Most megabytes (10⁶ bytes) of the directory.
         part: Which part of the plan, from 1; None for all.
-        resume: Go on in a directory that holds results; failed items are tried again, after all others.
-        rehearse: Tiny sizes, on the CPU; all else is the same.
-        say: Called with a line about each step forward.
+        resume: Continue in a directory that holds results; failed items are tried again, last.
+        rehearse: Tiny sizes, on the CPU; everything else is the same.
+        say: Called with a line about progress.
     """
 
     minutes: float = 9.0
@@ -64,7 +64,7 @@ class RunOptions:
 
 @dataclass
 class CampaignOutcome:
-    """The results of a run. ``left`` items did not fit into its time, ``unwritten`` ones not into its megabytes."""
+    """The results of a run. ``left`` items did not fit into its time, ``unwritten`` items not into its megabytes."""
 
     results: list[ItemResult]
     planned: int
@@ -75,17 +75,17 @@ class CampaignOutcome:
 
 
 def run(plan: Plan, out: str | os.PathLike[str], options: RunOptions) -> CampaignOutcome:
-    """Run a plan, or go on with it.
+    """Run a plan, or continue it.
 
     Raises:
-        CampaignError: the plan or an option has a mistake, the directory does not fit, torch or the device cannot be
-            used, or not one item worked.
+        CampaignError: the plan or an option is wrong, the directory belongs to another run, torch or the device cannot
+            be used, or not one item worked.
     """
     return run_items(PlanItems(plan, options.part), out, options)
 
 
 def run_items(source: ItemSource, out: str | os.PathLike[str], options: RunOptions) -> CampaignOutcome:
-    """Run what a source gives, or go on with it; ``options.part`` is the source's own matter.
+    """Run the items of a source, or continue them; ``options.part`` is left to the source.
 
     Raises:
         CampaignError: as ``run``.
@@ -142,11 +142,11 @@ class _Run:
     def _begin(self, workers: Workers) -> None:
         context = dict(workers.take(fresh=True).context or {})
         known = {"part": self._setup.part, "parts": self._setup.parts, "minutes": self._options.minutes}
-        self._source.started(context)  # refuses a device that does not go with the results
+        self._source.started(context)  # raises for another device than that of the results
         self._session = self._results.begin_session({**known, **context})
 
     def _run_all(self, workers: Workers) -> str:
-        """Run what the source gives until nothing fits any more; returns why it stopped early, empty if not."""
+        """Run the source's items until no more fit; return why it stopped early, empty if it did not."""
         source, failures, first = self._source, 0, self._source.left()
         while (item := source.next(self._fits)) is not None:
             if self._room() <= 0:
@@ -181,7 +181,7 @@ class _Run:
         return time.monotonic() + self._expected(item) <= self._deadline
 
     def _one(self, item: Item, workers: Workers) -> tuple[ItemResult, list[dict[str, Any]]]:
-        """Have one item recorded; anything that happens to the worker is the item's result."""
+        """Record one item; a failure of the worker is the item's result."""
         asked = rehearsed(item) if self._options.rehearse else item
         expected = self._expected(item)
         timeout = min(max(LEAST_TIMEOUT_S, TIMEOUT_FACTOR * expected), self._deadline + GRACE_S - time.monotonic())
@@ -212,13 +212,13 @@ class _Run:
             raise CampaignError(_disk_is_full(self._results.path if inside else Path(answer.disk_full)))
         if answer.phase != "done":
             if is_device_error(answer.reason) or item.kind == "workload":
-                workers.drop()  # a device in error stays so for its process
+                workers.drop()  # after an error, a device stays unusable for its process
             return ended(asked, answer.values.get("status", "failed"), reason=answer.reason,
                          session=self._session), []
         return self._done(asked, answer), answer.rows
 
     def _clear(self, item: Item) -> None:
-        """Remove what a capture that failed has left: the next one needs the room."""
+        """Remove the files of a failed capture: the next one needs the room."""
         shutil.rmtree(self._results.scratch / item.id, ignore_errors=True)
 
     def _done(self, item: Item, answer: Answer) -> ItemResult:
@@ -236,7 +236,7 @@ class _Run:
         return result
 
     def _keep_visit(self, result: ItemResult, rows: list[dict[str, Any]]) -> None:
-        """Add a further visit's rows and seconds to the first visit's; a failed one changes nothing."""
+        """Add the rows and seconds of a further visit to those of the first; a failed visit changes nothing."""
         waiting = {kept.id: kept for kept, _ in self._batch}
         first = waiting.get(result.id) or self._results.lines.get(result.id)
         if first is None or not rows:
@@ -260,7 +260,7 @@ class _Run:
             self._flush()
 
     def _flush(self) -> None:
-        """Write the batch's rows, then its lines: a line is never there without its rows."""
+        """Write the batch's rows, then its lines: so no line exists without its rows."""
         batch, self._batch = self._batch, []
         self._flushed = time.monotonic()
         if not batch:
@@ -291,13 +291,13 @@ class _Run:
             self._factors.setdefault(key, []).append(seconds / item.seconds)
 
     def _expected(self, item: Item) -> float:
-        """Return the plan's seconds times the upper quartile of what alike items (or the kind) took of theirs."""
+        """Return the plan's seconds times the upper quartile of actual over planned time of similar items or kinds."""
         factors = self._factors.get(item.alike) or self._factors.get(item.kind) or [1.0]
         upper = statistics.quantiles(factors, n=4)[2] if len(factors) > 2 else max(factors)
         return item.seconds * upper
 
     def _room(self) -> float:
-        """Return the bytes left for a graph; files are only looked at again after one was written."""
+        """Return the bytes left for a graph; files are only measured again after one was written."""
         if self._used is None:
             self._used = self._results.bytes_used()
         return self._options.max_mb * _MB - self._used
@@ -309,7 +309,7 @@ class _Run:
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """Turn a failing disk into one sentence."""
+    """Turn an error of the disk into a ``CampaignError`` of one sentence."""
     try:
         yield
     except OSError as error:
@@ -334,7 +334,7 @@ def _line(result: ItemResult, number: int, count: int) -> str:
 
 
 def count_by(results: list[ItemResult]) -> dict[tuple[str, str], Counter[str]]:
-    """Return counts by (kind, name) of each status and side."""
+    """Return for each (kind, name) the counts of each status and side."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for result in results:
         counter = found.setdefault((result.kind, result.name), Counter())

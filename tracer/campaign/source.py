@@ -1,4 +1,4 @@
-"""Sources of a run's items: a plan's list in its order, or a chooser of the next item by what was measured."""
+"""Sources of a run's items: a plan's list in order, or a source that chooses each item by the measurements so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tracer.campaign.plan import CampaignError, Plan
 from tracer.campaign.results import ItemResult
 
 Rows = Sequence[Mapping[str, Any]]
-"""A micro-benchmark's rows, as ``tracer.campaign.tables`` describes them."""
+"""A micro-benchmark's rows, as described in ``tracer.campaign.tables``."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Setup:
     """The facts that a run needs in addition to its items.
 
     Attributes:
-        name, description: for ``campaign.json``.
+        name, description: values for ``campaign.json``.
         device: "cuda" or "cpu".
-        threads: of torch on the CPU; 0 leaves torch's own choice.
-        part, parts: which part of how many this is, 0 for all.
+        threads: threads of torch on the CPU; 0 means torch's own choice.
+        part, parts: number of this part and of all parts; 0 for all.
     """
 
     name: str
@@ -34,54 +34,54 @@ class Setup:
 
 
 class ItemSource(Protocol):
-    """Gives a run its items, one at a time. ``setup`` describes the run.
+    """Gives a run its items, one at a time. ``setup`` has the facts about the run.
 
-    A run calls ``begin`` once, then ``next`` and ``record`` in turn until ``next`` gives nothing.
+    A run calls ``begin`` once, then ``next`` and ``record`` alternately until ``next`` returns ``None``.
     """
 
     setup: Setup
 
     def begin(self, lines: Mapping[str, ItemResult]) -> int:
-        """Read what the directory holds already; return how many of its items need not be run."""
+        """Read the results in the directory; return how many items need not be run."""
         ...
 
     def known(self) -> Sequence[Item]:
-        """Return items whose results in the directory show how long such items take here."""
+        """Return items with results in the directory, which show how long such items take here."""
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
-        """Take note of machine and software, as a capture's context has them, once the first worker is ready.
+        """Receive machine and software, in the form of a capture's context, once the first worker is ready.
 
         Raises ``ForetraceError`` for a machine whose results must not be added to those in the directory.
         """
         return
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """Return the next item that fits into the time left, or nothing."""
+        """Return the next item that fits into the remaining time, or ``None``."""
         ...
 
     def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """Take the result of an item that ``next`` gave."""
+        """Receive the result of an item that ``next`` returned."""
         ...
 
     def planned(self) -> int:
-        """Return how many items there are in all, as far as is known; 0 if that is open."""
+        """Return the known total number of items; 0 if it is open."""
         ...
 
     def left(self) -> int:
-        """Return how many items have no result in the directory and have not been run."""
+        """Return the number of items without a result in the directory that have not been run."""
         ...
 
     def stopped(self) -> str:
-        """Return why it ended before its time, as a sentence; empty if it did not."""
+        """Return a sentence on why the source ended early; empty if it did not."""
         return ""
 
 
 class PlanItems(ItemSource):
-    """A plan's items in order: those without a result, then those that failed.
+    """A plan's items in order: those without a result, then failed ones.
 
     Raises:
-        CampaignError: the plan has a mistake, or no such part.
+        CampaignError: the plan is wrong, or has no such part.
     """
 
     def __init__(self, plan: Plan, part: int | None = None) -> None:
@@ -101,7 +101,7 @@ class PlanItems(ItemSource):
         return self._items
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """Return the next one that fits; longer ones are passed over, since a shorter one may still fit."""
+        """Return the next item that fits; longer ones are skipped, since a shorter one may still fit."""
         while self._place < len(self._todo):
             item = self._todo[self._place]
             self._place += 1

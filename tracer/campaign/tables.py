@@ -1,4 +1,4 @@
-"""The micro-benchmarks' tables: one Parquet file a family, written a batch at a time and merged at a run's end."""
+"""The micro-benchmarks' tables: one Parquet file for each family, written in batches and merged at a run's end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KERNELS = "kernels"
 """Folder of the tables in a campaign's directory."""
 PART_ENDING = ".part.parquet"
 WARM = "warm"
-"""The variant whose data may be in L2. Later visits of a benchmark are variants ``warm 2``, ``warm 3``, …"""
+"""The variant whose data may be in L2. Later visits of a benchmark have the variants ``warm 2``, ``warm 3``, …"""
 
 _COMMON: dict[str, tuple[str, str]] = {
     "id": ("string", "the item; its line of items.jsonl has the rest"),
@@ -56,10 +56,10 @@ def warm_variant(visit: int) -> str:
 
 
 def quickest_visits(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the warm rows, one a benchmark, with the times of its quickest visit (by the tenth percentile).
+    """Return one warm row for each benchmark, with the times of its fastest visit (by the tenth percentile).
 
-    What was only seen on the first visit (kernels, bytes) is the first visit's. A benchmark without a first visit's
-    row is left out; one without a tenth percentile has no quickest visit, and so no times.
+    Other values (kernels, bytes) are those of the first visit. A benchmark without a row of its first visit is left
+    out; one without any tenth percentile has no times.
     """
     first = frame[frame.variant == WARM]
     visits = frame[frame.variant.str.match(rf"{WARM}( \d+)?$")]
@@ -74,7 +74,7 @@ def quickest_visits(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def describe(family: CampaignFamily) -> dict[str, tuple[str, str]]:
-    """Return the columns of a family's table: name → (type, what it is)."""
+    """Return the columns of a family's table: name → (type, description)."""
     return {
         **_COMMON,
         **dict.fromkeys(family.sizes, ("int64", "size")),
@@ -86,15 +86,15 @@ def describe(family: CampaignFamily) -> dict[str, tuple[str, str]]:
 
 
 def write_part(folder: Path, scratch: Path, family: str, number: str, rows: list[dict[str, Any]]) -> Path:
-    """Write a batch of rows as a file of its own, atomically."""
+    """Write a batch of rows as a separate file, atomically."""
     return _write(pyarrow.Table.from_pylist(rows, schema=_schema(FAMILIES[family])), scratch,
                   folder / f"{family}.{number}{PART_ENDING}")
 
 
 def merge_parts(folder: Path, scratch: Path) -> None:
-    """Merge each family's parts into its table. Killed at any moment it leaves all rows readable.
+    """Merge each family's parts into its table. If the process is killed at any moment, all rows stay readable.
 
-    Rows of an item measured again replace the older ones. A part that cannot be read is left alone.
+    Rows of an item that was measured again replace the older rows. A part that cannot be read is left unchanged.
     """
     for family in sorted({path.name.partition(".")[0] for path in folder.glob(f"*{PART_ENDING}")} & set(FAMILIES)):
         parts = _parts(folder, family)

@@ -1,4 +1,4 @@
-"""The process that records: reads tasks from one pipe, writes answers to another, one JSON line each.
+"""The process that records: it reads tasks from one pipe and writes answers to another, as JSON lines.
 
 Started by ``tracer.campaign.processes`` as ``python -m tracer.campaign.worker READ WRITE DEVICE THREADS``. It ends when
 its task pipe closes, and (on Linux) is killed with the process that started it.
@@ -34,14 +34,14 @@ from tracer.gpu_state import why_none
 
 
 def main(arguments: list[str]) -> int:
-    """Serve tasks until the pipe closes; returns the exit status."""
-    with suppress(Exception):  # Linux only; elsewhere the closed pipe ends it after the item at hand
+    """Serve tasks until the pipe closes; return the exit status."""
+    with suppress(Exception):  # Linux only; elsewhere the closed pipe ends it after the current item
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of sys/prctl.h: it dies with its parent
     tasks, answers = os.fdopen(int(arguments[0]), "rb"), os.fdopen(int(arguments[1]), "wb")
     device, threads = arguments[2], int(arguments[3])
     try:
         context = _start(device, threads)
-    except Exception as error:  # whatever keeps torch from starting is told to the parent
+    except Exception as error:  # any error in torch's start is reported to the parent
         _say(answers, Answer("failed", reason=sentence(error)))
         return 1
     _say(answers, Answer("ready", values=context))
@@ -73,7 +73,7 @@ def _workload(task: Task, answers: IO[bytes]) -> None:
         kept = convert(task, part)
     except DiskFullError:
         raise
-    except Exception as error:  # the measured times stand without the trace
+    except Exception as error:  # the measured times are valid without the trace
         kept = {"content": "times", "file": "", "notes": [f"The trace could not be kept: {sentence(error)}"]}
     shutil.rmtree(part.parent, ignore_errors=True)
     kept["notes"] = [*values.get("notes", []), *kept["notes"]]
@@ -81,7 +81,7 @@ def _workload(task: Task, answers: IO[bytes]) -> None:
 
 
 def _start(device: str, threads: int) -> dict[str, Any]:
-    """Import torch, wake the device up, and describe both."""
+    """Import torch, initialise the device, and describe both."""
     import torch
 
     if threads:
@@ -92,7 +92,7 @@ def _start(device: str, threads: int) -> dict[str, Any]:
         raise RuntimeError(f"torch {torch.__version__} sees no CUDA device{f': {why}' if (why := why_none()) else ''}.")
     torch.ones(1, device="cuda").item()
     context = collect_context()
-    with suppress(Exception):  # some drivers do not tell; a partition's is its own, not the whole device's
+    with suppress(Exception):  # some drivers do not report it; a partition's memory is its own, not the whole device's
         context["hardware"]["free_memory"] = int(torch.cuda.mem_get_info()[0])
     return context
 

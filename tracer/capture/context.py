@@ -1,7 +1,7 @@
-"""Facts about the machine and the process that a prediction needs with the trace. No host, user or path names.
+"""Facts about the machine and the process that a prediction needs in addition to a trace. No host, user or path names.
 
-Clocks and power of the device are sampled between what a capture measures, where the next step is neither timed nor
-profiled. So no rank waits inside a measured step for one that samples.
+Clocks and power of the device are sampled only where the next step is neither timed nor profiled. So no rank waits
+inside a measured step for a rank that samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SWITCHES = (
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_COMPILE_DISABLE",
     "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_BLOCKING_WAIT",
 )
-"""Environment variables that change performance; none of them holds a path or a name."""
+"""Environment variables that change performance; none holds a path or a name."""
 
 _DEVICE_PROPERTIES = ("total_memory", "multi_processor_count", "L2_cache_size", "max_threads_per_multi_processor",
                       "shared_memory_per_multiprocessor", "regs_per_multiprocessor", "warp_size", "clock_rate",
@@ -41,11 +41,11 @@ _CLOCK_FACTS = ("driver", "sm_mhz", "memory_mhz", "max_sm_mhz", "power_w", "powe
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks: torch.distributed's, else torchrun's, else 0 of 1.
+    """Return this process's rank and the number of ranks: torch.distributed's, else torchrun's, else (0, 1).
 
     Imports no torch.
     """
-    dist = sys.modules.get("torch.distributed")  # nobody can have initialised what is not imported
+    dist = sys.modules.get("torch.distributed")  # what is not imported cannot be initialised
     if dist is not None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     try:
@@ -55,14 +55,14 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def fake_world_here() -> tuple[int, int] | None:
-    """Return (world size, rank) of the fake world that is up, if one is. Imports no torch."""
+    """Return (world size, rank) of the active fake world; ``None`` without one. Imports no torch."""
     module = sys.modules.get("tracer.fake_world.world")
     found: tuple[int, int] | None = module.current_world() if module is not None else None
     return found
 
 
 def collect_context() -> dict[str, Any]:
-    """Return all facts but the measurements. A fact that cannot be found is left out, never an error."""
+    """Return all facts except the measurements. A fact that cannot be found is left out and is no error."""
     rank, world = rank_and_world()
     found: dict[str, Any] = {"recorded": datetime.date.today().isoformat(), "rank": rank, "world_size": world}
     if fake_world_here() is not None:
@@ -77,14 +77,14 @@ def collect_context() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class FreeRunning:
-    """Steps timed as one: the devices were idle before the first and after the last."""
+    """Steps timed together: the devices were idle before the first and after the last."""
 
     steps: int
     ns: int
 
     @property
     def mean_ns(self) -> float:
-        """Return a step's time, the filling of an idle device spread over all."""
+        """Return the mean time of a step, ns; the start on an idle device is spread over all steps."""
         return self.ns / self.steps
 
 
@@ -107,7 +107,7 @@ def measurements(unprofiled_ns: list[int], profiled_ns: list[int], slowdown: flo
 
 
 def peak_memory() -> dict[str, int]:
-    """Return peak bytes since the process started: the device allocator's and the host's resident memory."""
+    """Return peak bytes since the process started: of the device allocator, and resident on the host."""
     import torch
 
     found: dict[str, int] = {}
@@ -125,7 +125,7 @@ def peak_memory() -> dict[str, int]:
 def _try(part: Callable[[], Any]) -> Any:
     try:
         return part()
-    except Exception:  # drivers and tools fail in ways of their own, and the context is a courtesy
+    except Exception:  # drivers and tools raise many types, and the context is optional
         return None
 
 
@@ -159,7 +159,7 @@ def cpu_model() -> str:
 
 
 def _clocks() -> dict[str, Any]:
-    """Return clocks (MHz), power (W), what lowers them now, and the driver's version."""
+    """Return clocks (MHz), power (W), the present reasons that lower clocks, and the driver's version."""
     devices = find_gpus()
     place = None if devices is None else place_in_use(devices)
     told = {} if devices is None or place is None else asdict(devices.state(place))
@@ -214,8 +214,8 @@ def _switches() -> dict[str, Any]:
 def tf32_in_use() -> tuple[bool, bool]:
     """Return whether fp32 matrix products, and convolutions, may run in TF32 on a GPU.
 
-    From torch 2.9 on ``fp32_precision`` says it, which the older switches set too. To read these where a program has
-    set the newer one is an error.
+    From torch 2.9 on ``fp32_precision`` decides, and the older switches set it too. Reading the older ones is an error
+    if the program has set the newer one.
     """
     import torch
 
@@ -250,7 +250,7 @@ COLUMNS = ("phase", "sm_mhz", "memory_mhz", "power_w", "temperature_c", "slowed_
 
 
 class ClockLog:
-    """Samples the device's state where its management library is installed (``foretrace[gpu]``); else nothing."""
+    """Samples the device's state if its management library is installed (``foretrace[gpu]``); else does nothing."""
 
     def __init__(self) -> None:
         self.rows: list[list[Any]] = []
@@ -258,9 +258,9 @@ class ClockLog:
         self._place: int | None = None
 
     def note(self, phase: str) -> None:
-        """Take a sample, if the program uses a device: where the next step is not measured.
+        """Take a sample, if the program uses a device. Call it where the next step is not measured.
 
-        A driver that does not answer is not asked again: the training goes on without samples.
+        A driver that fails is not asked again: the training goes on without samples.
         """
         if self._devices is None or not devices_in_use():
             return
@@ -270,13 +270,13 @@ class ClockLog:
             if self._place is None:
                 return
             told = {"phase": phase, **asdict(self._devices.state(self._place))}
-        except Exception:  # each library raises its own, and a sample is a courtesy
+        except Exception:  # each library raises its own types, and a sample is optional
             self._devices = None
             return
         self.rows.append([told[name] for name in COLUMNS])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the samples as ``context.json`` holds them; empty where there are none."""
+        """Return the samples in the form of ``context.json``; empty if there are none."""
         if not self.rows:
             return {}
         return {"gpu_samples": {"device": self._place, "taken": "after the phase named, before a discarded step",

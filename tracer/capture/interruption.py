@@ -1,4 +1,4 @@
-"""Ends from outside that leave what was measured: Ctrl-C, SIGTERM of ``kill`` and torchrun, SIGHUP of a terminal."""
+"""Interruptions that keep what was measured: Ctrl-C, SIGTERM of ``kill`` and torchrun, SIGHUP of a terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ TERMINATIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if 
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end by SIGTERM or SIGHUP; unwinds it as Ctrl-C would."""
+    """SIGTERM or SIGHUP asked the process to end; it unwinds the stack as Ctrl-C does."""
 
 
 @contextmanager
 def termination_unwinds() -> Iterator[None]:
-    """Raise ``Terminated`` on SIGTERM and SIGHUP, which otherwise end a process, its captured steps with it.
+    """Raise ``Terminated`` on SIGTERM and SIGHUP, which otherwise end a process and lose its captured steps.
 
-    The program's own handlers stay, as does ``nohup``, and the default outside the main thread, where none can be set.
+    The program's handlers and ``nohup`` stay, and so does the default outside the main thread, where none can be set.
     """
     in_main = threading.current_thread() is threading.main_thread()
     ours = [number for number in TERMINATIONS if in_main and signal.getsignal(number) == signal.SIG_DFL]
@@ -36,7 +36,7 @@ def termination_unwinds() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C, SIGTERM and SIGHUP until what is inside is done."""
+    """Delay Ctrl-C, SIGTERM and SIGHUP until the block has ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,7 +57,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process's own group when its parent ends in any way: standard input, a pipe from it, closes then."""
+    """End this process's own group when its parent ends: standard input, a pipe from the parent, closes then."""
     pipe = os.dup(0)
     with open(os.devnull, "rb") as empty:  # for programs started from here
         os.dup2(empty.fileno(), 0)

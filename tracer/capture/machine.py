@@ -1,15 +1,15 @@
-"""Whether the machine let a capture measure: how long steps waited for a processor, and a verdict.
+"""Whether the machine disturbed a capture: how long steps waited for a processor, and a verdict.
 
 Linux counts for each thread how long it was ready while another ran (``/proc/thread-self/schedstat``, its second
-number, ns; the kernel's ``Documentation/scheduler/sched-stats.rst``). For the machine it counts what a hypervisor took
-(``steal`` of ``/proc/stat``), read at the ends of a phase. Waits are read between steps, where nothing is timed::
+number, ns; the kernel's ``Documentation/scheduler/sched-stats.rst``). For the machine it counts time that a hypervisor
+took (``steal`` of ``/proc/stat``), read at a phase's ends. Waits are read between steps, where nothing is timed::
 
     step      |=== 1 ===|  |=== 2 =|waits|=|  |=== 3 ===|
     read      ^         ^  ^               ^  ^         ^
 
-A wait of a thread is no work of its steps. Where the host computes, waits are left out of the steps when the capture is
+A thread's wait is no work of its step. Where the host computes, waits are subtracted from the steps when the capture is
 read (``tracer.capture_layout``). Without their waits, three programs of ``benchmarks/foreign_programs`` took the same
-within 3% in the median, with waits of a quarter or a half of their time. Other disturbances widen intervals.
+time within 3% in the median, although they waited for a quarter or a half of it. Other disturbances widen intervals.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ import numpy as np
 from tracer.capture_layout import WAITED
 
 REFILL_NS = 300_000
-"""What a step loses with its processor beyond the wait: 2 MB of a second-level cache at 7 GB/s (chosen)."""
+"""Loss of a step with each loss of its processor, beyond the wait: 2 MB of a second-level cache at 7 GB/s (chosen)."""
 SIBLING = 0.235
-"""Log half width of a step while others use the other threads of its core. Two threads of one core together do 1.25
-times what one does, so that each takes 1.6 times as long. Half of its logarithm, as it may be another core (chosen)."""
+"""Log half width of a step while others use the other threads of its core. Two threads of one core do 1.25 times the
+work of one, so that each takes 1.6 times as long. Half of its logarithm, as others may use another core (chosen)."""
 STOLEN = 0.03
-"""Share of the machine's time that others on its hardware took, above which the machine was busy."""
+"""Share of the machine's time that other machines on its hardware took, above which it was busy."""
 SCATTERED = 0.2
-"""Interquartile range of timed steps over their median: three times the suite's captures on idle cores."""
+"""Limit of timed steps' interquartile range over median: three times that of the suite's captures on idle cores."""
 DRIFTED = 0.1
-"""Change of the median from the first to the last third of the timed steps."""
+"""Change of the median from the first to the last third of the timed steps, above which they drift."""
 FASTER = 0.95
-"""A profiler makes no step shorter: below this share of an unprofiled step, the machine changed."""
+"""A profiler shortens no step: below this share of an unprofiled step, the machine changed."""
 ALTERNATES = 1.15
-"""Steps of a loop that alternates: every long one takes at least this multiple of each of the others' time."""
+"""In a loop that alternates, each long step takes at least this multiple of any other step's time."""
 LEAST_STEPS = 6
 """Fewer timed steps show neither drift nor scatter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What kept some steps from a processor.
+    """The disturbances of some steps.
 
     Attributes:
-        ns: What they took in all.
-        waited_ns: Of each step's time, how long its thread was ready while others ran.
-        switches: How often it was taken off its processor.
-        stolen: Share of the machine's time that others on its hardware took.
-        others: Processors that other processes of the machine used in the mean.
+        ns: Time of all the steps, ns.
+        waited_ns: Time that each step's thread was ready while others ran, ns.
+        switches: How often the thread lost its processor.
+        stolen: Share of the machine's time that other machines on its hardware took.
+        others: Mean number of processors that other processes used.
     """
 
     ns: int = 0
@@ -67,25 +67,25 @@ class Waiting:
 
     @property
     def share(self) -> float:
-        """Return the share of their time that the steps waited."""
+        """Return the share of the steps' time spent waiting."""
         return min(sum(self.waited_ns) / self.ns, 1.0) if self.ns > 0 else 0.0
 
 
 class WaitingLog:
-    """Counts, by phase of a capture, what kept its measured steps from a processor. Where the system does not say,
-    nothing is counted."""
+    """Counts, by phase of a capture, the disturbances of its measured steps. Nothing is counted where the system does
+    not report waits."""
 
     def __init__(self) -> None:
         self.phases: dict[str, Waiting] = {}
         self._thread = _ThreadWaits()
         self._begun: tuple[int, int] | None = None
         self._goes_on = False
-        """Whether the next step began where the one before ended."""
+        """Whether the next step began where the previous one ended."""
         self._since: tuple[float, float, float, float, float] | None = None
         self._phase = ""
 
     def enter(self, phase: str) -> None:
-        """Note that the capture enters a phase, and so leaves another one."""
+        """Note that the capture leaves its phase and enters another one."""
         now, left = _of_machine(), self.phases.get(self._phase)
         if left is not None and self._since is not None:
             stolen, others = _between(self._since, now)
@@ -94,13 +94,13 @@ class WaitingLog:
         self._thread.close()
 
     def begin(self) -> None:
-        """Note that a step begins, unless it began where the one before ended."""
+        """Note that a step begins, unless it began where the previous one ended."""
         if not self._goes_on:
             self._begun = self._thread.read()
         self._goes_on = False
 
     def end(self, ns: int, *, next_begins: bool = False) -> None:
-        """Note that a measured step has ended, how long it took, ns, and whether the next one begins at once."""
+        """Note that a measured step of ``ns`` has ended, and whether the next one begins at once."""
         now, begun = self._thread.read(), self._begun
         self._begun, self._goes_on = now, next_begins
         if now is None or begun is None:
@@ -110,22 +110,22 @@ class WaitingLog:
                                            before.switches + max(now[1] - begun[1], 0))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts as ``context.json`` holds them; empty where there are none."""
+        """Return the counts in the form of ``context.json``; empty if there are none."""
         return {phase: asdict(found) for phase, found in self.phases.items()}
 
 
 class _ThreadWaits:
-    """How long this thread has waited for a processor so far, and how often it lost its processor.
+    """The time that this thread has waited for a processor so far, and the number of times it lost its processor.
 
-    Borders of profiled steps lie inside what the profiler marks as a step. So the file stays open: opening it takes
-    fifteen times as long as reading it (60 and 4 µs).
+    Borders of profiled steps lie inside ranges that the profiler marks as steps. So the file stays open: opening it
+    takes fifteen times as long as reading it (60 and 4 µs).
     """
 
     def __init__(self) -> None:
         self._file, self._of = -1, 0
 
     def read(self) -> tuple[int, int] | None:
-        """Return the waiting so far, ns, and the losses of a processor; ``None`` if the system does not count them."""
+        """Return the waits so far, ns, and the losses of the processor; ``None`` if the system counts neither."""
         try:
             import resource  # not on Windows
 
@@ -146,7 +146,7 @@ class _ThreadWaits:
 
 
 def _of_machine() -> tuple[float, float, float, float, float] | None:
-    """Return the clock, and processor time so far, s: of all processors, of them busy, stolen, and our own."""
+    """Return the clock, and processor time so far, s: all processors', the busy part, the stolen part, and our own."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             user, nice, system, idle, waiting, irq, soft, stolen = map(int, file.readline().split()[1:9])
@@ -159,7 +159,7 @@ def _of_machine() -> tuple[float, float, float, float, float] | None:
 
 def _between(since: tuple[float, float, float, float, float] | None,
              now: tuple[float, float, float, float, float] | None) -> tuple[float, float]:
-    """Return the share of the machine's time that was stolen, and the processors that others used."""
+    """Return the share of the machine's time that was stolen, and the number of processors that others used."""
     if since is None or now is None or now[1] <= since[1]:
         return 0.0, 0.0
     passed, every, busy, stolen, own = (one - other for one, other in zip(now, since, strict=True))
@@ -168,13 +168,13 @@ def _between(since: tuple[float, float, float, float, float] | None,
 
 @dataclass(frozen=True, slots=True)
 class CaptureVerdict:
-    """The worth of a capture, judged by what the machine did meanwhile.
+    """The worth of a capture, judged by the machine's behaviour.
 
     Attributes:
-        reasons: What was seen, a phrase each; empty where nothing was.
-        sure: Whether it was the machine; else steps that do unlike work may show the same.
-        spread: Log half width that the machine adds to every prediction from the capture, beyond what its timed steps
-            differ by.
+        reasons: A phrase for each disturbance; empty if there was none.
+        sure: Whether the machine is the cause; otherwise steps with unequal work are another possible cause.
+        spread: Log half width that the machine adds to every prediction from the capture, beyond the differences
+            between its timed steps.
     """
 
     reasons: tuple[str, ...]
@@ -182,7 +182,7 @@ class CaptureVerdict:
     sure: bool = True
 
     def sentence(self) -> str:
-        """Say what was seen and what to do; empty where nothing was."""
+        """Return a sentence on the disturbances and the remedy; empty without disturbances."""
         if not self.reasons:
             return ""
         seen = "; ".join(self.reasons)
@@ -195,7 +195,7 @@ class CaptureVerdict:
                 f"{math.expm1(self.spread):.0%}.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``context.json`` holds."""
+        """Return the entry of ``context.json``."""
         return {"reasons": list(self.reasons), "spread": round(self.spread, 4), "sentence": self.sentence()}
 
 
@@ -204,10 +204,10 @@ def verdict(phases: dict[str, Waiting], timed_ns: Sequence[int], slowdown: float
     """Judge a capture.
 
     Args:
-        phases: what kept the steps of each phase from a processor.
-        timed_ns: steps without the profiler, ns.
+        phases: disturbances of the steps of each phase.
+        timed_ns: times of the steps without the profiler, ns.
         slowdown: step under the profiler over step without it; ``None`` where either was not measured.
-        on_host: whether the host computes, so that waits are left out of its steps.
+        on_host: whether the host computes, so that waits are subtracted from its steps.
     """
     reasons, spread = [], 0.0
     waited = max((one.share for one in phases.values()), default=0.0)
@@ -228,7 +228,7 @@ def verdict(phases: dict[str, Waiting], timed_ns: Sequence[int], slowdown: float
 
 
 def without_waits(phases: dict[str, Waiting], timed_ns: Sequence[int]) -> list[int]:
-    """Return the timed steps without what they waited for a processor, where that was counted."""
+    """Return the timed steps less their waits for a processor, ns, if the waits were counted."""
     waited = phases.get("timed", Waiting()).waited_ns
     if len(waited) != len(timed_ns):
         return list(timed_ns)
@@ -236,15 +236,15 @@ def without_waits(phases: dict[str, Waiting], timed_ns: Sequence[int]) -> list[i
 
 
 def _beyond(found: Waiting, *, on_host: bool) -> float:
-    """Return by how much (log) waiting steps are unsure, beyond what they differ by."""
-    if not on_host:  # nobody knows how much of the wait the device hid
+    """Return the log uncertainty that waits add to a phase's steps, beyond the steps' own differences."""
+    if not on_host:  # it is unknown how much of the wait the device hid
         return -math.log1p(-min(found.share, 0.9))
     worked = max(found.ns - sum(found.waited_ns), 1)
     return math.hypot(math.log1p(found.switches * REFILL_NS / worked), SIBLING * min(found.others, 1.0))
 
 
 def _of_times(timed_ns: Sequence[int]) -> list[str]:
-    """Return what the timed steps show by themselves; those of a loop that alternates differ for another reason."""
+    """Return what the timed steps show by themselves. A loop that alternates is left out: its steps differ anyway."""
     times = np.array(timed_ns, np.float64)
     if len(times) < LEAST_STEPS or not (times > 0).all() or alternation(timed_ns) is not None:
         return []
@@ -260,8 +260,8 @@ def _of_times(timed_ns: Sequence[int]) -> list[str]:
 
 
 def alternation(timed_ns: Sequence[int]) -> tuple[int, float] | None:
-    """Return after how many timed steps long ones come again, and how many times as long they are; ``None`` where they
-    do not. Only a hint: what a loop does is known from its operations alone."""
+    """Return the period, in timed steps, at which long steps recur, and their time over that of short ones; ``None``
+    where they do not. Only a hint: the operations alone show what a loop does."""
     times = np.array(timed_ns, np.float64)
     for period in range(2, len(times) // 2 + 1):
         phases = [times[first::period] for first in range(period)]
@@ -275,7 +275,7 @@ def alternation(timed_ns: Sequence[int]) -> tuple[int, float] | None:
 
 
 def say(text: str) -> None:
-    """Say something on stderr at once. No warning, which a program may have turned into an error of its step."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+    """Write to stderr at once. This is no Python warning, which a program may turn into an error of its step."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed or missing
         sys.stderr.write(f"foretrace: {text}\n")
         sys.stderr.flush()

@@ -1,13 +1,13 @@
-"""The merge of what a discarded step was watched for (``notes.py``) into the graph of the others. Needs no torch.
+"""Merges the notes of a discarded step (``notes.py``) into the graph of the recorded steps. Needs no torch.
 
-``collectives.json``: where a profiled step has the same collectives, the n-th call of an operator in it is described by
-the n-th note of that operator. A step with other collectives is aligned with the notes in order, by operator and, where
-known, by size. So an occasional collective (the loss, every fifth step) does not cost the groups of all others. A call
-is identified only if every best alignment agrees. A call left over belongs to the job's process group if it has only
-one, else only its kind is known. A functional collective and the ``c10d`` call inside it are one: the notes have the
-outer, the row names the inner.
+``collectives.json``: where a profiled step has the same collectives as the noted step, the n-th call of an operator is
+described by that operator's n-th note. A step with other collectives is aligned with the notes in order, by operator
+and, where known, by size. So an occasional collective (the loss, every fifth step) does not cost the groups of all
+others. A call is identified only if every best alignment agrees. For a call without a note only the kind is known, and
+the job's process group if it has only one. A functional collective and the ``c10d`` call inside it are one: the notes
+have the outer, the row names the inner.
 
-``lookups.json`` and ``python-calls.json``: counts, written with the operations that they are of.
+``lookups.json`` and ``python-calls.json``: counts, written to the operations that they belong to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tracer.lookup_data.noted import note_counted
 from tracer.lookup_data.tables import EmbeddingTable, TableError
 
 _MOST_CELLS = 4_000_000
-"""Cells of the alignment's table, a second or two; longer steps that differ throughout stay unknown."""
+"""Most cells of the alignment's table, a second or two; in longer steps that differ throughout, groups stay unknown."""
 _NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "GenericList", "None", "Bool", "Int", "Double", "String"})
 
 
@@ -43,8 +43,8 @@ class RecordedCall:
     """A collective call of the profile.
 
     Attributes:
-        operator: its name.
-        elements: of all tensors it was given, -1 where that was not recorded.
+        operator: The name of its operator.
+        elements: Elements of all tensors it was given, -1 where not recorded.
     """
 
     operator: str
@@ -57,7 +57,7 @@ class RecordedCall:
         sent, received = note["elements_in"], note["elements_out"]
         if self.elements < 0 or self.elements == sent:
             return True
-        # Most are given what they receive too; of lists of lists of tensors nothing is recorded.
+        # Most calls are also given the tensors that they receive; of lists of lists of tensors nothing is recorded.
         return not _is_in_place(self.operator) and self.elements in (received, sent + received)
 
 
@@ -83,7 +83,7 @@ def _sizes(shape: Any, dtype: str) -> list[int]:
 
 
 def notes_of(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """Return the note of each call, ``None`` where it has none or it could be either of two that differ."""
+    """Return the note of each call; ``None`` where it has none, or where two different notes fit."""
     first = _leftmost(calls, notes)
     last = [None if place is None else len(notes) - 1 - place
             for place in reversed(_leftmost(calls[::-1], notes[::-1]))]
@@ -95,7 +95,7 @@ def notes_of(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> 
 
 
 def _leftmost(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> list[int | None]:
-    """Return the place of each call's note in the leftmost of the longest alignments."""
+    """Return the index of each call's note in the leftmost of the longest alignments."""
     found: list[int | None] = [None] * len(calls)
     begin = 0
     while begin < min(len(calls), len(notes)) and calls[begin].may_be(notes[begin]):
@@ -104,7 +104,7 @@ def _leftmost(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) ->
     middle, rest = calls[begin:], notes[begin:]
     if not middle or not rest or len(middle) * len(rest) > _MOST_CELLS:
         return found
-    # best[i][j]: the most that can be aligned of middle[i:] and rest[j:].
+    # best[i][j]: the largest number of calls in middle[i:] that can be aligned with rest[j:].
     may = [[call.may_be(note) for note in rest] for call in middle]
     best = np.zeros((len(middle) + 1, len(rest) + 1), np.int32).tolist()
     for i in range(len(middle) - 1, -1, -1):
@@ -113,7 +113,7 @@ def _leftmost(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) ->
             row[j] = below[j + 1] + 1 if fits[j] else max(below[j], row[j + 1])
     i = j = 0
     while i < len(middle) and best[i][j]:
-        # The first note that it can have without losing any later call; if there is none, it goes without.
+        # Take the first note that fits without losing a later call; if there is none, the call has no note.
         place = next((k for k in range(j, len(rest)) if may[i][k] and best[i + 1][k + 1] + 1 == best[i][j]), None)
         if place is not None:
             found[begin + i] = begin + place
@@ -137,7 +137,7 @@ _NOT_COLLECTIVES = ("::wait_tensor", "::check_for_nan", "::batch_p2p_ops", "::_w
 
 
 def _rows(path: Path, kind: type[Any], what: str, without: str) -> tuple[list[Any] | None, list[str]]:
-    """Return the rows of a file, ``None`` where it is not there or was not read, and a sentence that says so.
+    """Return the rows of a file, ``None`` where it is missing or was not read, and a sentence on why it was not read.
 
     Raises:
         TraceError: the file is damaged.
@@ -150,7 +150,7 @@ def _rows(path: Path, kind: type[Any], what: str, without: str) -> tuple[list[An
             return None, []
         why = why_not_read(path)
     except (OSError, DecodeError, TableError) as error:
-        # A pipe, a device, a link to another file: nothing of the capture's, which is of use without it.
+        # A pipe, a device or a link is no file of the capture, which is of use without it.
         why = why_not_read(path) or ("is a link to another file" if path.is_symlink() else "")
         if not why:
             raise TraceError(f"{path} cannot be read as a capture's {what} ({error}); copy or record it again.") \
@@ -159,7 +159,7 @@ def _rows(path: Path, kind: type[Any], what: str, without: str) -> tuple[list[An
 
 
 def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) -> list[str]:
-    """Add or complete the graph's collectives, in place; sentences for what does not fit. A missing file is fine.
+    """Add or complete the graph's collectives, in place; return sentences on mismatches. The file may be missing.
 
     ``groups`` are the rank's process groups as ``context.json`` has them.
 
@@ -189,7 +189,7 @@ def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) ->
 
 
 def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return name and ranks of this rank's one process group; ``None`` if it has several or notes name another."""
+    """Return name and ranks of this rank's only process group; ``None`` if it has several or a note names another."""
     if not isinstance(groups, list | tuple) or len(groups) != 1 or not isinstance(groups[0], dict):
         return None
     name, ranks = str(groups[0].get("pg_name", "")), groups[0].get("ranks")
@@ -199,11 +199,11 @@ def _only_group(groups: object, noted: list[dict[str, Any]]) -> dict[str, Any] |
 
 
 def _in_group(group: dict[str, Any], call: RecordedCall) -> dict[str, Any]:
-    """Return the facts of a call without a note whose group is known."""
+    """Return what is known of a call without a note, given its group."""
     kind = collective_kind(call.operator)
     known: dict[str, Any] = {**group, "kind": kind}
     if kind in ("send", "recv"):
-        known.pop("ranks")  # those who send and receive are not known
+        known.pop("ranks")  # its sender and receiver are not known
     if kind in SAME_SIZE and call.elements >= 0:
         known.update(elements_in=call.elements, elements_out=call.elements)
     return known
@@ -229,7 +229,7 @@ def _enclosing(parent: np.ndarray, row: int, wanted: set[int]) -> int:
 
 def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[dict[str, Any]]) -> \
         tuple[list[dict[str, Any] | None], set[int]]:
-    """Return the note of each call, and the steps whose calls are not those noted."""
+    """Return the note of each call, and the steps whose calls differ from the noted ones."""
     by_operator: dict[str, list[dict[str, Any]]] = {}
     for row in noted:
         by_operator.setdefault(row["op"], []).append(row)
@@ -259,7 +259,7 @@ def _described(graph: ExecutionGraph, calls: list[tuple[int, str]], noted: list[
 
 
 def _fill(graph: ExecutionGraph, calls: list[tuple[int, str]], described: list[dict[str, Any] | None]) -> None:
-    """Complete the rows that have device work, and replace the others by the calls."""
+    """Complete the rows that have device work, and replace all other rows by the calls."""
     old = graph.collectives
     code_of = string_coder(graph)
     call_rows = {row: index for index, (row, _) in enumerate(calls)}
@@ -269,7 +269,7 @@ def _fill(graph: ExecutionGraph, calls: list[tuple[int, str]], described: list[d
         outer = op if op in call_rows else _enclosing(graph.ops.parent, op, set(call_rows)) if op >= 0 else NONE
         if outer != NONE:
             launched.setdefault(call_rows[outer], []).append(row)
-    # A row without device work is gloo's own annotation of a call (or of a part of one): the call takes its place.
+    # A row without device work is gloo's own annotation of a call (or of a part of one): the call replaces it.
     keep = old.kernel >= 0 if calls else np.ones(len(old), bool)
     added = [index for index in range(len(calls)) if index not in launched]
     table = CollectiveTable(**{
@@ -323,7 +323,7 @@ def _describe(table: CollectiveTable, row: int, note: dict[str, Any], code_of: A
 
 
 def _times(graph: ExecutionGraph, table: CollectiveTable) -> np.ndarray:
-    """Return when each collective began: its device work, else its operation."""
+    """Return the start of each collective: of its device work, else of its operation."""
     def at(starts: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return starts[np.maximum(rows, 0)] if len(starts) else np.zeros(len(rows), np.int64)
 
@@ -335,7 +335,7 @@ class _Lookups(msgspec.Struct):
 
 
 def merge_lookups(graph: ExecutionGraph, path: Path) -> list[str]:
-    """Write what was counted with the graph's look-ups, in place; sentences for what does not fit.
+    """Write the counts to the graph's look-ups, in place; return sentences on mismatches.
 
     A missing file is fine.
 
@@ -351,9 +351,9 @@ def merge_lookups(graph: ExecutionGraph, path: Path) -> list[str]:
 
 
 _WATCHED_ONLY = ("aten::detach", "profiler::")
-"""What autograd calls more often while a mode watches, and what no profiler records: no places to count at."""
+"""Skipped operations: autograd calls the first more often while a mode watches, no profiler records the second."""
 LEAST_FOUND = 0.5
-"""Share of the counted operations that a step must have to count as the same program."""
+"""Least share of the counted operations in a step of the same program."""
 
 
 class _Counted(msgspec.Struct):
@@ -361,7 +361,7 @@ class _Counted(msgspec.Struct):
 
 
 def merge_python(graph: ExecutionGraph, path: Path) -> list[str]:
-    """Write what was counted with the operations and steps of a graph, in place; sentences for what does not fit.
+    """Write the counted calls to a graph's operations and steps, in place; return sentences on mismatches.
 
     A missing file is fine.
 
@@ -373,11 +373,11 @@ def merge_python(graph: ExecutionGraph, path: Path) -> list[str]:
 
 
 def note_python_calls(graph: ExecutionGraph, rows: list[tuple[str, int]]) -> list[str]:
-    """Write counted calls with a graph's operations, in place, step by step; sentences for what does not fit.
+    """Write counted calls to a graph's operations, in place, step by step; return sentences on mismatches.
 
     Args:
-        graph: Recorded steps, without the counted one.
-        rows: As ``PythonNotes`` has them.
+        graph: The recorded steps; the counted step is not among them.
+        rows: As in ``PythonNotes.rows``.
     """
     code_of = {text: code for code, text in enumerate(graph.strings)}
     reached = np.cumsum([calls for _, calls in rows])
@@ -407,7 +407,7 @@ def note_python_calls(graph: ExecutionGraph, rows: list[tuple[str, int]]) -> lis
 
 
 def _outermost(graph: ExecutionGraph, counted: Int64) -> Bool:
-    """Return which rows of ``ops`` have a counted operation's name and lie in no other one that has."""
+    """Return which rows of ``ops`` have a counted operation's name and are not inside another such row, [ops]."""
     ops = graph.ops
     named = np.isin(ops.name, counted[counted != NONE])
     inside = np.zeros(len(ops), np.bool_)
@@ -418,7 +418,7 @@ def _outermost(graph: ExecutionGraph, counted: Int64) -> Bool:
 
 
 def _calls_before(names: Int64, counted: Int64, reached: Int64) -> Int64 | None:
-    """Return the calls before each operation of a step; ``None`` where too few of the counted ones are in it."""
+    """Return the calls before each operation of a step; ``None`` where too few of the counted operations are in it."""
     places = np.flatnonzero(names >= 0)
     partner = align_windows(counted, names[places])
     found = partner >= 0

@@ -1,10 +1,10 @@
 """Notes of one discarded step: its collectives, its look-ups in embedding tables, the Python between operations.
 
-The profiler records no group, ranks or element counts under gloo and fake groups, no indices and no calls of Python. A
-``TorchDispatchMode`` sees them, in the C++ code of reducers too, but it also sees every other operation: it costs
-microseconds each, and compiled code runs eagerly under it. It therefore watches one step only, a step of the profiler's
-warm-up that is thrown away, and never a timed or profiled one. The steps of the profile do the same in the same order,
-which reading checks (``tracer.capture.merge``).
+Under gloo and fake groups the profiler records no group, ranks or element counts; it never records indices and calls of
+Python. A ``TorchDispatchMode`` sees them, in the C++ code of reducers too, but it also sees every other operation: it
+costs microseconds each, and compiled code runs eagerly under it. It therefore watches one discarded step of the
+profiler's warm-up, and never a timed or profiled one. The profiled steps do the same in the same order, which reading
+checks (``tracer.capture.merge``).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "in
 
 
 class StepNotes:
-    """Notes in program order while ``start`` to ``stop``.
+    """Notes in program order, taken between ``start`` and ``stop``.
 
     Attributes:
-        file: that stores them.
-        rows: what it stores.
-        started: whether a step was watched.
+        file: Name of the file that stores them.
+        rows: Its content.
+        started: Whether a step was watched.
     """
 
     file: ClassVar[str]
@@ -66,13 +66,13 @@ class StepNotes:
         self._mode.__enter__()
 
     def stop(self) -> None:
-        """Stop watching; harmless if not started."""
+        """Stop watching; does nothing if not started."""
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)
 
     def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Note one call of any operator, if it is of interest."""
+        """Note one operator call, if it is of interest."""
 
     def _watching(self) -> TorchDispatchMode:
         return _Watching(self)
@@ -139,10 +139,10 @@ class CollectiveNotes(StepNotes):
 
 
 def received_tensors(func: Any, args: Any, kwargs: Any, result: Any) -> list[Any]:
-    """Return the tensors that a call of a collective operator fills on this rank: none of a send or a barrier.
+    """Return the tensors that a call of a collective operator fills on this rank; a send or a barrier fills none.
 
-    Schemas do not tell: c10d's operators mark no argument as written, and several (``recv_``, ``alltoall_base_``,
-    ``allreduce_coalesced_``) return nothing but their work.
+    Schemas do not show it: c10d's operators mark no argument as written, and several (``recv_``, ``alltoall_base_``,
+    ``allreduce_coalesced_``) return only their work.
     """
     if collective_kind(func._schema.name.partition("::")[2]) in _FILL_NOTHING:
         return []
@@ -163,7 +163,7 @@ def _group_of(values: dict[str, Any]) -> tuple[str, list[int]]:
         elif not isinstance(given, dist.ProcessGroup):
             given = dist.ProcessGroup.unbox(given)
         return str(given.group_name), list(dist.get_process_group_ranks(given))
-    except Exception:  # an older torch, or a group of another kind: where there is only one, it is that one
+    except Exception:  # an older torch, or a group of another kind: if there is only one group, it is that one
         names = dist.distributed_c10d._world.pg_names
         if len(names) != 1:
             return "", []
@@ -172,7 +172,7 @@ def _group_of(values: dict[str, Any]) -> tuple[str, list[int]]:
 
 
 def _peers(values: dict[str, Any], ranks: list[int]) -> list[int]:
-    """Return the ranks that take part: all of the group; for a send or a receive the sender, then the receiver."""
+    """Return the participating ranks: the whole group; for a send or a receive, the sender, then the receiver."""
     peer = values.get("dst", values.get("src"))  # numbered within the group
     if not isinstance(peer, int) or not 0 <= peer < len(ranks):
         return ranks
@@ -191,7 +191,7 @@ def _tensors_of(values: dict[str, Any], result: Any) -> tuple[list[Any], list[An
 
 
 def _elements(tensor: Any) -> int:
-    """Return the elements that are sent: of a sparse tensor its values, and its indices in elements of their size."""
+    """Return the elements that are sent: of a sparse tensor its values, and its indices in units of a value's size."""
     if not tensor.is_sparse:
         return int(tensor.numel())
     values, indices = tensor._values(), tensor._indices()
@@ -219,7 +219,7 @@ def _is_async(values: dict[str, Any]) -> bool | None:
 class LookupNotes(StepNotes):
     """The tables of a step's look-ups: how often rows repeat, and how long bags are.
 
-    Indices are copied to the host and counted; what is kept of them are counts.
+    Indices are copied to the host and counted; only counts are kept.
     """
 
     file = LOOKUPS
@@ -244,7 +244,7 @@ class LookupNotes(StepNotes):
         self._names.forget()
 
     def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Add the table of one look-up as its indices look rows up in it."""
+        """Add the table of one look-up, with the statistics of its indices."""
         name = func._schema.name
         if name not in _LOOKUPS:
             return
@@ -269,7 +269,7 @@ class LookupNotes(StepNotes):
 
 
 class _Names:
-    """Names of the weights of modules that are called, by their storages, and of the module under way."""
+    """Names of called modules' weights, by storage, and of the running module."""
 
     def __init__(self) -> None:
         self._of_storage: dict[int, str] = {}
@@ -287,11 +287,11 @@ class _Names:
         self._of_module.clear()
 
     def of(self, weight: Any) -> str:
-        """Return the name of a weight, else of the embedding that was called last; empty where neither is known."""
+        """Return the name of a weight, else of the embedding called last; empty where neither is known."""
         return self._of_storage.get(_storage(weight), self._current)
 
     def _called(self, module: Any, _: Any) -> None:
-        if id(module) not in self._of_module:  # the outermost comes first, and names all inside
+        if id(module) not in self._of_module:  # the outermost comes first, and names all modules inside
             for path, part in module.named_modules():
                 self._of_module.setdefault(id(part), path)
             for name, weight in module.named_parameters():
@@ -322,7 +322,7 @@ class PythonNotes(StepNotes):
     Operations are those the dispatcher runs below autograd.
 
     Attributes:
-        rows: name of each operation, and the calls since the one before it; last, with an empty name, those after all.
+        rows: (operation's name, calls since the previous operation) each; last, ("", calls after all operations).
     """
 
     file = PYTHON_CALLS
@@ -333,7 +333,7 @@ class PythonNotes(StepNotes):
 
     @property
     def worth_writing(self) -> bool:
-        """Return whether there was an operation to count at."""
+        """Return whether there was an operation at which to count."""
         return len(self.rows) > 1
 
     def start(self) -> None:

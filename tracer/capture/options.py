@@ -12,18 +12,18 @@ from tracer.fake_world.fit import FakeWorldError, check_world
 
 Form = Literal["json", "foretrace"]
 Observed = Literal["apart", "all", "none"]
-"""The execution trace's step: a step of its own after the last window, the steps of every window, or none."""
+"""Steps of the execution trace: a separate one after the last window, those of every window, or none."""
 
 PROFILER_WARMUP = 2
 """Discarded steps under the running profiler before each window: the first steps initialise CUPTI and its buffers."""
 FREE_RUNNING = 4
-"""Most steps that are timed as one, with a wait for the devices at their end only."""
+"""Most steps that are timed together, with a single wait for the devices at their end."""
 TRACED_APART = 1
-"""Steps of an execution trace that is recorded apart."""
+"""Steps of a separately recorded execution trace."""
 
 
 class CaptureWarning(UserWarning):
-    """A capture ended without everything it was asked for."""
+    """A capture ended without everything that it was asked to record."""
 
 
 class CapturePhase(Enum):
@@ -39,7 +39,7 @@ class CapturePhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """See ``tracer.capture.capture``.
+    """The options of a capture, see ``tracer.capture.capture``.
 
     Raises:
         CaptureError: a value is wrong.
@@ -74,7 +74,7 @@ class CaptureOptions:
 
     @property
     def free_running(self) -> int:
-        """Return the steps timed as one, after the singly timed ones: none without a GPU to run ahead of."""
+        """Return the number of steps that are timed together after the separately timed ones; 0 without a GPU."""
         torch = sys.modules.get("torch")
         return min(self.timed, FREE_RUNNING) if torch is not None and torch.cuda.is_available() else 0
 
@@ -113,9 +113,9 @@ class Counting:
     """A way to count steps.
 
     Attributes:
-        unit: What is counted, in the plural.
-        rule: What makes one of them; empty where there is nothing to explain.
-        never: What to say if there was none.
+        unit: Name of the counted steps, in the plural.
+        rule: Definition of a step; empty if it needs no explanation.
+        never: Sentence for the case that there was none.
         before: Steps that pass before the capture begins.
     """
 
@@ -129,7 +129,7 @@ class Counting:
         return self.before + options.total_steps
 
     def too_few(self, options: CaptureOptions, done: int, phase: str) -> str:
-        """Return the sentence of a script that ended after ``done`` steps of the capture, in ``phase``."""
+        """Return the sentence for a script that ended after ``done`` steps of the capture, in ``phase``."""
         parts = f"{f'{self.before} first + ' if self.before else ''}{options.parts}"
         rule = f"; {self.rule}" if self.rule else ""
         where = f", in {phase}: run more steps, or ask for fewer." if done else f": {self.never}"
@@ -143,7 +143,7 @@ BY_FUNCTION = Counting("calls of the decorated function", "each call is one step
 
 
 def by_optimizer(number: int = 0) -> Counting:
-    """Return how to count the steps of one optimizer, by the order of first steps from 0. Raises ``CaptureError``."""
+    """Return how to count the steps of an optimizer, numbered from 0 by first steps. Raises ``CaptureError``."""
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise CaptureError(f"optimizer={number!r} is not possible: give a whole number, 0 for the one that makes the "
                            "script's first step.")

@@ -1,4 +1,4 @@
-"""Writing one rank's part of a capture: whole files or none, and nothing that names a person or a machine."""
+"""Writes one rank's part of a capture: complete files or none, and nothing that names a person or a machine."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _ANONYMOUS = (
 )
 
 class PartWriter:
-    """The directory of one rank, created, locked and checked on construction; give it back with ``close``.
+    """The directory of one rank, created, locked and checked on construction; ``close`` releases it.
 
-    An earlier capture stays until this one writes its first file. In a fake world ``fake`` is what the context will say
-    of it: parts of other ranks may stay next to this one only if they say the same.
+    An earlier capture stays until this one writes its first file. In a fake world ``fake`` is the context's description
+    of it: parts of other ranks may stay only if they have the same description.
 
     Raises:
         CaptureError: it cannot be created or written, another process captures into it, or it holds a capture that
@@ -75,11 +75,11 @@ class PartWriter:
                 self._make_and_lock()
             self._find_old(out, rank, replace, world_size, fake)
             with self._explained():
-                for left in self.path.iterdir():  # of a process that was killed, as it has no lock
+                for left in self.path.iterdir():  # left by a killed process, as it has no lock
                     if _OWN_SCRATCH.match(left.name) and not left.is_symlink():
                         shutil.rmtree(left)
                 self.scratch.mkdir()
-                # Room is not checked ahead: it may go at any time, and writing tells.
+                # Free space is not checked ahead: it may shrink at any time, and writing reports it.
                 (self.scratch / "probe").write_bytes(b"foretrace")
         except BaseException:
             self.close()
@@ -92,7 +92,7 @@ class PartWriter:
 
     @property
     def replaces(self) -> bool:
-        """Return whether an earlier capture of this rank is still there, which the first file will replace."""
+        """Return whether there is an earlier capture of this rank, which the first file will replace."""
         return bool(self._replaced) and what_it_holds(self.path) != ""
 
     def _make_and_lock(self) -> None:
@@ -108,7 +108,7 @@ class PartWriter:
                 "capture begins).") from None
 
     def _find_old(self, out: Path, rank: int, replace: bool, world_size: int, fake: dict[str, Any] | None) -> None:
-        """Find the parts that the first file replaces. Raises ``CaptureError`` where they must not be replaced."""
+        """Find the parts that the first file replaces. Raises ``CaptureError`` if they must not be replaced."""
         if foreign := others_files(self.path):
             raise CaptureError(f"{self.path} holds {', '.join(foreign[:3])}, which no capture of foretrace wrote; "
                                "choose another directory, or move it away.")
@@ -116,11 +116,11 @@ class PartWriter:
         if held and not replace:
             raise CaptureError(f"{self.path} already holds {held}; choose another directory, remove it, or pass "
                                "--replace (replace=True).")
-        # Ranks of another run that was here before would make one job of two.
+        # Ranks of an earlier run would be mixed with this run's ranks.
         others = [part for part in find_parts(out) if part.path != self.path]
-        if fake is not None:  # nobody else will replace them
+        if fake is not None:  # no other rank will replace them
             stale = [part for part in others if not _is_of_run(part.path, fake)]
-        else:  # each rank replaces its own; the first one speaks for those that will not come
+        else:  # each rank replaces its own; the first one those of ranks that this run lacks
             stale = [part for part in others if part.rank >= world_size] if rank == 0 else []
         if stale and not replace:
             which = "another job than this one" if fake is not None else "a larger job than this one"
@@ -132,7 +132,7 @@ class PartWriter:
         replaced, self._replaced = self._replaced, []
         for folder in replaced:
             if folder.is_symlink():
-                folder.unlink()  # the link goes, not what it leads to
+                folder.unlink()  # only the link is removed
                 continue
             if not folder.is_dir():
                 continue
@@ -140,7 +140,7 @@ class PartWriter:
                 if is_part_file(old.name):
                     old.unlink()
             if folder != self.path:
-                with suppress(OSError):  # it has files of others
+                with suppress(OSError):  # it has other files
                     folder.rmdir()
 
     def write_json(self, name: str, value: Any) -> None:
@@ -149,17 +149,17 @@ class PartWriter:
         self._atomically(name, lambda file: file.write(text.encode()))
 
     def write_context(self, context: dict[str, Any]) -> None:
-        """Write ``context.json``, whose ``complete`` is the mark of a whole capture, last. Raises ``CaptureError``."""
+        """Write ``context.json`` last: its ``complete`` marks a complete capture. Raises ``CaptureError``."""
         self.write_json(CONTEXT, context)
 
     def store_trace(self, source: Path, name: str, unfinished_step: str = "") -> None:
-        """Compress a trace that the profiler wrote, anonymised.
+        """Compress and anonymise a trace that the profiler wrote.
 
         Args:
             source: The profiler's file in the scratch directory; removed afterwards.
             name: File name in the part, ending in ".gz".
-            unfinished_step: Name of a step annotation that a crash or the end of the script cut off; it is renamed
-                so that it is not taken for a step.
+            unfinished_step: Name of a step annotation that a crash or the end of the script cut off; it is renamed so
+                that it does not count as a step.
 
         Raises:
             CaptureError: The profiler's file is not whole, or this one cannot be written.
@@ -208,7 +208,7 @@ class PartWriter:
                                f"in {self.path}.") from error
 
     def close(self) -> None:
-        """Remove files that are only of use while recording, release the lock, and remove empty directories."""
+        """Remove files that are needed only while recording, release the lock, and remove empty directories."""
         if self._lock is not None:  # without it the files are another process's
             self.remove_scratch()
             self._lock.release()
@@ -217,7 +217,7 @@ class PartWriter:
                 self.path.rmdir()
 
     def remove_scratch(self) -> None:
-        """Remove what the profiler wrote: only of use while recording."""
+        """Remove the profiler's files, which are needed only while recording."""
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _atomically(self, name: str, write: Callable[[IO[bytes]], Any]) -> None:
@@ -232,7 +232,7 @@ class PartWriter:
             os.replace(temporary, self.path / name)
 
     def _broken_off(self) -> CaptureError:
-        """Return the error of a trace that torch did not write to its end: its C++ side does not raise one."""
+        """Return the error for a trace that torch did not finish: its C++ side raises none."""
         error, free = writing_error(self.scratch), free_bytes(self.scratch)
         if error is None and free is not None and free > SCARCE_BYTES:
             return CaptureError(f"The profiler could not write its trace in {self.path} to the end, although "
@@ -259,7 +259,7 @@ class PartWriter:
 
 
 def _is_of_run(part: Path, fake: dict[str, Any]) -> bool:
-    """Return whether a part is of the same fake world: its size, its plan, its workload."""
+    """Return whether a part belongs to the same fake world: size, plan and workload."""
     try:
         return _run_of(read_context(part)) == _run_of(fake)
     except TraceError:

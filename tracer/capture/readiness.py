@@ -1,4 +1,4 @@
-"""What a capture, and the commands around it, need of this machine: each looked at, with what to do about it."""
+"""Checks of what a capture and the commands around it need on this machine, each with its finding and advice."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tracer.output_file import SCARCE_BYTES, free_bytes, writing_error
 from tracer.versions import installed_version
 
 ADMIN_ONLY = Path("/proc/driver/nvidia/params")
-"""Where NVIDIA's driver says who may use its performance counters (``RmProfilingAdminOnly``)."""
+"""File in which NVIDIA's driver says who may use its performance counters (``RmProfilingAdminOnly``)."""
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 BUSY_SHARE = 0.5
-"""Load a core above which timed steps measure other work of the machine too."""
-LEAST_SHARED_BYTES = 1 << 30  # chosen: Docker's default is 64 MB, too little for a batch of images a worker
+"""Load per core above which timed steps also measure other work of the machine."""
+LEAST_SHARED_BYTES = 1 << 30  # chosen: Docker's default of 64 MB is too little for a batch of images in each worker
 
 
 class MachineVerdict(Enum):
@@ -42,10 +42,10 @@ class MachineCheck:
     """One check.
 
     Attributes:
-        subject: What was looked at.
-        verdict: ``PROBLEM`` where something of foretrace will not work, ``NOTE`` where it is less exact or slower.
-        found: What there is.
-        advice: What to do about it; empty where nothing is to be done.
+        subject: What was checked.
+        verdict: ``PROBLEM`` if a part of foretrace will not work, ``NOTE`` if it is less exact or slower.
+        found: The finding.
+        advice: What to do about it; empty if nothing is needed.
     """
 
     subject: str
@@ -55,11 +55,11 @@ class MachineCheck:
 
 
 def examine(folder: Path, *, record: bool = True) -> Iterator[MachineCheck]:
-    """Yield the findings of every check, one after the other; a check that fails itself yields a note.
+    """Yield the findings of each check in turn; a check that fails itself yields a note.
 
     Args:
         folder: Where captures would be written.
-        record: Also record a small profile with PyTorch, which shows whether the device's events arrive.
+        record: Also record a small profile with PyTorch, which shows whether device events are recorded.
     """
     checks: list[Callable[[], Iterator[MachineCheck]]] = [
         _python, _processor, _torch, _gpus, _counters, lambda: _writable(folder), _shared_memory]
@@ -68,13 +68,13 @@ def examine(folder: Path, *, record: bool = True) -> Iterator[MachineCheck]:
     for check in checks:
         try:
             yield from check()
-        except Exception as error:  # drivers and containers fail in ways of their own
+        except Exception as error:  # drivers and containers raise many types
             yield MachineCheck(check.__name__.strip("_<>"), MachineVerdict.NOTE, f"could not be looked at: {error}")
 
 
 def _found(subject: str, found: str, amiss: bool, advice: str, verdict: MachineVerdict = MachineVerdict.NOTE
            ) -> MachineCheck:
-    """Make a check whose verdict and advice hold where something is amiss."""
+    """Return a check that has the verdict and advice only if something is ``amiss``."""
     return MachineCheck(subject, verdict, found, advice) if amiss else MachineCheck(subject, MachineVerdict.OK, found)
 
 
@@ -168,7 +168,7 @@ def _shared_memory() -> Iterator[MachineCheck]:
 
 
 def _profile() -> Iterator[MachineCheck]:
-    """Record a product, on the device if there is one."""
+    """Record a matrix product, on the device if there is one."""
     subject = "profiler"
     if util.find_spec("torch") is None:
         return

@@ -1,6 +1,6 @@
-"""The profiler and the execution-trace observer, run over the same steps; marks of data loading.
+"""The profiler and the execution-trace observer, run over the same steps, and ranges of data loading.
 
-Torch's own lines on stderr at the borders of a profile, which tell a user nothing, are left out.
+Torch's own lines on stderr at the borders of a profile are left out: they are of no use to a user.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _NOISE = re.compile(
 
 
 class QuietStderr:
-    """Holds back what is written to file descriptor 2 while ``quiet`` runs, then writes it without the noise.
+    """Holds back output to file descriptor 2 while ``quiet`` runs, then writes it without torch's known noise.
 
-    A process that aborts meanwhile says why only there: a second one, which waits for this one's end and then writes
-    what is held, keeps that from being lost. Nothing is held back where the system has no files in memory, no stderr
-    is open, or there is no shell.
+    If the process aborts meanwhile, the held text has the reason. So a second process waits for the end of this one and
+    writes the text. Nothing is held back where the system has no files in memory, no stderr is open, or there is no
+    shell.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class QuietStderr:
             self.close()
 
     def close(self) -> None:
-        """Give the memory back. Safe to repeat."""
+        """Release the memory. Safe to repeat."""
         held, self._held = self._held, -1
         heir, self._heir = self._heir, None
         if heir is not None:
@@ -61,7 +61,7 @@ class QuietStderr:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Wrap a call that makes noise. It adds two system calls, so that it may lie within a profile."""
+        """Wrap a noisy call. It adds only two system calls, so that it may lie within a profile."""
         try:
             real = os.dup(2) if self._held >= 0 else -1
         except OSError:
@@ -114,15 +114,15 @@ def refuse_another_profiler() -> None:
 
 class Recorder:
     """Records ``cycles`` windows of ``steps`` steps, each after discarded steps of the profiler's warm-up, and the
-    execution trace. That is recorded in every window, or in a step of its own after them, since its observer costs an
-    operation ten times what the profiler does.
+    execution trace. The latter is recorded in every window, or in a separate step after them, since its observer costs
+    ten times as much for each operation as the profiler.
 
     Files go to a scratch directory: one Kineto export for each window, one execution trace for all of them.
     """
 
     def __init__(self, scratch: Path, options: CaptureOptions) -> None:
         self.windows: list[Path] = []
-        """Kineto exports so far."""
+        """Kineto exports written so far."""
         self.execution_trace = scratch / "et.json"
         self.flags: dict[str, Any] = {}
         self._scratch = scratch
@@ -176,8 +176,8 @@ class Recorder:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-            # With CUDA graphs a second start may crash after CUPTI was taken down. Torch does the same, but only where
-            # its compiler's own option asks for graphs.
+            # With CUDA graphs a second start may crash after CUPTI was torn down. Torch prevents that too, but only
+            # where its compiler's own option asks for graphs.
             os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
         if self._options.execution_trace == "all":
             self._observer = ExecutionTraceObserver().register_callback(str(self.execution_trace))
@@ -204,20 +204,20 @@ class Recorder:
 
     def step(self) -> None:
         """End the current step and begin the next; at the end of a window, write its trace."""
-        if self._profiler is None:  # the step of the execution trace
+        if self._profiler is None:  # the step that records the execution trace
             self._number += 1
             return
         if self.is_at_border:
             with self._quiet.quiet(), _torch_unwarned():
                 self._profiler.step()
-        else:  # inside what is recorded: nothing else is done there
+        else:  # within the recorded steps: nothing else is done there
             self._profiler.step()
         self._number += 1
         if self._number == self._windows_steps and self._options.traced_steps:
             self._observe_apart()
 
     def _observe_apart(self) -> None:
-        """End the profile, and begin the execution trace of the step that follows."""
+        """End the profile, and begin the execution trace of the next step."""
         from torch.profiler import ExecutionTraceObserver
 
         profiler, self._profiler = self._profiler, None
@@ -227,7 +227,7 @@ class Recorder:
             self._observer.start()
 
     def stop(self) -> None:
-        """Stop at any point; a window under way is written as far as it went. Harmless if not started."""
+        """Stop at any point; the part of a running window is written. Does nothing if not started."""
         profiler, self._profiler = self._profiler, None
         observer, self._observer = self._observer, None
         try:
@@ -249,10 +249,10 @@ class Recorder:
 
 @contextmanager
 def _torch_unwarned() -> Iterator[None]:
-    """Leave out torch's warnings of what a capture does on purpose, which a program may have turned into errors.
+    """Suppress torch's warnings about deliberate choices of a capture; the program may turn warnings into errors.
 
-    Each window is exported before the next begins, so that cleared events are not lost. ``with_modules``, which torch
-    is to lose, costs nothing where it is without effect.
+    Each window is exported before the next begins, so that clearing events loses none. Torch will drop
+    ``with_modules``; where it has no effect it costs nothing.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*(Profiler clears events|with_modules is deprecated)")
@@ -273,9 +273,9 @@ Batch = TypeVar("Batch")
 
 
 class AnnotatedLoader(Iterable[Batch]):
-    """Iterates over a loader; while the profiler records, each fetch is a range named as torch's DataLoader names its.
+    """Iterates over a loader; while the profiler records, each fetch is a range named as by torch's DataLoader.
 
-    Everything else (``len``, ``dataset``, ``sampler``, …) is the loader's own.
+    All other attributes (``dataset``, ``sampler``, …) and ``len`` are those of the loader.
     """
 
     def __init__(self, capture: Capture, loader: Iterable[Batch]) -> None:

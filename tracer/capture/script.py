@@ -1,9 +1,9 @@
-"""Captures of programs that have no line for it: an unmodified script, or a workload of the suite.
+"""Captures of programs without a capture call: an unmodified script, or a workload of the suite.
 
-A script, a module of a package or a notebook is run as Python would (``tracer.user_code``). An optimizer marks its
-steps: a step ends when the first optimizer that was seen (or another, chosen one) has updated the parameters. So
-gradient accumulation needs no care, and further optimizers that step as often need none. ``Optimizers`` reports those
-that step at another rate.
+A script, a module of a package or a notebook runs as in Python (``tracer.user_code``). An optimizer marks its steps: a
+step ends when the first optimizer that was seen (or another, chosen one) has updated the parameters. So gradient
+accumulation needs no special case, and neither do further optimizers that step at the same rate. ``Optimizers`` reports
+those that step at another rate.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ class _Seen:
     steps: int = 0
     """Steps since the capture began."""
     in_steps: list[int] = field(default_factory=list)
-    """The number of its own steps in each captured step; steps before it was first seen are left out."""
+    """Number of its steps in each captured step, from the captured step in which it was first seen."""
     first: int = 0
     """The captured step in which it was first seen."""
 
 
 class Optimizers:
-    """The optimizers that have made a step, numbered by their first one.
+    """The optimizers that have made a step, numbered in the order of their first step.
 
     Args:
-        counted: the number of the one whose steps are counted.
+        counted: the number of the optimizer whose steps are counted.
     """
 
     def __init__(self, counted: int) -> None:
         self.seen: list[_Seen] = []
         self._counted = counted
-        # Not kept alive: a script may make new ones for ever.
+        # Weak references: a script may make new optimizers all the time.
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._steps = 0
         self._pending: dict[int, int] = {}
@@ -86,12 +86,12 @@ class Optimizers:
 
     @property
     def listed(self) -> str:
-        """Return all of them, in words."""
+        """Return the optimizers, in words."""
         return ", ".join(f"{number} ({each.kind}, {each.parameters:,} parameters)"
                          for number, each in enumerate(self.seen))
 
     def facts(self) -> dict[str, Any]:
-        """Return what ``context.json`` holds of them; nothing where there is one only."""
+        """Return the entry of ``context.json`` about them; empty where there is only one."""
         if len(self.seen) < 2:
             return {}
         return {"optimizers": {
@@ -99,7 +99,7 @@ class Optimizers:
             "seen": [{"class": each.kind, "parameters": each.parameters, "steps": each.steps} for each in self.seen]}}
 
     def _note(self) -> str:
-        """Return a sentence if captured steps differ in the steps that other optimizers make in them; else empty."""
+        """Return a sentence if the number of other optimizers' steps varies between captured steps; else empty."""
         others = [number for number, each in enumerate(self.seen) if number != self._counted and (
             len(set(each.in_steps)) > 1 or (each.first > 0 and any(each.in_steps)))]
         if not others:
@@ -114,12 +114,12 @@ class Optimizers:
 
 
 class _RecordedAll(SystemExit):
-    """Ends a script whose steps are all recorded; like the script's own exit it passes ``except Exception``."""
+    """Ends a script after its last recorded step; as a ``SystemExit`` it is not caught by ``except Exception``."""
 
 
 def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> BaseException:
-    """Return the exception of a script with the traceback that ``python script`` would print, in place, causes
-    included; of a notebook, from its first cell on."""
+    """Return the exception of a script, changed in place to the traceback that ``python script`` would print, causes
+    included. A notebook's traceback starts with its first cell."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
@@ -133,7 +133,7 @@ def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> 
 
 
 def _frames_of(first: types.TracebackType | None, script: str, *, is_outermost: bool) -> types.TracebackType | None:
-    """Return the frames without ours; of the outermost exception, from the script's first frame on."""
+    """Return the frames without our own; for the outermost exception, from the script's first frame on."""
     frames = []
     while first is not None:
         frames.append(first)
@@ -148,7 +148,7 @@ def _frames_of(first: types.TracebackType | None, script: str, *, is_outermost: 
 
 
 def not_there(name: str, as_module: bool = False) -> str:
-    """Say that there is no program of a name."""
+    """Return the sentence that there is no program with a name."""
     if as_module:
         return (f"There is no module {name} that python -m {name} would run here (of a package it runs __main__.py): "
                 "check the name, and start from the directory where it is found.")
@@ -168,16 +168,16 @@ def run_script(path: str | os.PathLike[str] | UserCode, args: Sequence[str], cap
         args: Its arguments.
         capture: A capture that has not begun.
         afterwards: "stop" ends the script when everything is recorded, "continue" lets it run to its own end.
-        world: (world size, rank) of a fake world that the script finds as if torchrun had started it.
-        optimizer: Whose steps are counted: 0 is the optimizer that makes its first step before all others.
+        world: (world size, rank) of a fake world; the script sees it as if torchrun had started it.
+        optimizer: Number of the optimizer whose steps are counted; 0 makes its first step before all others.
 
     Returns:
         The finished capture.
 
     Raises:
         CaptureError: The script does not exist, there can be no such optimizer, or the directory cannot be written.
-            Also if the script ended too early (what there is of the capture has been written).
-        BaseException: What the script raised, as it was raised; ``SystemExit`` only if it reports a failure.
+            Also if the script ended too early (the part that was captured has been written).
+        BaseException: Any exception of the script, unchanged; ``SystemExit`` only if it reports a failure.
     """
     capture.counting = by_optimizer(optimizer)
     code = path if isinstance(path, UserCode) else find_main(os.fspath(path))
@@ -218,7 +218,7 @@ def run_workload(settings: Settings, capture: Capture, plan: ParallelPlan | None
     Args:
         settings: Checked settings (``tracer.workloads.configure`` or ``parse``).
         capture: A capture that has not begun.
-        plan: How the workload is spread over the ranks; without one every rank would do it alone.
+        plan: The spread of the workload over the ranks; without a plan every rank runs all of it.
         world: (world size, rank) of a fake world; without one the process groups are real (torchrun's).
 
     Raises:
@@ -262,7 +262,7 @@ def _run_workload(settings: Settings, capture: Capture, spread: Callable[[Any], 
 
 @contextmanager
 def _real_groups(device: str) -> Iterator[None]:
-    """Hold the process groups of a job that torchrun started: NCCL for GPUs, gloo for CPUs."""
+    """Keep the process groups of a job that torchrun started: NCCL for GPUs, gloo for CPUs."""
     import torch
     import torch.distributed as dist
 
@@ -283,11 +283,11 @@ def _real_groups(device: str) -> Iterator[None]:
 
 
 class _StepFinder:
-    """Calls ``capture.step`` after each step of the optimizer that is counted.
+    """Calls ``capture.step`` after each step of the counted optimizer.
 
     Attributes:
-        seen: whether it has made a step.
-        optimizers: all that have.
+        seen: whether the counted optimizer has made a step.
+        optimizers: all optimizers that have made a step.
     """
 
     def __init__(self, capture: Capture, optimizer: int, afterwards: Literal["stop", "continue"]) -> None:
@@ -311,8 +311,8 @@ class _StepFinder:
             self._hook.remove()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Handle the end of an optimizer's step, inside torch's ``Optimizer.step`` range. Counted steps end outside it,
-        around the whole call, except the first step."""
+        """Handle the end of an optimizer's step, inside torch's ``Optimizer.step`` range. Counted steps end after it,
+        around the whole call; only the first step ends here."""
         if not self.optimizers.note(optimizer) or self.seen:
             return
         self.seen = True
@@ -320,7 +320,7 @@ class _StepFinder:
         self._capture.__enter__()
 
     def _around(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        # `wraps` keeps the marks that learning-rate schedulers leave on the method, and its signature.
+        # `wraps` keeps the signature, and the marks that learning-rate schedulers leave on the method.
         @functools.wraps(step)
         def counted(_: Any, *args: Any, **kwargs: Any) -> Any:
             result = step(*args, **kwargs)
@@ -343,7 +343,7 @@ class _StepFinder:
 
 @contextmanager
 def _ended_quietly(capture: Capture) -> Iterator[None]:
-    """End the capture as ``with`` would, without the warning: the caller raises it."""
+    """End the capture as ``with`` would, but without its warning, since the caller raises an error."""
     try:
         yield
     except BaseException as error:

@@ -41,28 +41,28 @@ Result = TypeVar("Result")
 Batch = TypeVar("Batch")
 
 _LONG_STEP_NS = 1_000_000_000
-"""Step time from which progress is shown between all steps: showing it takes a millisecond."""
+"""Steps at least this long show progress after each one: showing it takes a millisecond."""
 
 _running: Capture | None = None
-"""The one capture of this process: the profiler, too, is one for the process."""
+"""The one capture of this process; the profiler also exists once in a process."""
 
 
 class Capture:
     """One capture; ``tracer.capture.capture`` makes it and explains the options.
 
     Attributes:
-        finished: Whether the capture is over, so that a loop may end: everything is recorded (``complete``), or it
-            ended early (``ended`` says why). From there on ``step`` costs one comparison.
+        finished: Whether the capture is over, so that a loop may end. Either everything is recorded (``complete``), or
+            it ended early for the reason ``ended``. From then on ``step`` costs one comparison.
         recording: Whether the profiler is running now.
         ended: Why the capture ended before everything was recorded; empty if it did not.
-        facts: What else ``context.json`` shall hold, ready for JSON.
-        late_facts: The same, asked for each time the file is written.
-        counting: What one step is, for messages.
-        progress: Called with the steps done and those needed in all where the next step is not measured, and between
-            all steps that are long.
+        facts: Further entries of ``context.json``, ready for JSON.
+        late_facts: Returns further entries of ``context.json``; called each time the file is written.
+        counting: The definition of one step, for messages.
+        progress: Called with (steps done, steps needed in all) before each step that is not measured, and between all
+            steps if they are long.
         unprofiled_step_ns, profiled_step_ns: The steps measured so far, nanoseconds, each with idle devices at its end.
-            They are the measured step, to which predictions of the profiled ones compare.
-        free_running: The steps timed as one after these; ``None`` before.
+            Predictions from the profiled steps are compared with the unprofiled ones.
+        free_running: The steps after the unprofiled ones, timed together; ``None`` before.
         waited_for: The devices in use, by PyTorch's numbers.
     """
 
@@ -77,14 +77,14 @@ class Capture:
         self.free_running: FreeRunning | None = None
         self.waited_for: list[int] = []
         self._ran_free = self._uncut = 0
-        """Free-running steps so far, and those of them since the window that is timed began."""
+        """Free-running steps so far, and the number of these since the timed window began."""
         self._phase = CapturePhase.NEW
         self._warm = 0
         self._started_ns = 0
         self._output: PartWriter | None = None
         self._recorder: Recorder | None = None
         self._notes: list[StepNotes] = []
-        """What watches one discarded step; last what must not see the others."""
+        """Watchers of one discarded step each; one that must not see the others is last."""
         self._clocks: ClockLog | None = None
         self._waiting = WaitingLog()
         self.facts: dict[str, Any] = {}
@@ -114,7 +114,7 @@ class Capture:
 
     @property
     def slowdown(self) -> float | None:
-        """Return median step of the first window over median unprofiled step; ``None`` if either was not measured."""
+        """Return the first window's median step over the median unprofiled one; ``None`` if either is missing."""
         window = self.profiled_step_ns[:self.options.steps]
         if not self.unprofiled_step_ns or not window:
             return None
@@ -131,12 +131,12 @@ class Capture:
 
     @property
     def alternation(self) -> tuple[int, float] | None:
-        """Return after how many steps long ones came again, and how many times as long they were."""
+        """Return the period in steps at which long steps recur, and their time over that of short ones."""
         return alternation(without_waits(self._waiting.phases, self.unprofiled_step_ns))
 
     @property
     def kept(self) -> str:
-        """Return what a capture that ended early has left, as part of a sentence."""
+        """Return what a capture that ended early has kept, as part of a sentence."""
         held = what_it_holds(self._output.path) if self._output is not None and self._output.has_written else ""
         return f"{self.part} holds {held}" if held else "nothing was recorded"
 
@@ -184,7 +184,7 @@ class Capture:
             self._leave_world()
 
     def _enter_world(self) -> None:
-        """Put the fake world up, if one was asked for. It stays until the ``with`` block ends."""
+        """Create the fake world if one was asked for. It stays until the ``with`` block ends."""
         if self._wanted_world is not None:
             from tracer.fake_world import fake_world
 
@@ -247,7 +247,7 @@ class Capture:
     def leave_out(self, what: str = "other work") -> None:
         """Exclude what ran since the last step's end, such as an evaluation or a checkpoint, from the steps.
 
-        The step under way is timed from here. A profiled step has already recorded it, which a warning says.
+        The step under way is timed from here. A profiled step has already recorded the work: a warning reports that.
         """
         if self._phase in (CapturePhase.WARMUP, CapturePhase.TIMED, CapturePhase.FREE):
             synchronize()
@@ -275,8 +275,8 @@ class Capture:
     def __call__(self, function: Callable[..., Result]) -> Callable[..., Result]:
         """Decorate a function whose every call is one step; the first call enters the capture.
 
-        Time between two calls counts to the later one's step, as data loading often is there. If the program ends
-        before enough calls, what there is gets written then, with a warning.
+        Time between two calls belongs to the later call's step, since data is often loaded there. If the program ends
+        before enough calls, what was recorded is written then, with a warning.
         """
         if self._wanted_world is not None:
             raise CaptureError("world_size does not go with a decorator: the fake world must be up before the model is "
@@ -340,17 +340,17 @@ class Capture:
         self._next_phase()
 
     def _sample_before_timing(self) -> None:
-        """Sample the clocks before the last warm-up step, in which other ranks wait for this one if they must."""
+        """Sample the clocks before the last warm-up step: if other ranks wait for this one, they wait in that step."""
         if self._phase is CapturePhase.WARMUP and self._warm == self.options.warmup - 1:
             self._sample()
 
     def _sample(self) -> None:
-        """Sample the clocks. The next step must be one that is thrown away."""
+        """Sample the clocks. The next step must be one that is discarded."""
         if self._clocks is not None:
             self._clocks.note(self._phase.value)
 
     def _next_phase(self) -> None:
-        """Go on to the next phase if the present one has all its steps (it may have none)."""
+        """Go on to the next phase if the present one has had all its steps (it may have zero)."""
         options = self.options
         if self._phase is CapturePhase.WARMUP and self._warm >= options.warmup:
             self._phase = CapturePhase.TIMED
@@ -367,7 +367,7 @@ class Capture:
         from tracer.capture import notes  # imports torch
 
         assert self._output is not None
-        if self._output.path.name != part_name(rank_and_world()[0]):  # torch.distributed has come up meanwhile
+        if self._output.path.name != part_name(rank_and_world()[0]):  # torch.distributed was set up since
             self._output.close()
             self._output = None  # another rank's from now on
             self._output = self._part()
@@ -385,7 +385,7 @@ class Capture:
             self._notes.append(notes.LookupNotes())
         if self.options.python_calls and not self.options.stacks:  # stacks have them
             self._notes.append(notes.PythonNotes())
-        # Never the process's first step: what is compiled in it would be compiled under the watching mode.
+        # Never in the process's first step: code compiled there would be compiled under the watching mode.
         if self._steps_done > 0:
             self._start_notes()
 
@@ -404,7 +404,7 @@ class Capture:
         was_active = self._recorder.is_active_step
         if was_active:
             self.profiled_step_ns.append(elapsed)
-            # What is done here lies inside the next recorded step: waits are read once for both.
+            # What follows lies inside the next recorded step: one reading of the waits serves both.
             self._waiting.end(elapsed, next_begins=not self._recorder.is_at_border)
         self._recorder.step()
         if not self._recorder.is_active_step:
@@ -426,7 +426,7 @@ class Capture:
                 recorder.stop()
             windows = recorder.windows if recorder is not None else []
             if output.replaces and not self.unprofiled_step_ns and not windows:
-                return  # nothing was measured: the earlier capture is worth more
+                return  # nothing was measured: keep the earlier capture
             for index, source in enumerate(windows):
                 output.store_trace(source, window_name(index, "json"), unfinished)
             if recorder is not None and windows:
@@ -453,7 +453,7 @@ class Capture:
             output.store_trace(source, EXECUTION_TRACE, unfinished)
 
     def _abandon(self, error: CaptureError) -> None:
-        """Close after an error of the capture itself; what was measured keeps its context, with the true reason."""
+        """Close after an error of the capture itself; the context keeps what was measured, with the true reason."""
         if self._phase is CapturePhase.DONE:
             return
         self.ended = str(error)
@@ -470,11 +470,11 @@ class Capture:
         if self._recorder is not None:
             try:
                 self._recorder.stop()
-            except Exception as error:  # closing up after another error, which is the one to tell
+            except Exception as error:  # closing after another error, which is the one to report
                 warnings.warn(f"The profiler did not stop cleanly: {error}", CaptureWarning, stacklevel=2)
 
     def _close(self) -> None:
-        """Leave nothing running and nothing in the way, after any outcome. Safe to repeat."""
+        """Stop everything and remove temporary files, after any outcome. Safe to repeat."""
         global _running
         if _running is self:
             _running = None
@@ -486,7 +486,7 @@ class Capture:
         atexit.unregister(self._at_exit)
 
     def _context(self, ended: str) -> dict[str, Any]:
-        # Once, right after the timed steps: clocks are then those of a device at work.
+        # Once, right after the timed steps: the clocks are then those of a device at work.
         self._machine = self._machine or collect_context()
         found = {**self.facts, **self.late_facts(), **self._machine, "capture": asdict(self.options),
                  "profiler": self._recorder.flags if self._recorder else {},

@@ -1,4 +1,4 @@
-"""The choice of where calls are made: in this process, or on the processes of a Dask or Ray cluster."""
+"""The choice of where calls run: in this process, or on the processes of a Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 ANSWERS_WITHIN = 10.0
-"""Longest time that a scheduler may take to answer, and to have a worker."""
+"""Longest time, s, in which a scheduler must answer, and then have a worker."""
 
 
 class DaskWorkers(ClusterWorkers["Future"]):
@@ -29,11 +29,11 @@ class DaskWorkers(ClusterWorkers["Future"]):
         self.size = len(client.nthreads())
 
     def submit(self, function: Callable[[Item], bytes], item: Item) -> Future:
-        """Send a call; it is made even if the same call was made before."""
+        """Send a call; it runs even if an equal call was sent before."""
         return self.client.submit(function, item, pure=False)
 
     def next_done(self, under_way: Collection[Future]) -> tuple[Future, bytes | None]:
-        """Wait until one of the calls is done; return it with its result, ``None`` if its worker died."""
+        """Wait until one of the calls ends; return it with its result, ``None`` if its worker died."""
         from distributed import KilledWorker, wait
 
         done = next(iter(wait(list(under_way), return_when="FIRST_COMPLETED").done))
@@ -48,7 +48,7 @@ class DaskWorkers(ClusterWorkers["Future"]):
 
 @contextmanager
 def dask_client(address: str | None, **settings: Any) -> Iterator[Client]:
-    """Give a client of the scheduler at ``address``, or of a cluster of this machine, a process a core.
+    """Yield a client of the scheduler at ``address``, or of a new cluster on this machine with one process per core.
 
     Raises:
         ClusterError: Dask is not installed, or no scheduler or worker answers.
@@ -59,7 +59,7 @@ def dask_client(address: str | None, **settings: Any) -> Iterator[Client]:
         raise ClusterError("Dask is not installed here; install it with: pip install 'foretrace[cluster]'.") from None
     with ExitStack() as stack:
         if address is None:
-            # A call whose worker died is not made again by the scheduler, beside others, but by ``ClusterWorkers``.
+            # ``ClusterWorkers`` repeats the call of a dead worker, alone; the scheduler would repeat it next to others.
             where: Any = stack.enter_context(LocalCluster(
                 threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL,
                 scheduler_kwargs={"allowed_failures": 0}))
@@ -68,14 +68,14 @@ def dask_client(address: str | None, **settings: Any) -> Iterator[Client]:
         try:
             client = stack.enter_context(Client(where, timeout=ANSWERS_WITHIN, **settings))
             client.wait_for_workers(1, timeout=ANSWERS_WITHIN)
-        except Exception as error:  # of the address's form, of the network, of the scheduler's version
+        except Exception as error:  # errors of the address, the network or the scheduler's version
             raise ClusterError(f"No Dask cluster answers at {where} ({reason_of(error)}); check the address, and that "
                                "its scheduler and a worker run.") from error
         yield client
 
 
 class RayWorkers(ClusterWorkers[Any]):
-    """The workers of the Ray cluster that this process is connected to: one a core."""
+    """The workers of the Ray cluster to which this process is connected, one for each core."""
 
     def __init__(self) -> None:
         import ray
@@ -89,7 +89,7 @@ class RayWorkers(ClusterWorkers[Any]):
         return ray.remote(max_retries=0)(_call).remote(function, item)
 
     def next_done(self, under_way: Collection[Any]) -> tuple[Any, bytes | None]:
-        """Wait until one of the calls is done; return it with its result, ``None`` if its worker died."""
+        """Wait until one of the calls ends; return it with its result, ``None`` if its worker died."""
         import ray
         from ray import exceptions
 
@@ -111,12 +111,12 @@ def _call(function: Callable[[Item], bytes], item: Item) -> bytes:
 
 @contextmanager
 def ray_connection(address: str | None) -> Iterator[None]:
-    """Connect this process to the cluster at ``address``, or to one of this machine, a process a core.
+    """Connect this process to the cluster at ``address``, or to a new one on this machine with one process per core.
 
     Raises:
         ClusterError: Ray is not installed, or no cluster answers.
     """
-    # Ray reports its use to its makers unless told otherwise; foretrace reports nothing to anybody.
+    # Ray reports usage to its makers by default; foretrace reports nothing to anyone.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -124,11 +124,11 @@ def ray_connection(address: str | None) -> Iterator[None]:
         raise ClusterError("Ray is not installed here; install it with: pip install 'foretrace[cluster]'.") from None
     try:
         host, _, port = (address or "").rpartition("//")[2].rpartition(":")
-        if host and port.isdigit():  # Ray itself tries for minutes where no machine or port answers
+        if host and port.isdigit():  # Ray itself tries for minutes if no machine or port answers
             socket.create_connection((host, int(port)), timeout=ANSWERS_WITHIN).close()
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.CRITICAL,
                  **({} if address else {"include_dashboard": False}))
-    except Exception as error:  # of the address's form, of the network, of the cluster's version
+    except Exception as error:  # errors of the address, the network or the cluster's version
         raise ClusterError(f"No Ray cluster answers at {address or 'this machine'} ({reason_of(error)}); check the "
                            "address and that it runs.") from error
     try:
@@ -143,11 +143,11 @@ ENGINES = (LOCAL, DASK, RAY)
 
 @contextmanager
 def open_workers(engine: str = LOCAL, address: str | None = None) -> Iterator[TaskWorkers]:
-    """Give the workers of an engine, and close what was started for them.
+    """Yield the workers of an engine, and close at the end what was started for them.
 
     Args:
-        engine: "local" for this process; "dask" or "ray" for processes of this machine, one a core.
-        address: Of a cluster that runs, whose workers must have foretrace and see files under the same paths.
+        engine: "local" for this process; "dask" or "ray" for processes of this machine, one for each core.
+        address: Address of a running cluster, whose workers must have foretrace and see files under the same paths.
 
     Raises:
         ClusterError: The cluster cannot be used.

@@ -24,19 +24,19 @@ from tracer.cluster.workers import Failed, Item, ProcessWorkers, Result, called
 from tracer.columns import is_constant
 
 _PLACE = struct.Struct("=i")
-"""An item's place as it is written to a pipe: of an item to work on, or of a finished one."""
+"""An item's index as it is written to a pipe: of an item to work on, or of a finished one."""
 _LENGTH = struct.Struct("=q")
 _LOAD = Path("/proc/loadavg")
 """File in which Linux reports how many processes run at this moment."""
 _MOST_AT_A_TIME = 64
-"""Items that are handed out at a time: each has a file open."""
+"""Most items in progress at a time: each has an open file."""
 
 
 def cores() -> int:
-    """Return the cores on which calls can be made at once by forking; 1 where that is not safe.
+    """Return the number of cores on which forked copies can make calls at once; 1 where forking is not safe.
 
-    It is safe on Linux, in a process whose Python has a single thread: a copy has no other thread, and what another
-    one held would stay locked in it.
+    It is safe on Linux, in a process whose Python has a single thread. A copy has only that thread: locks held by other
+    threads would stay locked in it.
     """
     if not sys.platform.startswith("linux") or threading.active_count() > 1:
         return 1
@@ -44,9 +44,9 @@ def cores() -> int:
 
 
 def idle_cores() -> int:
-    """Return the number of these cores that are idle at this moment, at least one.
+    """Return how many of the cores that ``cores`` counts are idle now, at least one.
 
-    Where something does, copies of this process would share the others' cores and end later than one process.
+    On busy cores, copies of this process would together end later than one process alone.
     """
     usable = cores()
     if usable == 1:
@@ -56,9 +56,9 @@ def idle_cores() -> int:
 
 
 class ForkedWorkers(ProcessWorkers):
-    """Processes forked from this one: each takes the next item from a pipe of all, and answers by one of its own.
+    """Processes forked from this one: all take items from one pipe, and each reports on its own pipe.
 
-    To be used in a ``with`` block, at whose end, also by Ctrl-C, no process of it is left.
+    Use it in a ``with`` block: none of its processes outlives the block, even after Ctrl-C.
 
     Args:
         size: number of processes.
@@ -79,10 +79,10 @@ class ForkedWorkers(ProcessWorkers):
 
     def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
                 at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:
-        """Yield (place of an item, what came back) as calls are done.
+        """Yield (index of an item, its answer) as calls end; the answer is ``None`` if a process died.
 
         Raises:
-            Exception: what a call raised that is no ``ForetraceError``.
+            Exception: any exception of a call other than a ``ForetraceError``.
         """
         for first in range(0, len(places), _MOST_AT_A_TIME):
             some = places[first:first + _MOST_AT_A_TIME]
@@ -102,7 +102,7 @@ class ForkedWorkers(ProcessWorkers):
 
     def _done(self, function: Callable[[Item], Result], items: Sequence[Item], files: dict[int, int], at_once: int) -> \
             Iterator[int]:
-        """Start processes, and yield the places of items whose answers have been written."""
+        """Start processes, and yield the indices of items whose answers have been written."""
         tasks, given = os.pipe()
         os.write(given, b"".join(map(_PLACE.pack, files)))
         os.close(given)
@@ -123,10 +123,10 @@ class ForkedWorkers(ProcessWorkers):
 
     def _fork(self, function: Callable[[Item], Result], items: Sequence[Item], files: dict[int, int],
               tasks: int) -> int:
-        """Start a process; returns the pipe on which it says what is done, which is closed when it ends."""
+        """Start a process; return the pipe on which it reports finished items, which closes when it ends."""
         pipe, said = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads of NumPy's libraries mind no fork
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking is safe with the threads of NumPy's libraries
             process = os.fork()
         if process:
             os.close(said)
@@ -138,15 +138,15 @@ class ForkedWorkers(ProcessWorkers):
                 [place] = _PLACE.unpack(task)
                 try:
                     answer: Any = called(function, items[place])
-                except Exception as error:  # is raised again in the first process
+                except Exception as error:  # raised again in the first process
                     answer = _Raised(error)
                 _write(files[place], answer)
                 os.write(said, task)
         finally:
-            os._exit(0)  # what is still to be done at the end of the program, the first process does
+            os._exit(0)  # exit handlers are left to the first process
 
     def _end(self, pipe: int) -> None:
-        """End a process and close its pipes, whether it still runs or not."""
+        """End a process and close its pipe, whether it still runs or not."""
         process = self._process_of.pop(pipe)
         os.close(pipe)
         with contextlib.suppress(ProcessLookupError):
@@ -155,24 +155,24 @@ class ForkedWorkers(ProcessWorkers):
 
 
 class _Raised:
-    """An exception that is no ``ForetraceError``."""
+    """An exception other than a ``ForetraceError``."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles columns of one value, which are kept once, as such: they would be written out otherwise."""
+    """Pickles columns that store a single value once in that form; they would be expanded otherwise."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to make such a column again."""
+        """Return how to make such a column again; ``NotImplemented`` for any other value."""
         if isinstance(value, np.ndarray) and value.ndim == 1 and is_constant(value):
             return np.broadcast_to, (value[:1].copy(), value.shape)
         return NotImplemented
 
 
 def _write(file: int, answer: object) -> None:
-    """Write an object, its arrays apart and behind one another, each after its length."""
+    """Write an object, then its arrays, each after its length."""
     arrays: list[pickle.PickleBuffer] = []
     head = io.BytesIO()
     _Pickler(head, protocol=5, buffer_callback=arrays.append).dump(answer)
@@ -185,7 +185,7 @@ def _write(file: int, answer: object) -> None:
 
 
 def _read(file: int) -> Any:
-    """Read what was written: arrays lie in the memory that it was written to, and can be changed."""
+    """Read what ``_write`` wrote; arrays lie in the memory of the file, and can be changed."""
     shared = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     parts, at = [], 0
     while at < len(shared):

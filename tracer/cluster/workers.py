@@ -1,4 +1,4 @@
-"""``TaskWorkers``: one call for each of many items, its results in order and its failures named."""
+"""``TaskWorkers``: one call for each of many items, with results in order and failures named."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Handle = TypeVar("Handle")
 
 
 class ClusterError(ForetraceError):
-    """A cluster cannot be used: its name is none, its package is not installed, or nothing answers."""
+    """A cluster cannot be used: its engine is unknown, its package is not installed, or nothing answers."""
 
 
 class LostWorkerError(TraceError):
-    """The processes that worked on an item died."""
+    """The processes that worked on an item died, twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Failed:
 
 
 class TaskWorkers(ABC):
-    """Makes a call for each of many items."""
+    """Makes one call for each of many items."""
 
     elsewhere: ClassVar[bool]
-    """Whether calls are made in other processes: functions and items are then sent there."""
+    """Whether calls run in other processes, to which functions and items are sent."""
 
     @abstractmethod
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], *,
@@ -43,18 +43,18 @@ class TaskWorkers(ABC):
         """Yield the result of each call, in the order of the items.
 
         Args:
-            function: Called with one item; for calls elsewhere a function of a module, or a ``partial`` of one.
-            items: What it is called with.
-            name: What an item is called in the message about a worker that died over it.
+            function: Called with one item; for calls elsewhere a module's function, or a ``partial`` of one.
+            items: Arguments of the calls.
+            name: Item → its name in the error about workers that died.
 
         Raises:
-            ClusterError: The cluster went away.
-            Exception: What a call raised that is no ``ForetraceError``.
+            ClusterError: The cluster is no longer available.
+            Exception: Any exception of a call other than a ``ForetraceError``.
         """
 
 
 class ThisProcess(TaskWorkers):
-    """Makes each call when its result is asked for, one after the other."""
+    """Makes each call when its result is requested, one after the other."""
 
     elsewhere = False
 
@@ -66,10 +66,10 @@ class ThisProcess(TaskWorkers):
 
 
 class ProcessWorkers(TaskWorkers):
-    """Makes the calls in other processes. Any of them may die.
+    """Makes the calls in other processes, which may die.
 
-    As many calls are under way as there are workers. A call whose worker died is made once more when all others are
-    done, and alone: a worker that dies takes no other call along twice.
+    As many calls run at a time as there are workers. A call whose worker died is repeated once, alone, after all
+    others: so a worker that dies cannot lose another call twice.
     """
 
     elsewhere = True
@@ -79,13 +79,13 @@ class ProcessWorkers(TaskWorkers):
     @abstractmethod
     def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
                 at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:
-        """Yield (place of an item, what ``called`` returned, or ``None`` if its worker died) as calls are done.
+        """Yield (index of an item, the result of ``called``, or ``None`` if its worker died) as calls end.
 
         Args:
             function: Called with one item.
             items: All items.
-            places: Places of the items that it is called with.
-            at_once: Number of calls under way at a time.
+            places: Indices of the items to call it with.
+            at_once: Largest number of running calls.
         """
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item], *,
@@ -115,7 +115,7 @@ class ProcessWorkers(TaskWorkers):
 
 
 class ClusterWorkers(ProcessWorkers, Generic[Handle]):
-    """Makes the calls on processes of an engine; subclasses send a call and wait for finished ones."""
+    """Makes the calls on processes of an engine; subclasses send calls and wait for their ends."""
 
     @abstractmethod
     def submit(self, function: Callable[[Item], bytes], item: Item) -> Handle:
@@ -123,11 +123,11 @@ class ClusterWorkers(ProcessWorkers, Generic[Handle]):
 
     @abstractmethod
     def next_done(self, under_way: Collection[Handle]) -> tuple[Handle, bytes | None]:
-        """Wait until one of the calls is done; return it with its result, ``None`` if its worker died."""
+        """Wait until one of the calls ends; return it with its result, ``None`` if its worker died."""
 
     def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
                 at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:
-        """Yield (place of an item, what came back) as calls are done."""
+        """Yield (index of an item, its answer) as calls end."""
         waiting, under_way = deque(places), dict[Any, int]()
         while waiting or under_way:
             while waiting and len(under_way) < at_once:
@@ -135,12 +135,12 @@ class ClusterWorkers(ProcessWorkers, Generic[Handle]):
                 under_way[self.submit(PackedCall(function), items[place])] = place
             handle, answer = self.next_done(under_way)
             yield under_way.pop(handle), (
-                pickle.loads(answer) if answer is not None else None)  # noqa: S301 -- of workers that were trusted
+                pickle.loads(answer) if answer is not None else None)  # noqa: S301 -- of trusted workers
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCall(Generic[Item, Result]):
-    """A call whose result comes back as bytes: its arrays are then this process's own, and can be written."""
+    """A call whose result is returned as bytes, so that this process owns the result's arrays and can write to them."""
 
     function: Callable[[Item], Result]
 

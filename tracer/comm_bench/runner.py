@@ -1,4 +1,4 @@
-"""A sweep: what it measures, its processes, and the table that they fill."""
+"""A sweep over collectives and sizes: its plan, its processes, and its table."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ BENCH_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 BACKENDS = ("gloo", "nccl")
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 MOST_SECONDS = 0.02
-"""Longest time for which one timed loop repeats an operation, about."""
+"""Approximate longest time, s, for which one timed loop repeats an operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """A sweep.
+    """The measurements of a sweep.
 
     Attributes:
-        kinds: Of ``BENCH_KINDS``.
-        sizes: Payload bytes (the whole buffer of a rank, as nccl-tests counts).
+        kinds: Collectives, from ``BENCH_KINDS``.
+        sizes: Payload bytes (a rank's whole buffer, as nccl-tests counts it).
         backend: "gloo" or "nccl".
-        dtype: Of the elements.
-        rounds: Every size is measured this many times, the sizes in another order each time.
-        loop_seconds: How long one timed loop is.
+        dtype: Type of the elements.
+        rounds: Number of measurements of each size; the sizes are in a different order each time.
+        loop_seconds: Duration of one timed loop.
     """
 
     kinds: tuple[str, ...]
@@ -73,18 +73,18 @@ def sweep_sizes(smallest: int, largest: int, per_octave: int = 1) -> tuple[int, 
 
 
 MOST_PROCESSES = 256
-"""Most processes of a sweep: each is a PyTorch of its own."""
-TAIL = 300  # chosen: characters of an error that are read
+"""Most processes of a sweep: each imports PyTorch."""
+TAIL = 300  # chosen: characters of an error that are shown
 
 
 def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, timeout_s: float = 1800.0) -> Path:
     """Run a sweep on this host and write its table.
 
     Args:
-        plan: What to measure.
+        plan: The measurements.
         processes: Ranks on this host.
-        out: A ``.jsonl`` file; it appears whole at the end.
-        timeout_s: After this long the sweep is given up.
+        out: A ``.jsonl`` file; it is written complete at the end.
+        timeout_s: Seconds after which the sweep is given up.
 
     Raises:
         ForetraceError: PyTorch is missing, or the processes failed; the end of their output is in the sentence.
@@ -95,7 +95,7 @@ def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, t
     target = Path(out)
     with scratch_folder("foretrace-comm-bench-") as folder:
         table = Path(folder) / "table.jsonl"
-        # One thread a process, so that ranks on one host do not take each other's cores.
+        # One thread for each process, so that ranks on one host do not compete for cores.
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [*RUN_MODULE, "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(processes),
                    "--master-addr", "127.0.0.1", "--master-port", str(_free_port()), "-m", "tracer.comm_bench.worker",

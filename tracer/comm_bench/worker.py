@@ -1,10 +1,10 @@
 """One process of a sweep, started by ``torchrun``: ``python -m tracer.comm_bench.worker PLAN OUT.jsonl``.
 
 A loop of one operation is timed on every rank after a barrier; the slowest rank's mean counts. Sizes are measured in
-rounds, each in another order, so that a disturbance hits different sizes.
+rounds, each in a different order, so that a disturbance affects different sizes.
 
-The host's clock times gloo, which the host computes. The device's clock times NCCL's calls. They are queued behind a
-stream that is held until the host has launched them all: predictions add what the host takes to launch them.
+The host's clock times gloo, whose work runs on the host. The device's clock times NCCL's calls. They are queued on a
+stream that is held until the host has launched them all, because predictions add the host's launch time separately.
 
     host    launch launch launch …
     stream  held ───────────────▶ meet │ call call call … │
@@ -29,15 +29,15 @@ from tracer.campaign.micro import HOLD_FACTOR, HOLD_US
 from tracer.comm_bench.runner import BenchPlan
 from tracer.gpu_state import own_device
 
-WARMUP = 2  # chosen: the first call makes connections
+WARMUP = 2  # chosen: the first call opens connections
 MOST_LOOP = 200  # chosen: on a host no launch queue limits the calls
 MOST_QUEUED = 100
-"""Calls behind a held stream: each is some entries of the launch queue, which takes about a thousand."""
+"""Calls queued on a held stream: each takes some entries of the launch queue, which holds about a thousand."""
 
 
 def operation(kind: str, payload_bytes: int, dtype: torch.dtype, device: torch.device) -> tuple[Callable[[], object],
                                                                                                 int]:
-    """Return a function that does the collective once, and the payload it really has (whole elements for each rank)."""
+    """Return a function that runs the collective once, and its actual payload (whole elements for each rank), bytes."""
     world, rank = dist.get_world_size(), dist.get_rank()
     width = torch.empty(0, dtype=dtype).element_size()
     part = max(payload_bytes // width // world, 1)
@@ -70,14 +70,14 @@ def timed(run: Callable[[], object], loops: int, machine: Machine) -> float:
     dist.barrier()
     on_device = isinstance(machine, CudaMachine)
     begin = time.perf_counter()
-    run()  # also: the ranks meet
+    run()  # this also synchronises the ranks
     queued_us = (time.perf_counter() - begin) * 1e6
     machine.synchronize()
     machine.scale_hold()
     first, second = machine.event(), machine.event()
     if on_device:
         machine.hold(HOLD_FACTOR * (loops + 1) * queued_us + HOLD_US)
-        run()  # the ranks meet, so that no measured call waits for one that is late
+        run()  # synchronises the ranks, so that no measured call waits for a late rank
     first.record()
     for _ in range(loops):
         run()
@@ -90,7 +90,7 @@ def timed(run: Callable[[], object], loops: int, machine: Machine) -> float:
 
 
 def sweep(plan: BenchPlan, device: torch.device) -> list[dict[str, object]]:
-    """Return the rows of the table; operations the backend does not have are left out."""
+    """Return the rows of the table; operations that the backend lacks are left out."""
     dtype = getattr(torch, plan.dtype)
     on_device = device.type == "cuda"
     machine: Machine = CudaMachine(torch) if on_device else HostMachine(torch, time.perf_counter_ns)
@@ -102,7 +102,7 @@ def sweep(plan: BenchPlan, device: torch.device) -> list[dict[str, object]]:
     missing: set[str] = set()
     for round_number in range(-1, plan.rounds):
         order = [(kind, size) for kind in plan.kinds for size in plan.sizes]
-        random.Random(round_number).shuffle(order)  # the same on all ranks
+        random.Random(round_number).shuffle(order)  # equal on all ranks
         for kind, size in order:
             if kind in missing:
                 continue

@@ -74,11 +74,11 @@ class _FlatNode(msgspec.Struct):
 
 
 _NUMBERS = ("rf_id", "seq_id", "tid")
-"""Attributes that are read; ``NONE`` where a node lacks one."""
+"""Attributes that are read; ``NONE`` if a node lacks one."""
 
 
 def is_execution_trace(head: bytes) -> bool:
-    """Return whether a file's first (uncompressed) bytes are those of an execution trace; the more, the surer.
+    """Return whether a file's first (uncompressed) bytes are those of an execution trace; more bytes are more certain.
 
     Execution traces begin with their ``schema``; Kineto files are a list, or have ``schemaVersion`` and events.
     """
@@ -157,7 +157,7 @@ class _Interner:
         self.codes: dict[bytes, int] = {}
 
     def column(self, texts: Iterable[bytes | msgspec.Raw]) -> np.ndarray:
-        """Return the codes of texts; an empty one is "none"."""
+        """Return the codes of texts; an empty text has the code ``NONE``."""
         codes = self.codes
         return np.array(
             [codes.setdefault(text, len(codes)) if text else NONE for text in map(bytes, texts)], dtype=np.int32

@@ -1,8 +1,8 @@
 """The columnar form of one PyTorch execution trace, its collectives, and its arguments as the profiler writes them.
 
-An execution trace lists the operations of a short window with their arguments and tensor identities, but without
-any times. Node ids are numbered in the order the operations *started*, so sorting by id gives program order.
-Collectives and process groups show by attributes (schema 1.1) or positional inputs (all schemas).
+An execution trace lists the operations of a short window with their arguments and tensor identities, but without times.
+Node ids are numbered in the order in which operations *started*, so sorting by id gives program order. Collectives and
+process groups are identified by attributes (schema 1.1) or positional inputs (all schemas).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ExecutionTrace:
         return "" if code < 0 else self.strings[code]
 
     def is_operation(self) -> Bool:
-        """Return a mask of the nodes that a profiler records too: all but process, thread and process-group nodes."""
+        """Return a mask of the nodes that a profiler records too: no process, thread or process-group nodes."""
         synthetic = {
             code for code, text in enumerate(self.strings)
             if text == PROCESS_GROUP_NODE or (text.startswith("[pytorch|profiler|execution_") and text.endswith("]"))
@@ -93,7 +93,7 @@ class ExecutionTrace:
 
 _TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:\(.*?\))?)\)")
 _MOST_LISTED = 1 << 17
-"""Ranks of a group that are listed: larger than any job there has been, and a megabyte of text."""
+"""Most ranks of a group that are listed: more than any known job has, and a megabyte of text."""
 _GROUP_OBJECT = re.compile(r"\{[^{}]*\}")
 
 
@@ -173,7 +173,7 @@ def _number(value: object) -> int:
 
 @lru_cache(maxsize=256)
 def _ranks(start: int, stride: int, size: int) -> str:
-    """Return the ranks as a list's text; the same text for the same group, to save memory in large jobs."""
+    """Return the ranks as a list's text; equal groups share one text object, to save memory in large jobs."""
     if start < 0 or not 1 <= size <= _MOST_LISTED or (stride < 1 and size > 1) or start + stride * size > MOST_RANKS:
         return ""
     return str(list(range(start, start + max(stride, 1) * size, max(stride, 1))))
@@ -194,7 +194,7 @@ def _elements(shapes: str, types: str | None) -> int:
     return count(decoded) if decoded else NONE
 
 
-# The trace's names of element types → the profiler's, which are those of C++.
+# The trace's names of element types → the profiler's, which are C++ names.
 _ELEMENT_TYPES = {"long": "long int", "short": "short int"}
 _SCALARS = frozenset({"Int", "Double", "Bool", "SymInt", "SymFloat", "SymBool", "ComplexDouble"})
 
@@ -212,10 +212,10 @@ class ProfilerArguments:
 def profiler_arguments(values: str, shapes: str, types: str, strides: str) -> ProfilerArguments:
     """Translate one node's argument texts.
 
-    Tensors keep their shape and stride and get their C++ element type. Lists of tensors become ``TensorList`` with
-    one shape each. Numbers become ``Scalar`` and lists of numbers ``ScalarList``, with an empty shape and their
-    value among the scalars. Everything else is empty. A node without inputs gives four empty texts, and so does
-    one whose lists differ in length.
+    Tensors keep their shape and stride, and get their C++ element type. Lists of tensors become ``TensorList`` with one
+    shape each. Numbers become ``Scalar`` and lists of numbers ``ScalarList``, with an empty shape and their value among
+    the scalars. Everything else is empty. A node without inputs, or with lists of different lengths, gives four empty
+    texts.
     """
     dtypes, written, nothing = _element_types(types)
     kept = _of_tensors(shapes, types)
@@ -236,7 +236,7 @@ def _element_types(types: str) -> tuple[tuple[str, ...], str, str]:
 
 @lru_cache(maxsize=4096)
 def _of_tensors(text: str, types: str) -> str:
-    """Return the shapes or strides with those of tensors alone; empty where they are not as many as the types."""
+    """Return the shapes or strides of tensors only; empty if their number differs from that of the types."""
     found, dtypes = list_of(text), _element_types(types)[0]
     if len(found) != len(dtypes):
         return ""
@@ -254,7 +254,7 @@ def _type(kind: str) -> str:
         inner = kind[len("GenericList["):-1]
         if inner.startswith("Tensor("):
             return "TensorList"
-        # An empty list has no element type; the profiler calls it a list of scalars too.
+        # An empty list has no element type; the profiler also calls it a list of scalars.
         return "ScalarList" if not inner or inner.split(",")[0] in _SCALARS else ""
     return ""
 

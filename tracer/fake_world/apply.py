@@ -1,4 +1,4 @@
-"""``parallelize``: do to a workload of the suite what a plan says, in a fake world and in real process groups alike."""
+"""``parallelize``: spread a workload of the suite by a plan, in a fake world or in real process groups."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from tracer.workloads.workload import Workload
 
 
 def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
-    """Make a workload this rank's part of it under a plan, and return it.
+    """Reduce a workload to this rank's part of it under a plan, and return it.
 
     Layers are split first (tensor and expert parallelism), then stages are cut (pipeline), then replicas are wrapped:
     DDP around the model, or FSDP2's ``fully_shard`` on each block and on the model. Batches are the same on every rank.
 
     Args:
-        workload: as ``workloads.build`` makes it; it is changed and must not be used otherwise afterwards.
+        workload: a workload from ``workloads.build``; it is changed, and must not be used in other ways afterwards.
 
     Returns:
-        The workload, or a ``PipelineWorkload`` or ``LookaheadWorkload`` in its place; ``step`` and ``batches`` are used
-        as before.
+        The workload, or a ``PipelineWorkload`` or ``LookaheadWorkload`` with the same ``step`` and ``batches``.
 
     Raises:
-        PlanError: the plan does not fit the workload or the process groups that are up.
+        PlanError: the plan does not fit the workload or the existing process groups.
     """
     check_plan(workload.settings, plan)
     if not dist.is_initialized() or dist.get_world_size() != plan.world_size:
@@ -61,7 +60,7 @@ def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
 
 
 def _with_sharded_tables(model: Any, workload: Workload, plan: ParallelPlan, mesh: Any) -> nn.Module:
-    """Spread tables over the replicas; each replica has the rest of the model."""
+    """Spread tables over the replicas; each replica has all other parts of the model."""
     settings: Any = workload.settings
     tables = settings.embedding_tables()
     pieces = pieces_of(tables, settings.sharding, plan.dp)
@@ -98,7 +97,7 @@ def _part(mesh: Any, name: str) -> Any:
 def _replicate(model: nn.Module, blocks: list[nn.Module], plan: ParallelPlan, mesh: Any) -> nn.Module:
     if plan.ddp:
         size = _bucket_size(plan)
-        if plan.tp > 1:  # told of the mesh, DDP makes the DTensors local ones
+        if plan.tp > 1:  # given the mesh, DDP makes the DTensors local ones
             return DistributedDataParallel(model, device_mesh=_part(mesh, "dp"), **size)
         return DistributedDataParallel(model, process_group=_part(mesh, "dp").get_group(), **size)
     if plan.fsdp2:
@@ -113,5 +112,5 @@ def _replicate(model: nn.Module, blocks: list[nn.Module], plan: ParallelPlan, me
 
 
 def _bucket_size(plan: ParallelPlan) -> dict[str, Any]:
-    """Return DDP's option. Even DDP's own size, if given, makes the first bucket as large as the others."""
+    """Return DDP's option for the bucket size. If it is given, the first bucket is as large as the others."""
     return {} if plan.bucket_mb is None else {"bucket_cap_mb": plan.bucket_mb}

@@ -1,8 +1,8 @@
-"""Classes of a plan's ranks that do the same work, found from the shapes of their shards without tracing them.
+"""Classes of a plan's ranks that do the same work, derived from the shapes of their shards without tracing.
 
-Stages of a pipeline differ; replicas under DDP do not; under FSDP2 and tensor parallelism ranks are alike whose shards
-of every parameter have the same shapes. Shards are cut as ``torch.chunk`` does: the last ones may be smaller or empty.
-Experts that are spread over ranks are sharded over those that have the same ones.
+Stages of a pipeline differ; replicas under DDP do not. Under FSDP2 and tensor parallelism, ranks do the same work if
+their shards of every parameter have the same shapes. Shards are cut as by ``torch.chunk``: the last ones may be smaller
+or empty. Experts that are spread over ranks are sharded over the ranks with the same experts.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tracer.workloads.places import pieces_of
 from tracer.workloads.settings import OptimizerKind, Settings
 
 _BY_ROWS = ("q.weight", "k.weight", "v.weight", "gate.weight", "up.weight", "tokens.weight", "head.weight")
-"""Parameters whose first dimension tensor parallelism cuts; of ``out`` and ``down`` it cuts the second."""
+"""Parameters that tensor parallelism cuts along the first dimension; ``out`` and ``down`` it cuts along the second."""
 _BY_COLUMNS = ("out.weight", "down.weight")
 
 Shape = tuple[int, ...]
 
 
 def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
-    """Return the classes of ranks that do the same work, by their lowest rank, each with the row its graph is to have.
+    """Return the classes of ranks that do the same work, by their lowest rank, each with the row for its graph.
 
     Raises:
         PlanError: the plan does not fit the workload.
@@ -49,7 +49,7 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
 
 
 def _table_pieces(settings: Settings, plan: ParallelPlan) -> dict[int, list[tuple[float, ...]]]:
-    """Return rows, columns and look-ups of every piece of a rank, where tables are spread."""
+    """Return rows, columns and look-ups of every piece on each rank, if tables are spread."""
     text, tables = getattr(settings, "sharding", ""), settings.embedding_tables()
     found: dict[int, list[tuple[float, ...]]] = {}
     if text:
@@ -82,7 +82,7 @@ def _is_spread(name: str, plan: ParallelPlan) -> bool:
 
 
 def _parameter_shapes(settings: Settings) -> dict[str, Shape]:
-    """Return the shape of every parameter by name, a number counting as one row. Nothing is allocated."""
+    """Return the shape of every parameter by name; a scalar counts as one row. Nothing is allocated."""
     bare = replace(settings, device="meta", optimizer=OptimizerKind.SGD, compile=False)
     return {name: tuple(value.shape) or (1,) for name, value in workloads.create(bare).model.named_parameters()}
 

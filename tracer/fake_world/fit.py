@@ -1,6 +1,6 @@
-"""Errors of fake worlds.
+"""Checks of fake worlds and of plans in them, with their error.
 
-Whether a fake world can be, and whether a plan fits a workload, from numbers and settings alone. Needs no torch.
+They show whether a fake world is possible and a plan fits a workload, from numbers and settings. Needs no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class FakeWorldError(ForetraceError):
 
 
 SPLIT_WORKLOADS = frozenset({"llama"})
-"""Workloads that tensor parallelism and pipelines know how to split."""
+"""Workloads that tensor and pipeline parallelism can split."""
 EXPERT_WORKLOADS = frozenset({"moe"})
 """Workloads with experts."""
 
@@ -26,7 +26,7 @@ _LARGER = " or the published size (--preset real)"
 
 
 def check_world(world_size: int, rank: int) -> None:
-    """Raise ``FakeWorldError`` unless a world can have this size and this rank."""
+    """Raise ``FakeWorldError`` unless a world with this size and rank is possible."""
     for name, value, least in (("world_size", world_size, 1), ("rank", rank, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise FakeWorldError(f"{name}={value!r} is not possible: give a whole number, {least} or more.")
@@ -39,12 +39,12 @@ def check_world(world_size: int, rank: int) -> None:
 
 
 def _number(value: int) -> str:
-    """Return a number in a sentence, however long."""
+    """Return a number as text for a sentence, even a very long one."""
     return f"{value:,}" if value < 10**15 else f"10^{int(value.bit_length() * 0.30103)} or so"
 
 
 def check_traceable(plan: ParallelPlan) -> None:
-    """Raise ``PlanError`` for parts of a plan that can be estimated only: the suite's workloads cannot be spread so."""
+    """Raise ``PlanError`` for parts of a plan that can only be estimated: the suite's workloads cannot run them."""
     usual = ParallelPlan()
     refused = {
         "cp": "no workload splits its sequences",
@@ -86,7 +86,7 @@ def check_traceable(plan: ParallelPlan) -> None:
 
 
 def check_plan(settings: Settings, plan: ParallelPlan) -> None:
-    """Raise ``PlanError``, in one sentence, unless the plan can be done with the workload."""
+    """Raise ``PlanError``, in one sentence, unless the workload can run under the plan."""
     check_traceable(plan)
     name = settings.WORKLOAD
     if (plan.tp > 1 or plan.pp > 1) and name not in SPLIT_WORKLOADS:
@@ -139,7 +139,7 @@ def _experts_fit(settings: Settings, plan: ParallelPlan) -> None:
 
 
 def stage_sizes(depth: int, stages: int) -> list[int]:
-    """Return the blocks of each stage: even, with one more in the first stages (the last has the head)."""
+    """Return the blocks of each stage: equal numbers, or one more in the first stages (the last has the head)."""
     return [depth // stages + (stage < depth % stages) for stage in range(stages)]
 
 

@@ -18,8 +18,8 @@ from tracer.workloads.workload import autocast
 
 
 class _Replicated(ParallelStyle):
-    """A layer that every rank computes whole. Its parameters become DTensors like all others, so that an optimizer
-    may update them in one ``foreach`` call; neither forward nor backward communicates."""
+    """A layer that every rank computes completely. Its parameters become DTensors like all others, so that an optimizer
+    may update them in one ``foreach`` call. Neither forward nor backward communicates."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def whole(_: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
@@ -32,7 +32,7 @@ class _Replicated(ParallelStyle):
 
 
 def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split a Llama, or a stage of one, over a mesh of one dimension, in place: the plan of Megatron-LM.
+    """Split a Llama, or a stage of it, over a mesh of one dimension, in place, by the plan of Megatron-LM.
 
     By columns: ``q``, ``k``, ``v``, ``gate``, ``up``, the head. By rows: ``out``, ``down``, the embedding's vocabulary.
     A block has two all-reduces in forward and two in backward, the embedding has one, and logits have an all-gather.
@@ -61,7 +61,7 @@ def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
 class LlamaStage(nn.Module):
     """One pipeline stage: tokens or features ``[batch, seq, width]`` in, features or logits out.
 
-    Its forward, and not its backward, runs under the dtype mode's autocast.
+    Only its forward runs under the dtype mode's autocast, not its backward.
     """
 
     cosines: Tensor

@@ -1,13 +1,13 @@
-"""Changes to torch that a fake world needs while it is up, in one place; everything is put back afterwards.
+"""Changes to torch that an active fake world needs, in one place; all are undone afterwards.
 
-Each shim says what goes wrong without it. Features are probed for, not versions.
+Each shim's text says what fails without it. Features are probed for, not versions.
 
 - ``DistributedDataParallel``: its reducer takes the reduced tensors out of the work's future, and the fake group's
-  future holds nothing. The reducer gets a group that forwards to the fake one and whose future holds the tensors. A
-  communication hook would help too, but changes the operations (no averaging ``mul``, a ``div_`` a bucket).
+  future is empty. The reducer gets a group that forwards to the fake one and whose future holds the tensors. A
+  communication hook would help too, but it changes the operations (no averaging ``mul``, a ``div_`` a bucket).
 - ``DeviceMesh``: computes with small tensors whose values it reads, which fake tensors do not have.
-- Objects sent as pickles: their sizes would come from ranks that do not exist, so the others say what this one says.
-- Pipeline stages: agree by vote, over the wire, that shapes need not be inferred; here no other rank answers.
+- Objects sent as pickles: sizes would come from ranks that do not exist. So all seem to send this rank's object.
+- Pipeline stages: they vote over the network that shapes need not be inferred; here no other rank answers.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _MESH_METHODS = (
     "_create_unflatten_mesh", "_get_all_submeshes", "_init_process_groups", "_compute_coordinates_from_mesh",
     "_get_mesh_tensor_from_full_mesh", "get_coordinate", "_compute_coordinate_on_dim", "__repr__", "from_group",
 )
-"""Methods of ``DeviceMesh`` that make or read tensors; those a torch does not have are passed over."""
+"""Methods of ``DeviceMesh`` that make or read tensors; those that this torch lacks are skipped."""
 
 _OURS = "_foretrace_fake_world"
 
 
 @contextmanager
 def outside_fake_mode() -> Iterator[None]:
-    """Run with real tensors even where a ``FakeTensorMode`` is active; nothing changes where none is."""
+    """Run with real tensors even if a ``FakeTensorMode`` is active; without one nothing changes."""
     try:
         from torch._subclasses.fake_tensor import unset_fake_temporarily
     except ImportError:
@@ -58,7 +58,7 @@ def in_fake_mode() -> bool:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Install all shims for as long as the block runs."""
+    """Install all shims while the block runs."""
     with ExitStack() as stack:
         for shim in (_reducer, _ddp, _device_mesh, _objects, _pipelining):
             stack.enter_context(shim())
@@ -66,7 +66,7 @@ def installed() -> Iterator[None]:
 
 
 def original_init() -> Callable[..., Any]:
-    """Return torch's own ``init_process_group``, also where it is replaced."""
+    """Return torch's own ``init_process_group``, even while it is replaced."""
     found = dist.distributed_c10d.init_process_group
     return getattr(found, "__wrapped__", found) if hasattr(found, _OURS) else found
 
@@ -101,7 +101,7 @@ def process_groups_begun_by(begin: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Put ``make(old)`` in an attribute's place; nothing happens where there is no such attribute."""
+    """Replace an attribute ``old`` by ``make(old)``; do nothing if there is no such attribute."""
     if not hasattr(owner, name):
         yield
         return
@@ -126,7 +126,7 @@ class _HeldWork(dist.Work):
 
     def __init__(self, tensors: list[torch.Tensor], work: Any) -> None:
         super().__init__()
-        self._work = work  # whatever the fake group may count on being kept
+        self._work = work  # keeps alive what the fake group may need
         self._future: Any = torch.futures.Future()
         self._future.set_result(tensors)
 
@@ -144,38 +144,38 @@ class _HeldWork(dist.Work):
 
 
 class HoldingGroup(dist.ProcessGroup):
-    """Forwards a reducer's collectives to a fake group and hands their tensors back in futures."""
+    """Forwards a reducer's collectives to a fake group and returns their tensors in futures."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner.rank(), inner.size())
         self.inner = inner
 
     def getBackendName(self) -> str:
-        """Return the inner group's name of its backend."""
+        """Return the name of the inner group's backend."""
         return str(self.inner.name()) if hasattr(self.inner, "name") else "fake"
 
     @property
     def group_name(self) -> str:
-        """Return the inner group's name, so that recorders give both groups one name."""
+        """Return the inner group's name, so that recorders see one name for both groups."""
         return str(self.inner.group_name)
 
     def allreduce(self, tensors: Any, *options: Any) -> _HeldWork:
-        """Do as the inner group does."""
+        """Forward to the inner group."""
         return _HeldWork(list(tensors), self.inner.allreduce(tensors, *options))
 
     def broadcast(self, tensors: Any, *options: Any) -> _HeldWork:
-        """Do as the inner group does."""
+        """Forward to the inner group."""
         return _HeldWork(list(tensors), self.inner.broadcast(tensors, *options))
 
     def allgather(self, outputs: Any, inputs: Any, *options: Any) -> _HeldWork:
-        """Do as the inner group does."""
+        """Forward to the inner group."""
         return _HeldWork([t for row in outputs for t in row], self.inner.allgather(outputs, inputs, *options))
 
 
 class _RealIndices(TorchDispatchMode):
-    """Keeps the bucket indices, int32, which the reducer writes and reads in memory, out of the fake mode below.
+    """Keeps the int32 bucket indices real, since the reducer reads and writes their memory, below an active fake mode.
 
-    The buckets themselves stay fake: real ones would take the parameters' bytes.
+    The buckets stay fake: real ones would take as many bytes as the parameters.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -189,7 +189,7 @@ class _RealIndices(TorchDispatchMode):
 
 
 def _holding(group: Any) -> Any:
-    """Return a ``HoldingGroup`` of a group, whose ranks torch knows; torch's list of groups does not have it."""
+    """Return a ``HoldingGroup`` of a group. Torch knows its ranks, but does not list it among the groups."""
     if isinstance(group, HoldingGroup):
         return group
     world = dist.distributed_c10d._world
@@ -216,7 +216,7 @@ def _reducer() -> AbstractContextManager[None]:
 
 
 def _ddp() -> AbstractContextManager[None]:
-    """Skip the broadcasts and comparisons at construction, which fake tensors cannot do."""
+    """Skip the broadcasts and comparisons at construction, which are impossible with fake tensors."""
     def shim(original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def construct(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -249,7 +249,7 @@ def _device_mesh() -> Iterator[None]:
 
 
 def _with_ranks(original: Callable[..., None]) -> Callable[..., None]:
-    """Give a mesh the ranks themselves where the program, or ``init_device_mesh``, made their tensor in the trace."""
+    """Give a mesh its ranks as a real tensor where the program or ``init_device_mesh`` made them in the trace."""
     @functools.wraps(original)
     def construct(*args: Any, **kwargs: Any) -> None:
         def real(one: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Workloads spread over ranks: experts, pipeline stages, and look-ups distributed ahead.
+"""Workloads spread over ranks: experts, pipeline stages, and look-ups that are distributed ahead.
 
-Experts lie like this::
+Experts are laid out as follows::
 
     [experts, places, width]                    questions of this rank's tokens
          │ all-to-all
@@ -9,9 +9,9 @@ Experts lie like this::
          │ all-to-all
     [experts, places, width]                    answers
 
-The ``ep`` ranks of a group lie side by side and have experts of their own each. The experts are replicated or sharded
-over the ``dp / ep`` ranks that have the same ones, the other parameters over all data-parallel ranks, as torchtitan and
-Megatron-LM do.
+The ``ep`` ranks of a group are neighbours, and each has its own experts. The experts are replicated or sharded over the
+``dp / ep`` ranks with the same experts, all other parameters over all data-parallel ranks, as in torchtitan and
+Megatron-LM.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tracer.workloads.workload import Workload, autocast, parameter_dtype, tf32
 
 
 class SpreadExperts(nn.Module):
-    """Holds this rank's experts in place of all of them: ``[experts, places, width]`` → the same."""
+    """Holds this rank's experts in place of all experts: ``[experts, places, width]`` → the same shape."""
 
     def __init__(self, experts: nn.Module, count: int, ranks: int, place: int, group: Any) -> None:
-        """``experts`` has parameters whose first dimension is the ``count`` experts; it is changed."""
+        """``experts`` is changed: its parameters have the ``count`` experts as first dimension."""
         super().__init__()
         self.ranks, self.group = ranks, group
         own = count // ranks
@@ -48,7 +48,7 @@ class SpreadExperts(nn.Module):
         self.experts = experts
 
     def forward(self, x: Tensor) -> Tensor:
-        """Send places to the ranks that have their experts, and their answers back."""
+        """Send places to the ranks with their experts, and return the answers."""
         count, places, width = x.shape
         asked = self._exchange(x).unflatten(0, (self.ranks, count // self.ranks)).transpose(0, 1).flatten(1, 2)
         answers = self.experts(asked).unflatten(1, (self.ranks, places)).transpose(0, 1)
@@ -59,7 +59,7 @@ class SpreadExperts(nn.Module):
 
 
 class DataParallelWithExperts(DistributedDataParallel):
-    """DDP of all but the experts, which may each be in a DDP of their own: they stop synchronising together."""
+    """DDP of everything except the experts, which may each have their own DDP: ``no_sync`` covers both."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ def spread_experts(model: Any, count: int, ranks: int, place: int, group: Any) -
 def replicate_experts(spread: list[SpreadExperts], group: Any, copies: int, **options: Any) -> None:
     """Average the gradients of equal experts over the ``copies`` ranks that have them, by DDP."""
     for part in spread:
-        # Each rank's loss is a mean over its own tokens, and gradients of all ranks of the group add up here.
+        # Each rank's loss is a mean over its own tokens, and the gradients of all the group's ranks are added here.
         for weight in part.experts.parameters():
             weight.register_hook(lambda gradient, ranks=part.ranks: gradient / ranks)
         if copies > 1:
@@ -93,14 +93,14 @@ def replicate_experts(spread: list[SpreadExperts], group: Any, copies: int, **op
 
 
 def shard_experts(spread: list[SpreadExperts], mesh: Any, ranks: int) -> None:
-    """Shard equal experts over the ranks of ``mesh`` by FSDP2; ``ranks`` are all data-parallel ones."""
+    """Shard equal experts over the ranks of ``mesh`` by FSDP2; ``ranks`` counts all data-parallel ranks."""
     from torch.distributed.fsdp import fully_shard
 
     for part in spread:
         sharded: Any = fully_shard(part.experts, mesh=mesh)
         divide = getattr(sharded, "set_gradient_divide_factor", None) or sharded.set_reduce_scatter_divide_factor
         divide(float(ranks))
-        if dist.get_backend(mesh.get_group()) == "gloo":  # which cannot scale while it reduces
+        if dist.get_backend(mesh.get_group()) == "gloo":  # it cannot scale while it reduces
             sharded.set_force_sum_reduction_for_comms(True)
 
 
@@ -111,7 +111,7 @@ def expert_parameters(model: nn.Module) -> list[str]:
 
 
 def ignore_experts(model: nn.Module) -> None:
-    """Let a DDP around the model leave the experts alone."""
+    """Keep a DDP around the model from handling the experts."""
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, expert_parameters(model))
 
 
@@ -123,7 +123,7 @@ class PipelineWorkload(Workload):
     """
 
     def __init__(self, whole: Workload, stage: nn.Module, plan: ParallelPlan, place: MeshPlace, group: Any) -> None:
-        """``stage`` is the module, wrapped or sharded already; ``group`` the process group of the stages."""
+        """``stage`` is the module, already wrapped or sharded; ``group`` is the process group of the stages."""
         try:
             from torch.distributed.pipelining import PipelineStage, Schedule1F1B
         except ImportError as error:
@@ -161,9 +161,9 @@ class PipelineWorkload(Workload):
 
 
 def _examples(settings: Any, plan: ParallelPlan, first: bool, last: bool) -> tuple[Tensor, Tensor]:
-    """Return what a stage of a language model takes and gives for one micro-batch, as tensors without memory.
+    """Return input and output of a stage of a language model for one micro-batch, as tensors without memory.
 
-    Without them the stages would ask one another, and in a fake world no other rank answers.
+    Without them the stages would ask each other, and in a fake world no other rank answers.
     """
     rows, dtype = settings.batch // plan.passes, parameter_dtype(settings.dtype)
     features = torch.empty(rows, settings.seq, settings.width, dtype=dtype, device="meta", requires_grad=True)
@@ -176,8 +176,8 @@ def _examples(settings: Any, plan: ParallelPlan, first: bool, last: bool) -> tup
 class LookaheadWorkload(Workload):
     """A ``Workload`` whose step copies the next micro-batch to the device and distributes its look-ups too.
 
-    What comes next is known of steps' batches that are used as ``batches`` gives them, one after the other; any other
-    is copied and distributed in its own step.
+    The next batch is known only if batches are used in the order in which ``batches`` yields them; any other batch is
+    copied and distributed in its own step.
     """
 
     def __init__(self, whole: Workload, tables: ShardedTables) -> None:
@@ -185,14 +185,14 @@ class LookaheadWorkload(Workload):
         self.__dict__.update(whole.__dict__)
         self._tables = tables
         self._following: Batch | None = None
-        """The first micro-batch of the next step, after the batch that was given out last."""
+        """The first micro-batch of the batch that follows the last yielded one."""
         self._coming: list[Batch] = []
-        """Micro-batches after the present one."""
+        """Micro-batches after the current one."""
         self._copied: tuple[Batch, Batch] | None = None
         """The next micro-batch, on the host and on the device."""
 
     def batches(self) -> Iterator[StepBatch]:
-        """Yield batches as without looking ahead; a step's batch is drawn when the one before it is asked for."""
+        """Yield the same batches as without lookahead; the next batch is drawn one request earlier."""
         for batch, following in pairwise(super().batches()):
             self._following = following[0]
             yield batch

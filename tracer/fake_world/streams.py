@@ -1,18 +1,18 @@
-"""Model of a captured step's collectives on a GPU: their streams, and the operation that first waits. Needs no torch.
+"""Model of a captured step's collectives on a GPU: their streams, and the first operation that waits. Needs no torch.
 
-A CPU runs every collective where it is called. On a GPU each runs on a stream of its own, and the compute stream waits
-for it at a place that the framework's code fixes. The names and the order of the recorded operations show that place:
+A CPU runs every collective where it is called. On a GPU each runs on its own stream, and the compute stream waits for
+it at a point that the framework's code fixes. The names and the order of the recorded operations show that point:
 
-- DDP: a bucket is reduced from where its last gradient is ready until the end of backward, when all are waited for.
-- FSDP2: a block's all-gather runs from where it is issued (in backward during the block before it) until its copy-out.
-  On the GPU it may begin while the block before still computes, in forward too: its stream waits for no compute. A
+- DDP: a bucket is reduced from when its last gradient is ready until the end of backward, which waits for all buckets.
+- FSDP2: a block's all-gather runs from its issue (in backward during the previous block) until its copy-out. On the GPU
+  it may begin while the previous block still computes, in forward too: its stream waits for no compute. A
   reduce-scatter runs until the next one is issued, and the last until the optimizer.
 - Functional collectives (DTensor, tensor parallelism): until ``wait_tensor``.
-- Pipelines: what is received is waited for at once, what is sent alone when something is sent or received again.
-- Anything else: at once if it was called synchronously, otherwise not known.
+- Pipelines: a receive is waited for at once, a lone send at the next send or receive.
+- All others: at once if called synchronously, otherwise unknown.
 
-All of it is a model, and marked as one (``WaitSource.MODELLED``). Shape-only traces say where the data is first used
-instead. The two agree except for FSDP2's reduce-scatters: the stream waits for the next one although no data depends.
+All of it is a model, and marked as one (``WaitSource.MODELLED``). Shape-only traces give the first use of the data. The
+two agree except for FSDP2's reduce-scatters: the stream waits for the next one although no data depends on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COLLECTIVE = ("c10d::", "_c10d_functional::")
 
 @dataclass(slots=True)
 class ModelledOverlap:
-    """For each row of ``graph.collectives``: its stream's name (functional ones: their group's), and who waits.
+    """For each row of ``graph.collectives``: the name of its stream (for functional ones, their group), and its waiter.
 
     ``wait_op`` is a row of ``graph.ops``, ``NONE`` where no wait is known.
     """
@@ -53,7 +53,7 @@ def model_overlap(graph: ExecutionGraph) -> ModelledOverlap:
 
 
 def note_overlap(graph: ExecutionGraph) -> None:
-    """Put the modelled waits into the graph's collectives, where no wait is known yet."""
+    """Put the modelled waits into the graph's collectives, where no wait is known."""
     table = graph.collectives
     rows = (table.wait_op == NONE) & (table.wait_source == NONE)
     waits = model_overlap(graph).wait_op
@@ -78,7 +78,7 @@ class _Step:
         self.tops = [place for place, row in enumerate(self.rows) if self._is_top(row)]
 
     def fill(self, found: ModelledOverlap) -> None:
-        """Decide stream and wait of each collective of the step."""
+        """Set stream and wait of each collective of the step."""
         table = self.graph.collectives
         functional: list[int] = []
         peers: list[int] = []
@@ -108,7 +108,7 @@ class _Step:
         self._peers(peers, found)
 
     def _chain(self, row: int) -> list[int]:
-        """Return the places of an operation and its enclosing ones, innermost first, without the step's annotation."""
+        """Return the indices of an operation and its enclosing ones, innermost first, without the step's annotation."""
         chain = []
         while row in self.place:
             chain.append(self.place[row])
@@ -123,7 +123,7 @@ class _Step:
         return labels[0] == "c10d::allreduce_" and any(label.startswith(_AUTOGRAD) for label in labels)
 
     def _next(self, place: int, prefix: str) -> int:
-        """Return the next place with a name that begins so, or ``NONE``; a whole block's name ends there."""
+        """Return the next index whose name begins with ``prefix`` (a copy-out's must be equal to it), or ``NONE``."""
         exact = prefix.startswith("FSDP::all_gather_copy_out")
         for later in range(place + 1, len(self.rows)):
             name = self.names[later]
@@ -132,13 +132,13 @@ class _Step:
         return NONE
 
     def _first_inside(self, place: int) -> int:
-        """Return the first operation at or after a place, as a row."""
+        """Return the first operation at or after an index, as a row."""
         if place == NONE:
             return NONE
         return next((self.rows[later] for later in range(place, len(self.rows)) if self.is_op[later]), NONE)
 
     def _op_after(self, place: int) -> int:
-        """Return the first operation that begins after the one at a place has ended, as a row."""
+        """Return the first operation that begins after the end of the operation at an index, as a row."""
         ops, row = self.graph.ops, self.rows[place]
         later = bisect_left(self.starts, int(ops.start_ns[row] + ops.duration_ns[row]))
         inside = max(later, place + 1)
@@ -154,13 +154,13 @@ class _Step:
         return self._op_after(last)
 
     def _after_backward(self, outermost: int) -> int:
-        """Return the first operation after the run of autograd's ranges that contains an outermost place."""
+        """Return the first operation after the run of autograd's ranges that contains an outermost index."""
         at = bisect_left(self.tops, outermost)
         later = next((place for place in self.tops[at:] if not self.names[place].startswith(_AUTOGRAD)), NONE)
         return self._first_inside(later)
 
     def _functional(self, indices: list[int], found: ModelledOverlap) -> None:
-        """Match each ``wait_tensor`` with the oldest collective under way; without one it waits for nothing new."""
+        """Match each ``wait_tensor`` with the oldest running collective; if none runs, the wait is ignored."""
         table = self.graph.collectives
         events = [(self.place[int(table.op[index])], index) for index in indices]
         events += [(place, NONE) for place, name in enumerate(self.names) if name == "_c10d_functional::wait_tensor"]

@@ -1,7 +1,7 @@
 """``fake_world``: this process as one rank of a world whose other ranks do not exist.
 
-The collectives of PyTorch's fake process group return at once and leave their tensors as they are. What a rank does is
-that of a real run; the values that it computes after a collective are not.
+The collectives of PyTorch's fake process group return at once and leave their tensors unchanged. A rank runs the same
+operations as in a real run, but values after a collective are wrong.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _active: tuple[int, int] | None = None
 
 
 def current_world() -> tuple[int, int] | None:
-    """Return (world size, rank) of the fake world that is up, if one is."""
+    """Return (world size, rank) of the active fake world; ``None`` without one."""
     return _active
 
 
 @contextmanager
 def fake_world(world_size: int, rank: int = 0) -> Iterator[None]:
-    """Make this process one rank of a fake world of ``world_size`` ranks, for as long as the block runs.
+    """Make this process one rank of a fake world of ``world_size`` ranks while the block runs.
 
-    The default process group is PyTorch's fake one; DistributedDataParallel, FSDP2, tensor and pipeline parallelism
-    and device meshes work in it unchanged, also under ``FakeTensorMode``. ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` (0:
-    this process has one device) and the like are set, and restored at the end, as everything is.
+    The default process group is PyTorch's fake one. DistributedDataParallel, FSDP2, tensor and pipeline parallelism and
+    device meshes work in it unchanged, also under ``FakeTensorMode``. ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` (0: this
+    process has one device) and the like are set; everything is restored at the end.
 
     Raises:
-        FakeWorldError: the numbers are impossible, a process group or another fake world is up already, or torch was
+        FakeWorldError: the numbers are impossible, a process group or another fake world exists already, or torch was
             built without distributed support.
     """
     with _prepared(world_size, rank):
@@ -45,8 +45,8 @@ def fake_world(world_size: int, rank: int = 0) -> Iterator[None]:
 def fake_launch(world_size: int, rank: int = 0) -> Iterator[None]:
     """Act as if torchrun had started this process as one rank of many, for a script that makes its own process groups.
 
-    The environment is torchrun's, and ``init_process_group`` (or a device mesh without it) gives the fake world for any
-    backend that it names; ``new_group`` likewise. The script's own wrappers then run as in ``fake_world``.
+    The environment is torchrun's. ``init_process_group`` (or a device mesh without it) and ``new_group`` use the fake
+    world, whichever backend they name. The script's own wrappers then run as in ``fake_world``.
 
     Raises:
         FakeWorldError: as ``fake_world``; from ``init_process_group`` if it names another world size or rank.
@@ -65,7 +65,7 @@ def fake_launch(world_size: int, rank: int = 0) -> Iterator[None]:
 
 @contextmanager
 def _prepared(world_size: int, rank: int) -> Iterator[None]:
-    """Prepare everything but the process group, and take that down at the end even if others put it up."""
+    """Prepare everything except the process group, and destroy the group at the end even if the block made it."""
     global _active
     check_world(world_size, rank)
     import torch.distributed as dist
@@ -115,7 +115,7 @@ def _environment(world_size: int, rank: int) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """Drop DTensor's memory of meshes whose groups are gone; a later world could be given it."""
+    """Drop meshes that DTensor remembers and whose groups are gone: it could reuse one in a later world."""
     with suppress(ImportError, AttributeError):
         from torch.distributed.tensor import debug
 

@@ -22,8 +22,8 @@ from tracer.errors import CaptureError
 class CaptureCourse:
     """One capture, driven by calls instead of a ``with`` block.
 
-    It begins at the first step, so that the model is wrapped and process groups are up, and ends with training. A
-    second training in the process records nothing more.
+    It begins at the first step, when the model is wrapped and process groups exist, and ends with training. A second
+    training in the process records nothing more.
 
     Args:
         out: directory of the job.
@@ -57,7 +57,7 @@ class CaptureCourse:
             self.capture.step()
 
     def note_other_work(self, what: str) -> None:
-        """Exclude what runs until the next step begins, such as an evaluation."""
+        """Exclude the work that runs until the next step begins, such as an evaluation."""
         self._other_work = what
 
     def end(self, error: BaseException | None = None) -> None:
@@ -68,7 +68,7 @@ class CaptureCourse:
 
 
 def need(package: str, error: ImportError, install: str = "") -> CaptureError:
-    """Return the error of a hook whose framework is not installed."""
+    """Return the error for a hook whose framework is not installed."""
     return CaptureError(f"This hook needs {package} ({error}); install it with: pip install {install or package}.")
 
 
@@ -180,7 +180,7 @@ def capture_deepspeed(engine: Engine, out: str | os.PathLike[str], **options: An
 
 
 LOOP = "megatron.training.training"
-"""The module whose ``train`` calls ``train_step`` once for each iteration."""
+"""Name of the module whose ``train`` calls ``train_step`` once for each iteration."""
 
 
 @contextmanager

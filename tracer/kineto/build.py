@@ -1,4 +1,4 @@
-"""Columns of raw events → the linked tables of an ``ExecutionGraph``."""
+"""The linked tables of an ``ExecutionGraph``, built from columns of raw events."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from tracer.step_work import lost_launches, step_of
 
 def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, source: str,
                 step_region: str = "") -> ExecutionGraph:
-    """Sort, nest, link and describe the collected events. ``collected`` is used up.
+    """Sort, nest, link and describe the collected events. ``collected`` is emptied.
 
-    Regions of the name ``step_region`` are the steps, if one is given; raises ``StepRegionError`` without such regions.
+    If ``step_region`` is given, the regions of that name are the steps; raises ``StepRegionError`` if there are none.
     """
     loss = collected.loss
     first = collected.first_ns or 0
@@ -141,7 +141,7 @@ def _allocations(collected: Collector, first: int, ops: OpTable, nesting: Nestin
 
 
 def _rank_of(order: np.ndarray) -> np.ndarray:
-    """Return for each collected row its row in the sorted table."""
+    """Return the row in the sorted table for each collected row."""
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     return rank
@@ -170,7 +170,7 @@ def _operations(collected: Collector) -> tuple[OpTable, Nesting, np.ndarray]:
 
 
 def _ordered(column: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return the column in another order."""
+    """Return the column in the given order."""
     return column if is_constant(column) else column[order]
 
 
@@ -184,7 +184,7 @@ def _calls(collected: Collector, ops: OpTable, nesting: Nesting) -> LaunchTable:
     collected.loss.clamped_children += nested.clamped
     calls.parent = nested.parent
     calls.duration_ns = nested.end - calls.start_ns
-    # The call's middle decides: calls and operations are recorded by different clocks and borders differ slightly.
+    # The call's middle decides: calls and operations are recorded by different clocks, and borders differ slightly.
     middle = calls.start_ns + calls.duration_ns // 2
     calls.op = innermost(calls.thread, calls.start_ns, middle, ops.thread, ops.start_ns, nesting)
     lost = np.flatnonzero(calls.op == NONE)
@@ -292,7 +292,7 @@ def _note_absences(graph: ExecutionGraph, unknown: Counter[str]) -> None:
 
 
 def _note_lost_work(graph: ExecutionGraph) -> None:
-    """Count the steps that lost device work, and name them."""
+    """Count and name the steps that lost device work."""
     lost = lost_launches(graph)
     rows = np.flatnonzero(lost)
     if not len(rows):

@@ -1,9 +1,9 @@
 """Cutting a trace's text into pieces at event boundaries, and each piece into columns of its events' fields.
 
-The text is never held whole. Blocks come in, and everything up to the last event boundary of a block is scanned at once
-(see ``scanner``); the rest waits for the next block. A piece with something odd in it is decoded as ``[`` piece ``]``.
-If that fails, it is looked at event by event (see ``salvage``), and the result is written as plain text and
-scanned. So valid files pay nothing for the care that invalid ones need.
+The text is never held completely. Blocks come in, and everything up to the last event boundary of a block is scanned at
+once (see ``scanner``); the rest waits for the next block. A piece with something unusual in it is decoded as ``[``
+piece ``]``. If that fails, it is decoded event by event (see ``salvage``), and the result is written as plain text and
+scanned. So the care for invalid files costs valid ones nothing.
 
     { "metadata": ..., "traceEvents": [ {event} , {event} , {event} ], "more": ... }
       \\_____ header _____/               \\__ piece __/^ boundary      \\_ footer _/
@@ -35,13 +35,13 @@ _HEADER_LIMIT = 256 << 20  # chosen: memory for text before or after the events
 _EVENT_LIMIT = 128 << 20  # chosen: no profiler writes an event so long
 _LONG_PIECE = 8 << 20
 """Pieces above this length are checked before they are scanned. A piece is a block, a quarter of this, and a rest."""
-_CANDIDATES = 256  # chosen: brackets tried in a damaged tail, each a decoding of what follows
+_CANDIDATES = 256  # chosen: brackets tried in a damaged tail; each try decodes the rest
 _MOST_ENDS = 1 << 16  # chosen: brackets that are kept; a footer has a few
 _WINDOWS = (1 << 14, 1 << 18, 1 << 62)  # chosen: an event, an event with a stack, all of the text
 
 
 class EventStream:
-    """Iterate once: yields the events piece by piece. Afterwards ``metadata`` holds the file's top-level fields."""
+    """Yields the events piece by piece, once. Afterwards ``metadata`` holds the file's top-level fields."""
 
     def __init__(self, blocks: Iterable[bytes], name: str, loss: LossReport, scanner: Scanner) -> None:
         self.metadata: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class EventStream:
         searched = 0
         carry, waiting = self._read_header(), [block for block in (next(self._blocks, None),) if block is not None]
         if waiting:
-            # The header's block is a piece of its own, rather than one of two blocks: that would be the largest.
+            # The header's block is a separate piece: joined with the next block it would be the largest.
             waiting, carry = [*waiting, carry], b""
         while not self.complete:
             block = waiting.pop() if waiting else next(self._blocks, None)
@@ -78,7 +78,7 @@ class EventStream:
             carry = text[cut + 1:]
             batch = self._scan(memoryview(text)[:cut])
             if batch is not None:
-                del text  # or it would be there beside the next one
+                del text  # else it would stay in memory with the next one
                 yield batch
                 continue
             piece = decode_piece(memoryview(text)[:cut], self._loss)
@@ -91,7 +91,7 @@ class EventStream:
         self._read_footer()
 
     def _read_header(self) -> bytes:
-        """Read up to the first event; returns the text after the opening bracket of the event array."""
+        """Read up to the first event; return the text after the opening bracket of the event array."""
         text = b""
         for block in self._blocks:
             searched = max(0, len(text) - 64)
@@ -104,7 +104,7 @@ class EventStream:
                 self.is_list = True
                 return text[text.index(b"[") + 1:]
             if not head.startswith(b"{"):
-                # What it holds is not shown: behind a link in a shared directory lies somebody's own file.
+                # The content is not shown: a link in a shared directory may lead to another user's private file.
                 raise TraceError(f"{self._name} is not JSON: it begins neither with {{ nor with [; give the .json or "
                                  ".json.gz file written by the PyTorch profiler.")
             found = _EVENTS_KEY.search(text, searched)
@@ -134,14 +134,14 @@ class EventStream:
                 "check that it is the right file.")
 
     def _scan(self, text: bytes | memoryview) -> EventBatch | None:
-        """Scan a piece. Raises ``TraceError``: a long one has objects only, whose columns would fill memory."""
+        """Scan a piece. Raises ``TraceError`` for a long one of objects only, whose columns would fill memory."""
         if len(text) > _LONG_PIECE and bytes(text).count(b"{") > FREE_OBJECTS:
             raise TraceError(f"{self._name} has {len(text) >> 20} MiB of objects that are no events: it is damaged or "
                              "no profiler trace; record or copy it again.")
         return self._scanner.scan(text)
 
     def _plain(self, events: list[Event]) -> EventBatch:
-        """Scan events whose text was odd."""
+        """Scan events whose text was unusual."""
         batch = self._scanner.scan(plain_text(events))
         if batch is None:
             raise TraceError(f"{self._name} holds events that could be decoded and not be read; this is a fault of "
@@ -159,7 +159,7 @@ class EventStream:
                 return batch
             piece = decode_piece(inside, self._loss)
             if piece.pending:
-                self._loss.dropped_events += 1  # it ends within the array, so nothing will finish it
+                self._loss.dropped_events += 1  # the text ends within the event: nothing can complete it
             self._footer = [piece.rest, footer] if piece.rest is not None else [footer]
         else:
             piece = salvage(text, self._loss, at_end=True)
@@ -198,8 +198,8 @@ class EventStream:
 
 
 def last_boundary(text: bytes, searched: int = 0) -> int:
-    """Return the position of the comma of the last event boundary of ``text``, -1 if there is none; its first
-    ``searched`` bytes have none."""
+    """Return the position of the comma at the last event boundary of ``text``, -1 if there is none; the first
+    ``searched`` bytes are known to have none."""
     least = max(0, searched - _WINDOWS[0])
     for window in _WINDOWS:
         start = max(least, len(text) - window)
@@ -222,10 +222,10 @@ def decode_piece(text: bytes | memoryview, loss: LossReport) -> Salvaged:
 
 
 def find_array_end(text: bytes, is_list: bool) -> tuple[int, bytes]:
-    """Return where the event array ends in the file's last text: (position of its bracket or -1, the text after it).
+    """Return (position of the event array's closing bracket or -1, the text after it) in the file's last text.
 
-    Of the brackets whose following text completes the top-level object, the first is the right one: later ones
-    close arrays of the metadata.
+    The right bracket is the first whose following text completes the top-level object: later ones close arrays of the
+    metadata.
     """
     if is_list:
         stripped = text.rstrip()
@@ -260,7 +260,7 @@ _OBJECT = re.compile(rb'"(distributedInfo|deviceProperties)"\s*:\s*')
 
 
 def _fields_one_by_one(text: bytes) -> dict[str, Any]:
-    """Return the fields that matter most, from metadata that is not valid as a whole."""
+    """Return the most important fields from metadata that is invalid as a whole."""
     found: dict[str, Any] = {}
     for match in _FIELD.finditer(text):
         with suppress(*DECODE_ERRORS):

@@ -1,4 +1,4 @@
-"""Scanned events → columns of their groups, piece by piece."""
+"""Events of the scanner, gathered into columns by group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MODULE_PREFIX = "nn.Module: "
 _MODULE, _BUILT_IN, _OWN, _OTHER = range(4)
-"""Python functions: of modules, of the interpreter, of the program, of libraries."""
+"""Owners of Python functions: modules, the interpreter, the program, libraries."""
 _NO_ROWS = np.zeros(0, np.int64)
 MEMORY_EVENT = "[memory]"
 MEMORY_COLUMNS = {"start": np.int64, "thread": np.int32, "bytes": np.int64, "total": np.int64,
@@ -67,10 +67,10 @@ class JsonInterner(dict[bytes, int]):
 
 
 class ThreadInterner(dict[tuple[Any, Any], int]):
-    """(pid, tid) → thread number; 12 and "12" are the same."""
+    """(pid, tid) → thread number; the number 12 and the text "12" are the same."""
 
     def processes(self) -> np.ndarray:
-        """Return a number of the process of each thread, [threads]; one row where there is no thread."""
+        """Return the number of each thread's process, [threads]; at least one entry, even without threads."""
         pids: dict[str, int] = {}
         return np.array([pids.setdefault(pid, len(pids)) for pid, _ in self.keys_in_order] or [0], np.int32)
 
@@ -101,14 +101,14 @@ class EventColumns:
     rows: int = 0
 
     def extend(self, **columns: np.ndarray) -> None:
-        """Append equally long columns; one of a single value takes no memory, except for times."""
+        """Append equally long columns; a column of a single value takes no memory, except for times."""
         for name, values in columns.items():
             alike = name not in _TIMES and len(values) > 1 and values[0] == values[-1] and (values == values[0]).all()
             self.parts[name].append(np.broadcast_to(values[:1].copy(), len(values)) if alike else values)
         self.rows += len(columns["start"])
 
     def finish(self, names: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Return all columns, concatenated, those of a single value constant; the parts are released.
+        """Return all columns, concatenated, and release the parts. A column of a single value stays constant.
 
         ``names`` gives the dtypes of an empty group.
         """
@@ -151,8 +151,8 @@ class Collector:
 
     Args:
         loss: counts what is dropped.
-        scanner: of the batches to come.
-        part: takes the events of this process alone, of a file that holds several.
+        scanner: scanner of the batches that ``add`` gets.
+        part: the one process to read, of a file that holds several.
     """
 
     def __init__(self, loss: LossReport, scanner: HasValues, part: ProcessPart | None = None) -> None:
@@ -167,9 +167,9 @@ class Collector:
         self.unknown: Counter[str] = Counter()
         """Events of categories or phases that this reader does not know."""
         self.unknown_places: Counter[str] = Counter()
-        """Timed events among them, by their process: one that is no host's is a device's."""
+        """Unknown timed events by process. Those of a process that is not a host's are a device's."""
         self.unreadable_events = 0
-        """Timed events of categories that only an accelerator's work has."""
+        """Timed events whose category only an accelerator's work has."""
         self.accelerator_calls = 0
         self.python_events = 0
         self.first_ns: int | None = None
@@ -178,9 +178,9 @@ class Collector:
         self.operation_comms: list[tuple[int, Args]] = []
         self.device_comms: list[tuple[int, Args]] = []
         self.extents = Interner()
-        """JSON texts of launch grids and blocks, apart from the graph's strings."""
+        """JSON texts of launch grids and blocks, kept out of the graph's strings."""
         self.frames = Interner()
-        """Names of ``NameGroup.FRAME``; few of them are kept."""
+        """Names of the Python frames (``NameGroup.FRAME``); few of them are kept."""
         json, extents = JsonInterner(self.strings), JsonInterner(self.extents)
         self._texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)])
         self._some_texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)] if text else NONE)
@@ -195,7 +195,7 @@ class Collector:
         self._order = 0
 
     def add(self, batch: EventBatch) -> None:
-        """Take over the events of one piece."""
+        """Add the events of one batch."""
         self.loss.events_read += batch.events
         buckets: dict[str | None, np.ndarray] = {}
         named, memory = [], []
@@ -249,20 +249,20 @@ class Collector:
                     self._add_python(batch, rows)
 
     def _is_mine(self, batch: EventBatch, category: str | None, rows: np.ndarray, part: ProcessPart) -> np.ndarray:
-        """Return which rows are of the process that is read."""
+        """Return which rows belong to the process that is read, [rows]."""
         if CATEGORY_GROUPS.get(category) not in (NameGroup.DEVICE, NameGroup.SYNC):
             return self._of_part(batch.code("pid", rows))
         return part.owns(self._devices_of(batch, rows), batch.number("correlation", rows))
 
     def _devices_of(self, batch: EventBatch, rows: np.ndarray) -> np.ndarray:
-        """Return the devices of device work; without a name the process's number is the device's."""
+        """Return the device of each row of device work; if an event names none, the number in its process's id."""
         device = batch.number("device", rows)
         unknown = np.flatnonzero(device == NONE)
         device[unknown] = self._numbers(batch.code("pid", rows[unknown]))
         return device
 
     def _parts(self, batch: EventBatch) -> list[tuple[str, str | None, np.ndarray]]:
-        """Return the rows by phase and category, those first whose first event comes first."""
+        """Return (phase, category, rows) for each kind of event, in the order of their first events."""
         rows = np.arange(batch.events)
         phase, category = (grouped(batch.code(name, rows).astype(np.int64)) for name in ("ph", "cat"))
         kind = phase[1] * len(category[0]) + category[1]
@@ -281,7 +281,7 @@ class Collector:
         return self._columns[group].finish(GROUP_COLUMNS[group])
 
     def of_window(self, group: NameGroup) -> dict[str, np.ndarray]:
-        """Return the columns of a group, with starts from the window's."""
+        """Return the columns of a group, with starts relative to the window's."""
         columns = self.finish(group)
         columns["start"] = columns["start"] - (self.first_ns or 0)
         return columns
@@ -291,17 +291,17 @@ class Collector:
         return self._columns[group].rows
 
     def gathered(self, group: NameGroup, *names: str) -> list[np.ndarray]:
-        """Return copies of some of a group's columns; the group keeps them."""
+        """Return copies of some columns of a group, which keeps its own."""
         parts = self._columns[group].parts
         return [np.concatenate([*parts.get(name, ()), np.zeros(0, GROUP_COLUMNS[group][name])]) for name in names]
 
     def reach(self, group: NameGroup, name: str) -> int:
-        """Return the largest less the smallest value of a column gathered so far; 0 where there is none."""
+        """Return the range (largest minus smallest value) of a column gathered so far; 0 if it is empty."""
         parts = [part for part in self._columns[group].parts.get(name, ()) if len(part)]
         return max(int(p.max()) for p in parts) - min(int(p.min()) for p in parts) if parts else 0
 
     def restore(self, group: NameGroup, columns: dict[str, np.ndarray]) -> None:
-        """Put columns back that ``finish`` handed over."""
+        """Put back columns that ``finish`` returned."""
         self._columns[group].extend(**columns)
 
     def _name_thread(self, batch: EventBatch, row: np.ndarray) -> None:
@@ -315,7 +315,7 @@ class Collector:
             tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the rows with usable times, their starts and durations; the others are dropped and counted.
 
-        A start of 0 bounds the window unless ``bounds_at_zero`` is false: a device's events have it for an unknown one.
+        A start of 0 bounds the window unless ``bounds_at_zero`` is false: device events have 0 for an unknown start.
         """
         start, start_ok = batch.time("ts", rows)
         duration, duration_ok = batch.time("dur", rows)
@@ -335,7 +335,7 @@ class Collector:
             self.last_ns = max(self.last_ns, int((start + duration).max()))
 
     def bound_again(self) -> None:
-        """Set the window to the events gathered, after some were moved or dropped."""
+        """Recompute the window's bounds after some events were moved or dropped."""
         self.first_ns, self.last_ns = None, 0
         for columns in self._columns.values():
             for start, duration in zip(columns.parts.get("start", ()), columns.parts.get("duration", ()), strict=True):
@@ -412,9 +412,9 @@ class Collector:
             shared_bytes=_int32(batch.number("shared_memory", rows)), bytes=batch.number("bytes", rows))
 
     def _add_memory(self, batch: EventBatch, rows: np.ndarray) -> None:
-        """Take changes of memory; they bound no window, and those without a time are left out."""
+        """Take changes of memory, without those that have no time; they do not bound the window."""
         start, good = batch.time("ts", rows)
-        # The profiler's numbers of kinds: 0 is the host; what 2021's traces call a device has none.
+        # The profiler's numbers of device types: 0 is the host. Traces of 2021 have no type where they name a device.
         device = np.where(batch.number("memory_kind", rows) > 0, batch.number("memory_device", rows), NONE)
         columns = {"start": start, "thread": self._threads_of(batch, rows), "bytes": batch.number("allocated", rows),
                    "total": batch.number("total_allocated", rows), "address": batch.number("address", rows),
@@ -452,7 +452,7 @@ class Collector:
 
 
 def _python_kind(name: str) -> int:
-    """Return whose function it is, by its name: of modules, the interpreter, the program or libraries."""
+    """Return the owner of a Python function, by its name: modules, the interpreter, the program or libraries."""
     if name.startswith(MODULE_PREFIX):
         return _MODULE
     if name.startswith("<built-in"):
@@ -461,7 +461,7 @@ def _python_kind(name: str) -> int:
 
 
 def _collectives(batch: EventBatch, rows: np.ndarray, base: int) -> list[tuple[int, Args]]:
-    """Return the arguments of the rows that name a collective, each with its place behind ``base``."""
+    """Return the arguments of the rows that name a collective, each with its position plus ``base``."""
     if not batch.collectives:
         return []
     named = np.array(sorted(batch.collectives), np.int64)
@@ -473,14 +473,14 @@ def _collectives(batch: EventBatch, rows: np.ndarray, base: int) -> list[tuple[i
 
 
 def _counts(kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return distinct small numbers, and how many there are of each."""
+    """Return the distinct values of an array of small numbers, and the count of each."""
     counts = np.bincount(kind)
     kinds = np.flatnonzero(counts)
     return kinds, counts[kinds]
 
 
 def _merged(parts: list[tuple[Any, Any, np.ndarray]]) -> list[tuple[str, str | None, np.ndarray]]:
-    """Merge parts of one phase and category (a text may be written in two ways), in order of their first rows."""
+    """Merge parts of one phase and category, which may be spelled in two ways, in the order of their first rows."""
     rows: dict[tuple[Any, Any], list[np.ndarray]] = defaultdict(list)
     for phase, category, found in parts:
         rows[phase, category].append(found)
@@ -490,13 +490,13 @@ def _merged(parts: list[tuple[Any, Any, np.ndarray]]) -> list[tuple[str, str | N
 
 
 def _int32(values: np.ndarray) -> np.ndarray:
-    """Return values as int32; what does not fit becomes -1."""
+    """Return values as int32; values that do not fit become -1."""
     values[(values > 2**31 - 1) | (values < -(2**31))] = NONE
     return values.astype(np.int32)
 
 
 def _absent(values: np.ndarray) -> np.ndarray:
-    """Return ids with -1 for unknown ones: CUPTI writes an unknown 32-bit id as 4294967295."""
+    """Return ids with -1 for unknown: CUPTI writes an unknown 32-bit id as 4294967295."""
     values[values == 0xFFFFFFFF] = NONE
     return values
 

@@ -1,6 +1,6 @@
-"""Device work with the calls that launched it and the calls that wait for it, while events are still raw columns.
+"""Device work with the calls that launched it and the calls that wait for it, from raw columns of events.
 
-Single pieces of work with a wrong start or a wrong end are mended here, whole clocks in ``mending``."""
+It mends single pieces of work with a wrong start or a wrong end; ``mending`` moves whole clocks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tracer.kineto.events import NameGroup
 from tracer.kineto.linking import LinkedWork, link
 
 EARLY_NS = 5_000
-"""Clocks are matched to some µs. Work that starts earlier before its launch call shows a clock that is behind."""
+"""Clocks are matched to some µs. Work that starts this much before its launch call shows a clock that is behind."""
 IMPOSSIBLE_NS = 100_000
-"""Work that starts earlier than this before its launch call is wrong by more than a clock's offset."""
+"""Work that starts this much before its launch call is wrong by more than a clock's offset."""
 LATE_NS = 10 * 10**9
 """No device begins queued work this long after the last host call: launch queues hold some 1,000 kernels."""
 ASTRAY_NS = 60 * 10**9
@@ -31,13 +31,13 @@ _WHOLE_DEVICE, _ONE_STREAM = "DeviceSynchronize", "StreamSynchronize"
 
 @dataclass(slots=True)
 class Waits:
-    """Host calls that return once all device work launched before is done, by start, [calls]."""
+    """Host calls that return once all device work launched before them is done, by start, [calls]."""
 
     start: np.ndarray
     end: np.ndarray
 
     def following(self, launched_ns: np.ndarray) -> np.ndarray:
-        """Return the first wait after each launch; ``len(self.start)`` for none."""
+        """Return the index of the first wait after each launch; ``len(self.start)`` for none."""
         return np.searchsorted(self.start, launched_ns)
 
 
@@ -46,16 +46,16 @@ class DeviceTimes:
     """Device work in the order of the file, with the calls that launched it; times in ns of the trace's clock.
 
     Attributes:
-        start, duration: Of each piece of work, [work].
+        start, duration: Times of each piece of work, [work].
         clock: Number of its device and the process that uses it, [work].
         stream: Number of its stream and clock, [work].
         launched: Whether its call was recorded, [work].
-        call_start, call_end: Of that call; 0 for none, [work].
-        shared: Whether the call launched more work (a CUDA graph), [work].
+        call_start, call_end: Times of that call; 0 for none, [work].
+        shared: Whether the call launched other work too (a CUDA graph), [work].
         same: Number of its kernel and launch grid, [work].
-        waits: Of each clock the calls that wait for all its work; absent where that is unknown.
-        unsteady: Whether its clock differs from the host's by a time that changes, [work]. Wrong times of single work
-            cannot be found then.
+        waits: Clock → calls that wait for all its work; absent where unknown.
+        unsteady: Whether the difference of its clock and the host's changes, [work]. Then wrong times of single work
+            cannot be found.
         host_first, host_last: First start and last end of all calls; 0 without any.
     """
 
@@ -80,7 +80,7 @@ class DeviceTimes:
 
     @property
     def unstamped(self) -> np.ndarray:
-        """Return which work has no start: the profiler wrote 0."""
+        """Return a mask of the work without a start: the profiler wrote 0."""
         return self.start <= 0
 
     @property
@@ -90,7 +90,7 @@ class DeviceTimes:
         return np.where(known, self.start - self.call_start, FOREVER)
 
     def impossible_starts(self) -> np.ndarray:
-        """Return the work that has no start, or one before its launch or long after all calls."""
+        """Return a mask of the work without a start, or with one before its launch or long after all calls."""
         found = self.unstamped | ((self.lead < -IMPOSSIBLE_NS) & ~self.unsteady)
         if self.launched.any():
             found |= self.start > self.host_last + LATE_NS
@@ -98,7 +98,7 @@ class DeviceTimes:
         return found
 
     def done_by(self) -> np.ndarray:
-        """Return when a wait for each piece of work returned; ``FOREVER`` where none is known."""
+        """Return the time at which a wait for each piece of work returned; ``FOREVER`` where none is known."""
         done = np.full(len(self.start), FOREVER, np.int64)
         for clock, waits in self.waits.items():
             rows = np.flatnonzero((self.clock == clock) & self.launched)
@@ -107,7 +107,7 @@ class DeviceTimes:
 
 
 def device_times(collected: Collector) -> DeviceTimes:
-    """Return the device work with its calls."""
+    """Return the device work linked to its calls."""
     start, duration, device, stream, correlation, kind, name, grid = collected.gathered(
         NameGroup.DEVICE, "start", "duration", "device", "stream", "correlation", "kind", "name", "grid")
     call_start, call_duration, thread, call_correlation, call_name = collected.gathered(
@@ -135,13 +135,13 @@ def device_times(collected: Collector) -> DeviceTimes:
 
 
 def _numbers(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return a number for each pair of values."""
+    """Return a number that identifies each pair of values."""
     codes = [np.unique(values, return_inverse=True)[1].reshape(-1) for values in (first, second)]
     return np.unique(codes[0] * np.int64(len(first) + 1) + codes[1], return_inverse=True)[1].reshape(-1)
 
 
 def _owners(device: np.ndarray, process: np.ndarray) -> np.ndarray:
-    """Return the process of each piece of work: its launch's, or else that of most launches on its device."""
+    """Return the process of each piece of work: that of its launch, else of most launches on its device."""
     owner = process.copy()
     for number in np.unique(device[process == NONE]).tolist():
         mine = process[(device == number) & (process != NONE)]
@@ -152,8 +152,8 @@ def _owners(device: np.ndarray, process: np.ndarray) -> np.ndarray:
 
 def _waits(collected: Collector, calls: LaunchTable, name: np.ndarray, processes: np.ndarray, clock: np.ndarray,
            stream: np.ndarray, process: np.ndarray) -> dict[int, Waits]:
-    """Return each clock's waits. A process with several devices does not record for which one a call waits. One with
-    several streams does not record for which stream."""
+    """Return each clock's waits. The calls of a process with several devices do not record which one they wait for:
+    they are left out. On a device with several streams, only waits for the whole device count."""
     found: dict[int, Waits] = {}
     texts = list(collected.strings)
     codes = np.unique(name).tolist()
@@ -171,20 +171,20 @@ def _waits(collected: Collector, calls: LaunchTable, name: np.ndarray, processes
 
 
 _OVERLAP_NS = 100_000
-"""Kernels of a stream that rarely overlap may overlap by this much. Programmatic dependent launch: 4 µs on H100 and
-B200."""
+"""Overlap of kernels that is allowed on a stream whose kernels rarely overlap. Programmatic dependent launch: 4 µs on
+H100 and B200."""
 _HABIT = 0.5
-"""A stream where more kernels than this share overlap the next one does so by habit."""
+"""A stream overlaps by habit if more than this share of its kernels overlap the next one."""
 _ODD_OVERLAP = 10
-"""On such a stream an overlap of this many times the median one is unusual."""
+"""On a stream that overlaps by habit, an overlap of this multiple of the median is unusual."""
 _LATE_END_NS = 100_000
 """A kernel that ends this long after a call that waited for it has a wrong end."""
 
 
 def cut_overruns(times: DeviceTimes) -> np.ndarray:
-    """Cut the work that runs over its successors or a wait for it, in place, and return its rows.
+    """Cut work that overlaps its successors or a wait for it, in place, and return its rows.
 
-    Work of CUDA graphs is left alone: its stream is not the order in which it runs.
+    Work of CUDA graphs is left alone: it does not run in the order of its stream.
     """
     rows = np.flatnonzero(~times.impossible_starts() & ~times.shared & ~times.unsteady)
     rows = rows[np.lexsort((times.start[rows], times.stream[rows]))]
@@ -207,7 +207,7 @@ def cut_overruns(times: DeviceTimes) -> np.ndarray:
 
 
 def _beyond_habit(stream: np.ndarray, over: np.ndarray, contains: np.ndarray) -> np.ndarray:
-    """Return which work, by stream and start, overlaps its successor more than is usual on the stream."""
+    """Return a mask of work, by stream and start, that overlaps its successor more than is usual on the stream."""
     overlapping = np.flatnonzero(over > 0)
     wrong = np.zeros(len(over), bool)
     for number in np.unique(stream[overlapping]).tolist():
@@ -220,7 +220,7 @@ def _beyond_habit(stream: np.ndarray, over: np.ndarray, contains: np.ndarray) ->
 
 
 def _beyond_waits(times: DeviceTimes, rows: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """Return which work ends long after a wait for it. If most waits are passed, the clocks differ, not the work."""
+    """Return a mask of work that ends long after a wait for it; none if that holds for most: then clocks differ."""
     passed = (done != FOREVER) & (times.end[rows] > np.minimum(done, FOREVER - _LATE_END_NS) + _LATE_END_NS)
     if passed.sum() > 1 and 2 * len(np.unique(done[passed])) > len(np.unique(done[done != FOREVER])):
         return np.zeros(len(rows), bool)
@@ -228,7 +228,7 @@ def _beyond_waits(times: DeviceTimes, rows: np.ndarray, done: np.ndarray) -> np.
 
 
 def _typical(times: DeviceTimes, rows: np.ndarray, good: np.ndarray) -> np.ndarray:
-    """Return the median duration of the good work of each row's kernel and grid; ``FOREVER`` where there is none."""
+    """Return the median duration of good work with each row's kernel and grid; ``FOREVER`` where there is none."""
     alike = np.flatnonzero(good & np.isin(times.same, times.same[rows]))
     alike = alike[np.lexsort((times.duration[alike], times.same[alike]))]
     low, high = (np.searchsorted(times.same[alike], times.same[rows], side=side) for side in ("left", "right"))
@@ -239,18 +239,17 @@ def _typical(times: DeviceTimes, rows: np.ndarray, good: np.ndarray) -> np.ndarr
 
 
 def place_strays(times: DeviceTimes, rows: np.ndarray) -> np.ndarray:
-    """Give work with a wrong start the earliest place after its launch, in place.
+    """Move work with a wrong start to the earliest possible time after its launch, in place.
 
-    The work keeps its duration; where that was lost with the start, it takes its kernel's usual time. It
-    must lie after what its stream ran before, and before what came next and before the
-    return of a call that waited for it.
+    The work keeps its duration; if that was lost with the start, it takes its kernel's usual time. It must lie after
+    the earlier work of its stream, before the later work, and before the return of a call that waited for it.
 
     Args:
-        times: the device work; all of it but ``rows`` is believed.
+        times: the device work; all of it except ``rows`` is trusted.
         rows: the work with wrong starts.
 
     Returns:
-        Which of the rows were placed, [rows]. The others lack a call or a duration, or do not fit.
+        A mask of the rows that were placed, [rows]. All others lack a call or a duration, or do not fit.
     """
     placed = np.zeros(len(rows), bool)
     believed = np.ones(len(times.start), bool)
@@ -271,7 +270,7 @@ def place_strays(times: DeviceTimes, rows: np.ndarray) -> np.ndarray:
     for at, (first, last, length, of) in enumerate(zip(begin.tolist(), after.tolist(), times.duration[wanted].tolist(),
                                                        times.stream[wanted].tolist(), strict=True)):
         start = max(first, cursor) if of == stream else first
-        if start + length > last:  # a launch may also have been quicker than usual
+        if start + length > last:  # a launch may also have been faster than usual
             start = max(last - length, min(start, int(times.call_start[wanted[at]]) + LAUNCH_NS),
                         int(before[at]), cursor if of == stream else 0)
         if start + length <= last:
@@ -283,7 +282,7 @@ def place_strays(times: DeviceTimes, rows: np.ndarray) -> np.ndarray:
 
 
 def _neighbours(times: DeviceTimes, wanted: np.ndarray, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each wanted row, the last end of earlier and the first start of later launches on its stream."""
+    """Return for each wanted row the last end of earlier launches on its stream, and the first start of later ones."""
     before = np.zeros(len(wanted), np.int64)
     after = np.full(len(wanted), FOREVER, np.int64)
     for stream in np.unique(times.stream[wanted]).tolist():

@@ -1,7 +1,7 @@
-"""Typed shape of one trace event, and what the categories and names in a trace mean, for every era and vendor.
+"""Typed shape of one trace event, and the meaning of a trace's categories and names, for every era and vendor.
 
-Only the fields the graph needs are decoded, the rest is skipped by msgspec. Times become integers without a float in
-between: a float64 cannot hold the microseconds of today with nanoseconds.
+Only the fields that the graph needs are decoded; msgspec skips all others. Times become integers directly: a float64
+cannot hold present times in microseconds with nanosecond digits.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class NameGroup(IntEnum):
     OVERHEAD = 6
     PYTHON = 7
     PYTHON_CALL = 8
-    """No category's group: all Python functions among ``PYTHON``, without names."""
+    """All Python functions of ``PYTHON``, without names; no category feeds it."""
     FRAME = 9
-    """No category's group: the program's own functions among ``PYTHON``."""
+    """The program's own functions of ``PYTHON``; no category feeds it."""
 
 
 CATEGORY_GROUPS: dict[str | None, NameGroup] = {
@@ -61,15 +61,15 @@ CATEGORY_GROUPS: dict[str | None, NameGroup] = {
     "overhead": NameGroup.OVERHEAD,
     "python_function": NameGroup.PYTHON,
 }
-"""`gpu_user_annotation` echoes the host's annotations on the device and is left out on purpose."""
+"""`gpu_user_annotation` repeats the host's annotations on the device and is deliberately left out."""
 
 IGNORED_CATEGORIES = frozenset({"gpu_user_annotation", "Trace"})
 UNREADABLE_DEVICE_CATEGORIES = frozenset({"mtia_ccp_events", "mtia_workloadd", "hpu_op"})
-"""Work of accelerators that this reader does not understand, on the track of any process."""
+"""Categories of device work that this reader cannot read, on the track of any process."""
 _GPU_RUNTIMES = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"})
 _A_RUNTIME = re.compile(r"\w+_(?:runtime|driver)$")
 OTHER_PHASES = frozenset("sftiICnbePNODRvcBE")
-"""Phases of the trace-event format that hold no durations the profiler writes."""
+"""Phases of the trace-event format in which the profiler writes no durations."""
 
 DEVICE_KINDS: dict[str | None, KernelKind] = {
     "gpu_memcpy": KernelKind.MEMCPY, "Memcpy": KernelKind.MEMCPY,
@@ -79,7 +79,7 @@ DEVICE_KINDS: dict[str | None, KernelKind] = {
 ANNOTATION_NAME = re.compile(
     r"ProfilerStep#|ProfilerStep\*|Optimizer\.|enumerate\(DataLoader\)#|enumerate\(DataPipe\)#|"
     r"DistributedDataParallel\.|nccl:|gloo:|## .* ##$")
-"""Names that mark a range although the 2020–21 category `Operator` does not distinguish it from an operation."""
+"""Names that mark a range; the 2020–21 category `Operator` does not distinguish ranges from operations."""
 
 DATA_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)")
 """Ranges in which the next batch is fetched."""
@@ -91,7 +91,7 @@ COLLECTIVE_KERNEL = re.compile(
     r"^nccl(?:Dev)?Kernel|^rccl|ncclKern|multimem_all_reduce|multimem_one_shot_all_reduce|two_shot_all_reduce|"
     r"one_shot_all_reduce|cross_device_reduce|allreduce_fusion_kernel|oneShotAllReduce|twoShotAllReduce|"
     r"all_reduce_one_shot|all_reduce_two_shot|quickreduce|allreduce_prototype|"
-    # Symmetric memory (PyTorch), NVSHMEM, and what vLLM, SGLang, TensorRT-LLM and FlashInfer bring of their own.
+    # Symmetric memory (PyTorch), NVSHMEM, and the own kernels of vLLM, SGLang, TensorRT-LLM and FlashInfer.
     r"multimem_|nvshmem\w*(?:put|get|barrier|broadcast|all_?to_?all|reduce|collect)|nccl_symm|ncclSymk|"
     r"all_to_all_vdev|allToAllV|trtllm_mnnvl_\w*allreduce|mnnvl\w*(?:all_?reduce|all_?to_?all)|moe_?a2a|moeAllToAll|"
     r"lamport\w*(?:reduce|gather)|allreduce_(?:push|lamport)|cross_device_gather|cross_device_all_gather|userbuffers_|"
@@ -101,14 +101,14 @@ COLLECTIVE_KERNEL = re.compile(
 
 
 def is_accelerator_call(category: str | None) -> bool:
-    """Return whether a category is of calls of an accelerator's runtime: no CPU's program makes them, as it may CUDA's
-    or HIP's to ask for a GPU."""
+    """Return whether a category means calls of an accelerator's runtime that no CPU program makes. A CPU program may
+    call CUDA or HIP, to ask for a GPU."""
     return category is not None and category not in _GPU_RUNTIMES and bool(_A_RUNTIME.match(category))
 
 
 @lru_cache(maxsize=1 << 14)
 def is_collective_kernel(name: str) -> bool:
-    """Return whether a kernel's name is that of a collective; cached, as ranks have the same names."""
+    """Return whether a kernel's name is that of a collective; cached, since ranks share names."""
     return bool(COLLECTIVE_KERNEL.search(name))
 
 
@@ -126,7 +126,7 @@ _BLOCKING_COPY = re.compile(r"^(?:cuda|cu|hip)Memcpy(?!.*Async)")
 
 
 def call_kind(name: str) -> LaunchKind:
-    """Return what a runtime or driver call does, by its name (of any vendor)."""
+    """Return the kind of a runtime or driver call of any vendor, by its name."""
     for pattern, kind in _CALLS:
         if pattern.search(name):
             return kind
@@ -134,7 +134,7 @@ def call_kind(name: str) -> LaunchKind:
 
 
 def is_blocking_copy(name: str) -> bool:
-    """Return whether a copy call returns only after the copy, for any kind of memory (no `Async` in its name)."""
+    """Return whether a copy call always returns only after the copy (no `Async` in its name)."""
     return bool(_BLOCKING_COPY.match(name))
 
 
@@ -153,7 +153,7 @@ MAX_US = 9_000_000_000_000_000
 
 
 def decimal_nanoseconds(text: bytes) -> tuple[int, bool]:
-    """Turn JSON text of any number of microseconds, also in quotes, into nanoseconds and whether it is valid.
+    """Convert JSON text of a number of microseconds, quoted or not, to nanoseconds and whether it is valid.
 
     Rounded half up. ``null``, NaN, infinities, other JSON values and numbers beyond ``MAX_US`` are not valid (0).
     """
@@ -161,7 +161,7 @@ def decimal_nanoseconds(text: bytes) -> tuple[int, bool]:
         number = Decimal(text.decode("ascii").strip().strip('"').strip())
     except (InvalidOperation, UnicodeDecodeError, ValueError):
         return 0, False
-    # adjusted() first: 1e999999 would otherwise become an integer of a million digits.
+    # adjusted() is checked first: 1e999999 would otherwise become an integer of a million digits.
     if not number.is_finite() or number.adjusted() > 16 or abs(number) > MAX_US:
         return 0, False
     if number.adjusted() < -6:
@@ -170,7 +170,7 @@ def decimal_nanoseconds(text: bytes) -> tuple[int, bool]:
 
 
 def integer(value: Any) -> int:
-    """Return an integer, given as one or as its digits; -1 for what is no number or does not fit 64 bits.
+    """Return an integer from a number or its digits; -1 if it is no number or does not fit 64 bits.
 
     (Some traces write "none" as an unsigned 64-bit -1.)
     """
@@ -185,11 +185,11 @@ def integer(value: Any) -> int:
 
 Raw = msgspec.Raw
 ABSENT = msgspec.Raw(b"")
-"""The one value of every ``Raw`` field that the text does not have."""
+"""The shared value of all ``Raw`` fields that are absent from the text."""
 
 
 class Args(msgspec.Struct, gc=False, omit_defaults=True):
-    """``args`` of an event. Numbers are -1 and texts empty when absent; ``Raw`` keeps JSON text undecoded.
+    """``args`` of an event. Absent numbers are -1, absent texts empty; ``Raw`` keeps JSON text undecoded.
 
     ``int | str``: some writers put these numbers in quotes (roctracer: ``"bytes": "13248"``).
     """
@@ -260,9 +260,9 @@ _ARG_FIELDS = msgspec.structs.fields(Args)
 
 
 def coerce_event(value: Any) -> Event | None:
-    """Make an ``Event`` of a decoded JSON value whose fields have unexpected types; None if it is no object.
+    """Make an ``Event`` of a decoded JSON value with fields of unexpected types; None if it is no object.
 
-    A field that cannot be read as its type is left out, so one odd argument does not lose the event.
+    A field that cannot be converted is left out, so that one odd argument does not lose the event.
     """
     if not isinstance(value, dict):
         return None
@@ -300,9 +300,9 @@ def _coerce(item: Any, kind: Any) -> Any:
 
 
 def plain_text(events: list[Event]) -> bytes:
-    """Return the events as JSON text, without the list's brackets, in which nothing is odd any more.
+    """Return the events as JSON text in normal form, without the list's brackets.
 
-    Numbers in quotes are numbers, and those beyond 64 bits -1; names of processes, threads and groups are texts.
+    Quoted numbers become numbers, and those beyond 64 bits -1; names of processes, threads and groups become texts.
     """
     return b",".join(_ENCODER.encode(_plain_event(event)) for event in events)
 
@@ -340,6 +340,6 @@ _DTYPES = {
 
 
 def dtype_name(text: str) -> str:
-    """Return torch's name of a type that a trace writes as C++ or as torch's scalar types do ("c10::Half", "Float")."""
+    """Return torch's name of a type that a trace writes in C++ or as a scalar type ("c10::Half", "Float")."""
     name = text.removeprefix("c10::").lower()
     return _DTYPES.get(name, name)

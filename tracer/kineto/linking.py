@@ -1,9 +1,9 @@
-"""What ties a window together: the trace's own context, the call that launched each piece of device work, collectives.
+"""Links the events of a window: its context, the call that launched each piece of device work, and collectives.
 
 Joining on `External id` is wrong in many eras; correlation → call → innermost enclosing operation is right in all.
-There is one collective for each collective kernel, and for each recorded one without device work. Up to four places
-hold its facts. Best first: the kernel's own arguments (2024 on), the `record_param_comms` operation around its launch,
-the `nccl:*` annotation around it, the kernel's name.
+There is one collective for each collective kernel, and for each recorded collective without device work. Up to four
+places hold its facts. Best first: the kernel's own arguments (2024 on), the `record_param_comms` operation around its
+launch, the `nccl:*` annotation around it, the kernel's name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tracer.kineto.events import Args, call_kind, dtype_name, integer, is_blocki
 from tracer.step_work import while_capturing
 
 _LATEST_NS = 1 << 61
-"""The year 2043: a later zero of the clock is damage, and added to a timestamp could leave 64 bits."""
+"""The year 2043. A later zero of the clock is damage: added to a timestamp, it could exceed 64 bits."""
 _FLAGS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 _VERSIONS = ("cuda_runtime_version", "cuda_driver_version", "cupti_version", "hip_runtime_version",
              "hip_driver_version", "roctracer_version", "rocprofiler_version")
@@ -44,7 +44,7 @@ _VERSIONS = ("cuda_runtime_version", "cuda_driver_version", "cupti_version", "hi
 
 def fill_meta(meta: Meta, metadata: dict[str, Any], is_list: bool, categories: Iterable[str | None],
               devices: np.ndarray) -> None:
-    """Set what the top-level fields of the trace show; ``devices`` are the device ids of the recorded work.
+    """Set what the trace's top-level fields give; ``devices`` are the device ids of the recorded work.
 
     Fields of unexpected types are left out, never an error.
     """
@@ -90,7 +90,7 @@ def _device(meta: Meta, properties: Any, devices: np.ndarray) -> None:
     if not listed:
         return
     main = int(np.bincount(devices[devices >= 0]).argmax()) if (devices >= 0).any() and devices.max() < 4096 else 0
-    # AMD numbers its agents, CPUs included, so that the work's device may not be listed: any GPU of the host then.
+    # AMD numbers all agents, CPUs included, so that the work's device may not be listed: take any GPU of the host then.
     entry = next((e for e in listed if integer(e.get("id")) == main), listed[0])
     meta.device = str(entry.get("name") or "")
     meta.device_memory_bytes = integer(entry.get("totalGlobalMem"))
@@ -107,7 +107,7 @@ _KIND_OF_WORK = {
 
 
 ENGINE_PAUSE_NS = 200_000
-"""The engine launches a gradient sum 10–40 µs after the function before it (V100, 2020); a pass ends for longer."""
+"""The engine launches a gradient sum 10–40 µs after its function (V100, 2020); between passes it pauses longer."""
 
 
 @dataclass(slots=True)
@@ -124,12 +124,12 @@ class LinkedWork:
 def link(work: LinkedWork, calls: LaunchTable, processes: np.ndarray) -> np.ndarray:
     """Return the launching call of each piece of device work, ``NONE`` for orphans.
 
-    Correlation ids are unique within one process. Several calls may share one (several processes in a file, a driver
-    call inside a runtime call). The call is then taken from the process that owns the device. It is the latest that is
-    not after the work's start, and the outermost of nested ones.
+    Correlation ids are unique within one process. Several calls may share an id (several processes in a file, a driver
+    call inside a runtime call). The launching call is then taken from the process that owns the device. It is the
+    latest call that starts no later than the work, and the outermost of nested calls.
 
     Args:
-        processes: for each call, a number of its process.
+        processes: number of each call's process, [calls].
     """
     launch = np.full(len(work.start), NONE, np.int32)
     rows = np.flatnonzero(calls.correlation >= 0)
@@ -155,7 +155,7 @@ def link(work: LinkedWork, calls: LaunchTable, processes: np.ndarray) -> np.ndar
 
 
 def _device_owners(devices: np.ndarray, processes: np.ndarray) -> dict[int, int]:
-    """Return the process that launched most of each device's unambiguous work."""
+    """Return for each device the process that launched most of its work, among work with a unique call."""
     owners: dict[int, int] = {}
     for device in np.unique(devices).tolist():
         found, counts = np.unique(processes[devices == device], return_counts=True)
@@ -165,18 +165,18 @@ def _device_owners(devices: np.ndarray, processes: np.ndarray) -> dict[int, int]
 
 @dataclass(slots=True)
 class _Sharing:
-    """The calls of one correlation id, by start, and for each the outermost call around it."""
+    """The calls of one correlation id by start, and the outermost call around each."""
 
     start: np.ndarray
     outermost: list[int]
 
     def at(self, start: int) -> int:
-        """Return the call that launched work which starts then."""
+        """Return the call that launched the work starting at a time."""
         return self.outermost[max(int(np.searchsorted(self.start, start, side="right")) - 1, 0)]
 
 
 def _sharing(calls_of_id: np.ndarray, owner: int | None, calls: LaunchTable, processes: np.ndarray) -> _Sharing:
-    """Group the calls of one id, sorted by start; only those of the device's owner where it has any."""
+    """Group the calls of one id, sorted by start; those of the device's owner alone, if it has any."""
     if owner is not None and (mine := calls_of_id[processes[calls_of_id] == owner]).size:
         calls_of_id = mine
     parents = dict(zip(calls_of_id.tolist(), calls.parent[calls_of_id].tolist(), strict=True))
@@ -193,7 +193,7 @@ def _sharing(calls_of_id: np.ndarray, owner: int | None, calls: LaunchTable, pro
 def classify(calls: LaunchTable, strings: list[str], launch: np.ndarray, kind: np.ndarray) -> np.ndarray:
     """Return the ``LaunchKind`` of each call: by the device work it launched, else by its name.
 
-    Of two nested calls only the call that has the device work counts as a launch; the other is OTHER.
+    Of two nested calls only the one with the device work counts as a launch; the other is OTHER.
     """
     kinds = np.zeros(len(calls), np.int8)
     blocking = np.zeros(len(calls), bool)
@@ -205,7 +205,7 @@ def classify(calls: LaunchTable, strings: list[str], launch: np.ndarray, kind: n
     linked = launch >= 0
     has_work[launch[linked]] = True
     graph = kinds == LaunchKind.GRAPH
-    for work_kind, launch_kind in _KIND_OF_WORK.items():  # COMPUTE first: a copy inside wins, as it is never mixed
+    for work_kind, launch_kind in _KIND_OF_WORK.items():  # COMPUTE first: a copy overrides it, as none mixes both
         of_kind = np.zeros(len(calls), bool)
         of_kind[launch[linked & (kind == work_kind)]] = True
         kinds[of_kind & ~graph] = launch_kind
@@ -214,16 +214,16 @@ def classify(calls: LaunchTable, strings: list[str], launch: np.ndarray, kind: n
     outer = calls.parent[nested]
     kinds[outer[launches[outer] & ~has_work[outer] & has_work[nested]]] = LaunchKind.OTHER
     kinds[nested[launches[nested] & ~has_work[nested] & launches[outer]]] = LaunchKind.OTHER
-    # AMD records no device work for some copies; what remains of them is a wait.
+    # AMD records no device work for some copies, which then are only a wait.
     kinds[(kinds == LaunchKind.MEMCPY) & blocking & ~has_work] = LaunchKind.BLOCKING_SYNC
     return kinds
 
 
 def adopt_gradient_sums(calls: LaunchTable, ops: OpTable) -> int:
-    """Tie launches the autograd engine made between two operations to the one it had just run; returns how many.
+    """Link launches of the autograd engine between two operations to the operation before them; return their number.
 
-    Until 2021 no range surrounded what the engine does after a backward function: summing the gradients that flow
-    into one place. Those launches lie in no operation, right after the function whose outputs they sum.
+    Until 2021 no range surrounded what the engine does after a backward function: summing gradients of the same tensor.
+    Those launches lie in no operation, right after the function whose outputs they sum.
     """
     backward = np.unique(ops.thread[ops.phase == Phase.BACKWARD])
     alone = (calls.op < 0) & np.isin(calls.kind, (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET))
@@ -274,7 +274,7 @@ SAME_SIZE = {"all_reduce", "broadcast", "reduce"}
 
 
 def collective_kind(text: str) -> str:
-    """Return the kind named in a collective's name, annotation or kernel name; "unknown" if none is."""
+    """Return the kind named in a collective's name, annotation or kernel name, or "unknown"."""
     plain = text.lower().replace("_", "")
     for key, kind in _KINDS:
         if key in plain:
@@ -321,7 +321,7 @@ def _annotation_rows(ops: OpTable, texts: list[str]) -> dict[int, str]:
 
 
 def _describing(op: int, ops: OpTable, op_args: dict[int, Args], annotations: dict[int, str]) -> tuple[int, set[int]]:
-    """Return the operation that describes a collective launched in ``op`` best, and all describing ones above it."""
+    """Return the operation that best describes a collective launched in ``op``, and all describing ones around it."""
     seen: set[int] = set()
     best, start = NONE, op
     while op >= 0:
@@ -373,15 +373,15 @@ def _fill(table: CollectiveTable, index: int, kernel: int, op: int, ops: OpTable
 
 
 def _function(kernel: str) -> str:
-    """Return the bare function's name of a kernel's signature."""
+    """Return the bare function name in a kernel's signature."""
     return re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
 
 
 def _from_shapes(table: CollectiveTable, index: int, op: int, is_annotation: bool, ops: OpTable, strings: Interner,
                  texts: list[str]) -> None:
-    """Return elements and dtype from recorded inputs: of a `nccl:*` annotation all, else the first tensor.
+    """Set elements and dtype from recorded inputs: all inputs of a `nccl:*` annotation, else the first tensor.
 
-    2023 traces and custom all-reduces have nothing else.
+    2023 traces and custom all-reduces have no other source.
     """
     shapes, types = int(ops.shapes[op]), int(ops.dtypes[op])
     if table.elements_in[index] == NONE and shapes >= 0:
@@ -395,7 +395,7 @@ def _from_shapes(table: CollectiveTable, index: int, op: int, is_annotation: boo
 
 
 def _sizes(text: str) -> list[list[int]]:
-    """Return the shapes of tensors; none where one of them is no list of sizes."""
+    """Return the shapes of tensors; [] if any of them is no list of sizes."""
     found = list_of(text)
     whole = all(isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape) for shape in found)
     return found if whole else []

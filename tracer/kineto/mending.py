@@ -1,4 +1,4 @@
-"""Mending device work whose recorded times cannot be true, and dropping events that cannot be, before tables are built.
+"""Mends or drops device work with impossible recorded times, before tables are built.
 
 A profiler converts the device's clock to the host's and may lose a record's end. Four faults follow::
 
@@ -8,9 +8,9 @@ A profiler converts the device's clock to the host's and may lose a record's end
     stream        ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓ …        an end is wrong
                         ▓▓▓ ▓▓▓
 
-A clock is moved, a wrong end is cut, and a wrong start is mended where the kernel fits between its neighbours. What
-cannot be mended is dropped, so that its launch counts as one without GPU work. Good recordings pass unchanged: in those
-at hand no kernel starts before its launch, and kernels of one stream overlap by 4 µs at most.
+A clock is moved, a wrong end is cut, and a wrong start is mended where the kernel fits between its neighbours. Work
+that cannot be mended is dropped, so that its launch counts as one without GPU work. Good recordings pass unchanged: in
+the known ones no kernel starts before its launch, and kernels of one stream overlap by 4 µs at most.
 
 A clock's shift is estimated from the kernels recorded before their own launch. A kernel on an idle stream starts some
 µs after its launch call began. If the device's clock is behind by ``d``, such prompt kernels are recorded ``d`` before
@@ -42,15 +42,15 @@ from tracer.kineto.device_times import (
 from tracer.kineto.events import NameGroup
 
 _SKEW_NS = 1_000_000
-"""Clocks that were matched badly differ by less, single wrong stamps by more. So one early kernel is enough for a
-smaller shift where no kernel contradicts it, and two are needed for a larger one."""
+"""Badly matched clocks differ by less, single wrong times by more. So one early kernel is enough for a smaller shift
+that no kernel contradicts, and two are needed for a larger one."""
 _STRAY = 10
-"""A kernel that is early by this multiple of most others' lead has a wrong time of its own."""
+"""A kernel has a wrong time of its own if it is early by this multiple of the median early kernel's lead."""
 _MINORITY = 0.25
-"""Early kernels that agree on a small shift are a clock's from this share of the promptly started ones upwards. Work of
-several streams starts late for other reasons, and then looks prompt."""
+"""Least ratio of early kernels that agree on a small shift to promptly started ones, from which the clock is behind.
+Work of several streams starts late for other reasons, and then looks prompt."""
 _WAIT_SLACK_NS = 50_000
-"""A wait returns within this time of the last kernel's end, as far as clocks are matched."""
+"""A wait returns within this time of the last kernel's end, if the clocks are matched."""
 _CONTRADICTED = 0.25
 """A constant shift is refused if it puts work behind more than this share of the calls that waited for it."""
 _AGREEMENT = 0.1
@@ -59,14 +59,14 @@ _AGREEMENT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ClockMove:
-    """A clock that is behind the host's.
+    """A device clock that is behind the host's.
 
     Attributes:
         clock: Its number.
-        shift_ns: Time by which its work was moved; 0 where the difference changes, so that none was.
+        shift_ns: Time by which its work was moved; 0 if the difference changes, so that no work was moved.
         early: Number of kernels recorded before their launch.
-        most_ns: The most that one of those is early.
-        work: Number of all its work.
+        most_ns: The largest time by which one of those is early.
+        work: Number of all pieces of its work.
     """
 
     clock: int
@@ -99,10 +99,10 @@ def move_clocks(times: DeviceTimes) -> list[ClockMove]:
 
 
 def _shift(times: DeviceTimes, clock: int, rows: np.ndarray, lead: np.ndarray) -> int | None:
-    """Return how far the clock is behind; 0 where single kernels are wrong, not the clock; None where it changes."""
+    """Return how far the clock is behind, ns; 0 if single kernels are wrong instead; None if the difference changes."""
     early = lead < -EARLY_NS
     stray = early & (lead < _STRAY * float(np.median(lead[early])) - _SKEW_NS)
-    if stray.any() and 2 * stray.sum() < early.sum():  # single wrong times beside a clock that is behind
+    if stray.any() and 2 * stray.sum() < early.sum():  # single wrong times next to a clock that is behind
         rows, lead, early = rows[~stray], lead[~stray], early[~stray]
     alone = _after_a_pause(times, rows)
     if not _is_of_the_clock(lead, early, alone):
@@ -113,7 +113,7 @@ def _shift(times: DeviceTimes, clock: int, rows: np.ndarray, lead: np.ndarray) -
         believed = lead[early & (lead >= -(room + _WAIT_SLACK_NS))]
         if 2 * len(believed) < early.sum() or not len(believed):
             return 0
-    else:  # without a wait only agreement tells a clock from wrong kernels
+    else:  # without a wait only agreement distinguishes a late clock from wrong kernels
         believed = lead[early & alone]
         low = int(believed.min()) if len(believed) else 0
         if 2 * (believed <= low + max(PROMPT_NS, -_AGREEMENT * low)).sum() < max(len(believed), 1):
@@ -127,12 +127,12 @@ def _shift(times: DeviceTimes, clock: int, rows: np.ndarray, lead: np.ndarray) -
 
 
 def _is_of_the_clock(lead: np.ndarray, early: np.ndarray, alone: np.ndarray) -> bool:
-    """Return whether early kernels are many, so that their clock is behind, or few, so that their own times are wrong.
+    """Return whether enough work is early to show a clock that is behind, rather than single wrong times.
 
     Args:
         lead: time from each launch to its kernel, ns.
-        early: which kernels start before their launch.
-        alone: which kernels start on an idle stream.
+        early: mask of the kernels that start before their launch.
+        alone: mask of the kernels that start on an idle stream.
     """
     number, first = int(early.sum()), int(lead[early].min())
     small = first >= -_SKEW_NS
@@ -145,7 +145,7 @@ def _is_of_the_clock(lead: np.ndarray, early: np.ndarray, alone: np.ndarray) -> 
 
 
 def _after_a_pause(times: DeviceTimes, rows: np.ndarray) -> np.ndarray:
-    """Return which rows start on a stream that was idle before them."""
+    """Return a mask of the rows that start on an idle stream."""
     order = np.lexsort((times.start[rows], times.stream[rows]))
     stream, start = times.stream[rows][order], times.start[rows][order]
     paused = np.ones(len(rows), bool)
@@ -156,7 +156,7 @@ def _after_a_pause(times: DeviceTimes, rows: np.ndarray) -> np.ndarray:
 
 
 def _rooms(times: DeviceTimes, clock: int, rows: np.ndarray) -> np.ndarray:
-    """Return the time from the last kernel that each call waits for to that call's return, [waits]."""
+    """Return the time between the end of the last kernel that a call waits for and the call's return, ns, [waits]."""
     waits = times.waits.get(clock)
     if waits is None:
         return np.zeros(0, np.int64)
@@ -168,7 +168,7 @@ def _rooms(times: DeviceTimes, clock: int, rows: np.ndarray) -> np.ndarray:
 
 
 def mend_device_times(collected: Collector) -> None:
-    """Move, cut or drop device work with impossible times; count it in the loss report and note it."""
+    """Move, cut or drop device work with impossible times; count and note it in the loss report."""
     if not collected.rows(NameGroup.DEVICE):
         return
     times = device_times(collected)
@@ -245,7 +245,7 @@ MAX_WINDOW_NS = 7 * 24 * 3600 * 10**9
 
 
 MOST_STREAMS, MOST_THREADS, _MOST_DEVICES = 4096, 1 << 14, 64
-"""Streams of a process and threads that did work, at most: real traces have some dozens."""
+"""Largest numbers of streams of a process, and of threads that did work: real traces have some dozens."""
 
 
 def drop_outliers(collected: Collector) -> None:
@@ -273,7 +273,7 @@ def drop_outliers(collected: Collector) -> None:
 
 
 def drop_excess(collected: Collector) -> None:
-    """Drop and count the events of streams and threads beyond those a process can have, in order of appearance."""
+    """Drop and count the events of streams and threads beyond the largest possible number, in order of appearance."""
     if (collected.reach(NameGroup.DEVICE, "stream") >= MOST_STREAMS
             or collected.reach(NameGroup.DEVICE, "device") >= _MOST_DEVICES):
         found = collected.finish(NameGroup.DEVICE)

@@ -1,6 +1,6 @@
-"""What each operation belongs to: its module, the part of the step, and the calls of Python functions before it.
+"""Context of each operation: its module, its part of the step, and the calls of Python functions before it.
 
-Modules and Python functions are known from the profiler's ranges (with_stack, with_modules).
+Modules and Python functions come from the profiler's ranges (with_stack, with_modules).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tracer.kineto.nesting import Nesting, host_order, inherit, innermost, nest
 class ModulePaths:
     """The module ranges of a window, and the paths of their modules, such as "Net_0/Linear_3".
 
-    A path is kept as its own name and the path around it::
+    A path is stored as its own name and the path around it::
 
         number   own name   around
              0   Net_0        NONE
              1   Linear_3        0      "Net_0/Linear_3"
 
-    and is written out once for all ranges that have it, however often the module was called. What lies deeper than
-    ``MOST_DEPTH`` modules, or would need more text than recordings have, counts for the module around it.
+    and is written out once for all ranges that have it, however often the module was called. A range that lies deeper
+    than ``MOST_DEPTH`` modules, or needs more text than recordings have, counts for the module around it.
 
     Args:
         ranges: columns of the module ranges; times on the clock of the window.
@@ -40,7 +40,7 @@ class ModulePaths:
         self.texts: list[str] = []
         """Texts of the paths."""
         self.folded = 0
-        """Number of ranges that count for the module around them."""
+        """Number of ranges that were assigned to the module around them."""
         self.path = np.zeros(len(order), np.int64)
         """Number of each range's path."""
         self._number(list(strings))
@@ -77,7 +77,7 @@ class ModulePaths:
                 "have very long names; they count for the module around them."]
 
     def lines(self, frames: dict[str, np.ndarray], names: Interner) -> dict[str, str]:
-        """Return by module path the program's own function that called it first.
+        """Return for each module path the program's own function that called it first.
 
         Args:
             frames: columns of the program's own functions, times on the same clock.
@@ -98,11 +98,11 @@ class ModulePaths:
         return found
 
     def of(self, strings: Interner, thread: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Return the codes of the paths of operations given by thread, start and end (``NONE`` outside any).
+        """Return the codes of the module paths of operations (``NONE`` outside any module).
 
         Args:
             strings: the graph's strings; the paths are added.
-            thread, start, end: of the operations, on the same clock.
+            thread, start, end: columns of the operations, times on the same clock.
         """
         if not len(self.path) or len(start) == 0:
             return np.full(len(start), NONE, np.int32)
@@ -120,11 +120,11 @@ AUTOGRAD_SHARE = 0.5
 
 
 def phases(ops: OpTable, nesting: Nesting, strings: list[str]) -> np.ndarray:
-    """Return the ``Phase`` of each operation: its ancestor's, unless an inner marker gives another.
+    """Return the ``Phase`` of each operation: that of its ancestor, unless an inner marker gives another.
 
     BACKWARD: below an autograd node, on a thread that runs mostly such nodes, or with a forward thread recorded.
-    OPTIMIZER and DATA: inside the annotations of those names. FORWARD: what remains inside a step. Else OTHER.
-    A closure that the optimizer calls (``optimizer.step(closure)``, as Lightning does) is no part of its own work.
+    OPTIMIZER and DATA: inside the annotations of those names. FORWARD: what remains inside a step. Else OTHER. A
+    closure that the optimizer calls (``optimizer.step(closure)``, as Lightning does) does not count as its work.
     """
     count = len(ops)
     own = np.full(count, NONE, np.int8)
@@ -157,7 +157,7 @@ def phases(ops: OpTable, nesting: Nesting, strings: list[str]) -> np.ndarray:
 
 
 def _in_closures(ops: OpTable, own: np.ndarray, node: np.ndarray, nesting: Nesting) -> np.ndarray:
-    """Return which operations below an optimizer's annotation belong to a closure that it called.
+    """Return a mask of the operations below an optimizer's annotation that belong to a closure it called.
 
     ::
 
@@ -188,13 +188,13 @@ def _in_closures(ops: OpTable, own: np.ndarray, node: np.ndarray, nesting: Nesti
 
 def count_python_calls(ops: OpTable, steps: StepTable, functions: dict[str, np.ndarray],
                        modules: dict[str, np.ndarray]) -> None:
-    """Write how many functions are called before each operation and in each step; nothing where none was recorded.
+    """Write the number of functions called before each operation and in each step; nothing if none was recorded.
 
     Args:
         ops: Sorted by thread and start.
-        steps: Of the window.
-        functions: Thread and start of each call of a Python function that is no module's.
-        modules: The same of calls of modules, which the profiler names apart.
+        steps: Steps of the window.
+        functions: Thread and start of each call of a Python function, without calls of modules.
+        modules: Thread and start of each call of a module, which the profiler records separately.
     """
     if not len(functions["start"]):
         return

@@ -1,4 +1,4 @@
-"""Host events from their times alone: how they nest, and the gaps between them.
+"""The nesting of host events and the gaps between them, from their times alone.
 
 Within a thread, an event's parent is the innermost one around it::
 
@@ -6,8 +6,8 @@ Within a thread, an event's parent is the innermost one around it::
                   |- aten::t -|  |- aten::addmm -|..      sticks out: cut to its parent and counted
     gaps                                           ^^^^
 
-Recorded times are rounded (whole microseconds until 2023, a quarter in float64 epochs), so two neighbours can seem to
-overlap by less than a microsecond. Then the earlier one is cut, not the later one swallowed.
+Recorded times are rounded (whole microseconds until 2023, a quarter in float64 epochs), so that two neighbours can seem
+to overlap by less than a microsecond. Then the earlier one is cut, and the later one is not nested in it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tracer.kineto.events import DATA_LOADER
 from tracer.kineto.host_loop import gaps_between, nest_rows, rows_around
 
 ROUNDING_NS = 1000
-"""Overlap that rounding of timestamps alone explains: one microsecond."""
+"""Largest overlap that rounding of timestamps alone explains: one microsecond."""
 
 
 _NEVER = 2**63 - 1  # the largest of 64 bits
 _FEW = 32
-"""Levels that are climbed one by one: what real traces need."""
+"""Levels that are climbed one by one, as many as real traces need."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ def host_order(thread: np.ndarray, start: np.ndarray, duration: np.ndarray, orde
 
 
 def nest(thread: np.ndarray, start: np.ndarray, duration: np.ndarray) -> Nesting:
-    """Return the parents of rows that are in ``host_order``. Times in nanoseconds.
+    """Return the nesting of rows that are in ``host_order``. Times in nanoseconds.
 
     Returns:
         Parent rows (``NONE`` at top level), ends after clamping (int64), depths and the number of clamped events.
@@ -78,7 +78,7 @@ def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread
         return found
     active = np.flatnonzero(found >= 0)
     active = active[nesting.end[found[active]] < until[active]]
-    # Far up: by jumps over 2^k ancestors, as ends only grow upwards.
+    # Further up: by jumps over 2^k ancestors, since ends never decrease upwards.
     for jump in reversed(_jumps(nesting.parent)):
         above = jump[found[active]]
         below = (above >= 0) & (nesting.end[above] < until[active])
@@ -103,11 +103,11 @@ def inherit(values: np.ndarray, nesting: Nesting, unset: int) -> np.ndarray:
 
 
 PROFILER_SHARE = 0.5
-"""A gap is the profiler's if its overhead events cover at least this share of it."""
+"""A gap is the profiler's if the profiler's overhead events cover at least this share of it."""
 WAITING_SHARE = 0.5
-"""A gap of a step's thread is a wait if work it hands to other threads covers at least this share of it."""
+"""A gap of a step's thread is a wait if its work on other threads covers at least this share of the gap."""
 WAITING_NS = 20_000
-"""Shorter gaps are no waits: a thread is not woken faster."""
+"""Shorter gaps are no waits: waking a thread takes longer."""
 _HANDED_OVER = ("gloo:",)
 """Beginnings of the names of ranges in which a backend's own thread communicates."""
 
@@ -117,9 +117,9 @@ def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepT
     """Return the gaps between neighbouring operations and calls of each thread.
 
     Annotations are not work: time inside `ProfilerStep#N` but in no operation is a gap. On a step's thread the step's
-    borders bound and cut gaps, so that they add up per step. A data loader's range cuts them too, and inside it they
-    are DATA_LOADING. A step's thread is BLOCKED while the autograd threads, or a backend's, do what it gave them.
-    ``step`` is left to the caller.
+    borders bound and cut gaps, so that they add up per step. A data loader's range cuts gaps too; inside it they are
+    DATA_LOADING. A step's thread is BLOCKED while autograd's threads, or a backend's, do work that it gave them. The
+    caller sets ``step``.
     """
     loaders = np.flatnonzero(named(ops.name, strings, DATA_LOADER.match))
     # Zero-length marks at step and loader borders cut the gaps there.
@@ -144,7 +144,7 @@ def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepT
 
 
 def _waiting(gaps: GapTable, ops: OpTable, op_end: np.ndarray, steps: StepTable, strings: list[str]) -> np.ndarray:
-    """Return the gaps of steps' threads mostly covered by backward operations, or communication, of other threads."""
+    """Return a mask of the gaps on steps' threads mostly covered by backward or communication on other threads."""
     found = np.zeros(len(gaps), np.bool_)
     work = ((ops.phase == Phase.BACKWARD) & (ops.kind == OpKind.OPERATION)) | named(
         ops.name, strings, lambda text: text.startswith(_HANDED_OVER))
@@ -160,7 +160,7 @@ def _waiting(gaps: GapTable, ops: OpTable, op_end: np.ndarray, steps: StepTable,
 
 
 def _profiled(gaps: GapTable, overheads: OverheadTable) -> np.ndarray:
-    """Return the gaps mostly covered by the profiler's own work (overheads without a thread match by time)."""
+    """Return a mask of the gaps mostly covered by the profiler's work (overheads without a thread match by time)."""
     if not len(overheads):
         return np.zeros(len(gaps), np.bool_)
     overlap = np.zeros(len(gaps), np.int64)

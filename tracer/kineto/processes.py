@@ -1,7 +1,7 @@
 """Several processes in one file: which process each event belongs to.
 
-Some tools put the traces of a job's ranks into one file. Each process numbers its launches by itself, so two processes
-may use the same number. The process that launches on a device owns the device's work::
+Some tools put the traces of a job's ranks into one file. Each process numbers its launches by itself, so that two
+processes may use the same number. The process that launches on a device owns the device's work::
 
     process 1000   launch 5000 ─┐          process 2000   launch 5000 ─┐
     device 0            kernel 5000        device 1            kernel 5000
@@ -25,14 +25,14 @@ from tracer.lazy import optimize
 
 @dataclass(frozen=True, eq=False)
 class ProcessPart:
-    """What is one process's own.
+    """The events of one process.
 
     Attributes:
-        pid: Its number, as the file writes it.
+        pid: The process's number, as written in the file.
         correlations: Correlation numbers of its launches that no other process has, ascending.
-        devices: Devices that it alone launches on: their work is its own, under any correlation number.
-        unique: Correlation numbers that exactly one process of the file gave, ascending.
-        in_order: Whether processes and devices were paired in order, since the file does not say which belong together.
+        devices: Devices on which only this process launches: their work belongs to it, under any correlation number.
+        unique: Correlation numbers that exactly one process of the file used, ascending.
+        in_order: Whether processes and devices were paired in order, as the file does not show which belong together.
     """
 
     pid: str
@@ -42,16 +42,16 @@ class ProcessPart:
     in_order: bool
 
     def owns(self, device: Int64, correlation: Int64) -> np.ndarray:
-        """Return which device work is the process's."""
+        """Return a mask of the device work that belongs to the process."""
         on_own = np.isin(device, np.array(sorted(self.devices), np.int64))
         return np.isin(correlation, self.correlations) | (on_own & ~np.isin(correlation, self.unique))
 
 
 def processes_of(collected: Collector, source: str) -> list[ProcessPart]:
-    """Find the processes of a file that are ranks, in their numbers' order; empty where there is one at most.
+    """Find the processes of a file that are ranks, in the order of their numbers; empty if there is at most one.
 
-    A rank ran operations, and launched device work or marked its steps. Others (a helper that asks for a device's
-    memory, one that has a mark and no operation) stay with the one rank of their file.
+    A rank ran operations, and launched device work or marked its steps. Other processes (a helper that reads a device's
+    memory, or a process with a mark and no operation) stay with the only rank of their file.
 
     Raises:
         TraceError: The device work of two processes cannot be separated.
@@ -88,7 +88,7 @@ def processes_of(collected: Collector, source: str) -> list[ProcessPart]:
 
 @dataclass(frozen=True, eq=False)
 class _Launches:
-    """The numbers of a process's calls that a device noted, ascending, and when each began (ns)."""
+    """The correlation numbers of a process's calls that a device noted, ascending, and the start of each (ns)."""
 
     correlation: Int64
     start_ns: Int64
@@ -100,7 +100,7 @@ class _Launches:
         return cls(correlation.astype(np.int64), calls["start"][rows[first]])
 
     def possible(self, correlation: Int64, start_ns: Int64) -> int:
-        """Return how much device work these launches may have started: work with their number that is no earlier."""
+        """Return how much device work these launches may have started: work with their numbers, but no earlier."""
         if not len(self.correlation):
             return 0
         at = np.minimum(np.searchsorted(self.correlation, correlation), len(self.correlation) - 1)
@@ -114,14 +114,14 @@ def _by_number(pid: str) -> list[str | tuple[int, str]]:
 
 
 def _peeked(collected: Collector, group: NameGroup) -> dict[str, np.ndarray]:
-    """Return the columns of a group, which the collector keeps."""
+    """Return the columns of a group without removing them from the collector."""
     columns = collected.finish(group)
     collected.restore(group, columns)
     return columns
 
 
 def _launched(calls: dict[str, np.ndarray], of_call: Int64, ran: Int64, strings: list[str]) -> Bool:
-    """Return which calls a device noted, [calls]: their number ran. If several processes gave it, launches count."""
+    """Return a mask of the calls whose number ran on a device, [calls]; where processes share it, only launches."""
     pairs = np.unique(np.stack([calls["correlation"], of_call]), axis=1)[0]
     given, times = np.unique(pairs, return_counts=True)
     launching = named(calls["name"], strings, lambda text: call_kind(text) in LAUNCHING)
@@ -130,11 +130,11 @@ def _launched(calls: dict[str, np.ndarray], of_call: Int64, ran: Int64, strings:
 
 def _devices(launches: list[_Launches], shared: Int64, operated: list[Int64],
              work: dict[str, np.ndarray]) -> tuple[list[set[int]], bool] | None:
-    """Return the devices that are each process's alone, and whether they were only taken in order; none where they
+    """Return the devices that each process has alone, and whether they were only paired in order; ``None`` where they
     cannot be found.
 
-    A device is the process's whose own numbers ran there, or whose operations its work names (`External id`). Where
-    neither says it, each process has one device: that whose work began after its launches, or the next one.
+    A device is the process's whose unshared numbers ran there, or whose operations its work names (`External id`). If
+    neither decides, each process has one device: the one whose work began after its launches, or the next one.
     """
     found: list[set[int]] = [set() for _ in launches]
     left: list[tuple[int, np.ndarray]] = []
@@ -154,7 +154,7 @@ def _devices(launches: list[_Launches], shared: Int64, operated: list[Int64],
         return None
     ran = np.intersect1d(shared, work["correlation"])
     if not left:
-        # A process whose work is among another's on that one's device: whose each is, is not known.
+        # A process's work is mixed with another's on the other's device: it cannot be separated.
         lost = any(np.isin(launches[host].correlation, ran).any() for host in without)
         return None if lost else (found, False)
     possible = np.array([[launches[host].possible(work["correlation"][rows], work["start"][rows])
@@ -165,7 +165,7 @@ def _devices(launches: list[_Launches], shared: Int64, operated: list[Int64],
 
 
 def _named_by(external_id: Int64, correlation: Int64, operated: list[Int64]) -> list[int]:
-    """Return the processes whose operations device work names, and no other process's.
+    """Return the processes whose operations device work names, without ids that several processes have.
 
     In 2022 and 2023 `External id` was the work's own number: it names no operation.
     """
@@ -175,7 +175,7 @@ def _named_by(external_id: Int64, correlation: Int64, operated: list[Int64]) -> 
 
 
 def _pairing(possible: Int64) -> list[int]:
-    """Return each process's device, so that most work may be its process's; in order if that is as good."""
+    """Return each process's device, so that most work may belong to its process; in order if that is equally good."""
     _, best = optimize.linear_sum_assignment(possible, maximize=True)
     in_order = np.arange(len(possible))
     as_good = possible[in_order, in_order].sum() >= possible[in_order, best].sum()

@@ -21,17 +21,17 @@ from tracer.translate.rocprof import RocprofEvents
 
 _Events = EventStream | NsysSource | RocprofEvents
 LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
-"""Least stored bytes of an event, and events that any file may have: a profiler writes no more events than these."""
+"""Least stored bytes of an event, and events allowed in any file: a profiler writes no more than these permit."""
 
 
 def read_processes(source: str | os.PathLike[str], *,
                    progress: Callable[[int, int], None] | None = None,
                    step_region: str | None = None) -> list[ExecutionGraph]:
-    """Read a trace as ``read_kineto`` does, of a file that may hold several processes. Return the graph of each;
-    several are numbered as ranks in the order of the processes.
+    """Read a trace as ``read_kineto`` does, from a file that may hold several processes. Return one graph for each;
+    several graphs are numbered as ranks in the order of the processes.
 
     Raises:
-        TraceError: As ``read_kineto``; or two processes cannot be separated.
+        TraceError: As ``read_kineto``; or the events of two processes cannot be separated.
     """
     collector, finish = _collected(source, progress, None, step_region)
     parts = processes_of(collector, os.fspath(source))
@@ -85,7 +85,7 @@ def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int]
 def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None,
                part: ProcessPart | None, step_region: str | None) -> tuple[
                    Collector, Callable[[Collector], ExecutionGraph]]:
-    """Gather a file's events, and return what makes the graph of them."""
+    """Gather a file's events; return them and the function that makes the graph of them."""
     loss = LossReport()
     opened, stream, values = _opened(source, progress, loss)
     collector = Collector(loss, values, part)
@@ -115,7 +115,7 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
 
 def _opened(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None, loss: LossReport) -> tuple[
         TraceSource | NsysSource, _Events, HasValues]:
-    """Return a file, its events, and the scanner whose codes they hold."""
+    """Return a file, its events, and the scanner to which their codes belong."""
     if local_export(source):
         export = NsysSource(source, progress)
         return export, export, export.vocabulary
@@ -130,7 +130,7 @@ def _opened(source: str | os.PathLike[str], progress: Callable[[int, int], None]
 
 
 def ready_to_read() -> None:
-    """Load what reading needs, so that processes forked from this one need not load it."""
+    """Load the code that reading needs, so that processes forked from this one need not load it."""
     for loop in (scan_events, place_tokens, nest_rows, rows_around, gaps_between):
         loop.load()
 

@@ -1,8 +1,8 @@
-"""The careful path for a piece of text that does not decode as a whole: event by event, mending what can be mended.
+"""Decoding of a piece of text that is invalid as a whole: event by event, with repairs where possible.
 
-Some profilers write unescaped quotes, stray backslashes, control bytes, NaN, commas. That is mended in the text of
-*one* event, so that damage stays local. The rule for quotes: a quote inside a string ends it only if what follows looks
-like the rest of an object (``: `` after a key; ``,`` + value, ``}`` or ``]`` after a value).
+Some profilers write unescaped quotes, stray backslashes, control bytes, NaN, commas. Such faults are repaired in the
+text of *one* event, so that damage stays local. The rule for quotes: a quote inside a string ends the string only if
+the next characters look like the rest of an object (``: `` after a key; ``,`` + value, ``}`` or ``]`` after a value).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tracer.graph import LossReport
 from tracer.kineto.events import EVENT, Event, coerce_event
 
 MAX_EVENT_BYTES = 1 << 20
-"""Longer fragments are not mended: no real event comes near (the longest seen has 40 KB)."""
+"""Longer fragments are not repaired: real events are much shorter (the longest seen has 40 KB)."""
 
 _AFTER_KEY = re.compile(r"\s*:\s*[\"{\[\-0-9tfnNI]")
 _AFTER_VALUE = re.compile(r"\s*(?:[}\]]|,\s*[\"{\[\-0-9tfnNI}\]]|$)")
@@ -30,9 +30,9 @@ _PLAIN = re.compile(r"[^\"\\\x00-\x1f]+")
 
 
 def repair_event(text: bytes) -> bytes | None:
-    """Return the event's text as valid JSON where the known faults explain it, or None if it is too long to try.
+    """Return the event's text with the known faults repaired, or None if it is too long to try.
 
-    The caller decodes the result; this function does not promise that it is valid.
+    The result may still be invalid JSON: the caller decodes it.
     """
     if len(text) > MAX_EVENT_BYTES:
         return None
@@ -88,7 +88,7 @@ def _string(source: str, at: int) -> tuple[str, int]:
 
 
 def _body(parts: list[str], escapes: list[int], raw_backslashes: bool) -> str:
-    """Join a string's parts. If one backslash was unescaped, so were the others: `C:\\qath\\file` has no form feed."""
+    """Join a string's parts. If one backslash was unescaped, all were: `C:\\qath\\file` has no form feed."""
     if raw_backslashes:
         for index in escapes:
             if parts[index][1].isalpha():
@@ -96,13 +96,13 @@ def _body(parts: list[str], escapes: list[int], raw_backslashes: bool) -> str:
     return _LONE_SURROGATE.sub(r"\\ufffd", "".join(parts))
 
 
-# An event starts with one of these keys in every writer seen; other objects after `}, {` (device properties: "id",
-# process groups: "pg_name") do not, so the metadata is not mistaken for events.
+# An event starts with one of these keys in every writer seen. Other objects after `}, {` (device properties: "id",
+# process groups: "pg_name") do not, so that metadata is not mistaken for events.
 BOUNDARY = re.compile(rb'\}\s*(?P<comma>,)\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|s|bp)"\s*:)')
 
 ARRAY_END = re.compile(rb"\}\s*(?:,\s*)?\]")  # not \s*,?\s*: of spaces without end that tries every pair
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
-_JOINS = 16  # chosen: pieces that one event is put together from
+_JOINS = 16  # chosen: most pieces from which one event is assembled
 _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -111,9 +111,9 @@ class Salvaged(NamedTuple):
 
     events: list[Event]
     rest: bytes | None = None
-    """The text after the event array, if its end lay in the piece."""
+    """The text after the event array, if the array ends in the piece."""
     pending: bytes = b""
-    """An unfinished event at the piece's end, to be put before the text that follows."""
+    """An unfinished event at the piece's end, to be put before the next text."""
 
 
 def elements(text: bytes, loss: LossReport) -> list[Event] | None:
@@ -131,10 +131,10 @@ def elements(text: bytes, loss: LossReport) -> list[Event] | None:
 
 
 def salvage(text: bytes, loss: LossReport, at_end: bool) -> Salvaged:
-    """Decode the events of ``text`` one at a time, repairing or dropping (and counting) those that are invalid.
+    """Decode the events of ``text`` one at a time; repair invalid ones, or drop and count them.
 
     Args:
-        text: Events separated by commas, perhaps with the end of the array and what follows it.
+        text: Events separated by commas, perhaps with the end of the array and the text after it.
         loss: Counts repairs, drops and truncated bytes.
         at_end: The file ends here, so an unfinished last event is a truncation.
 
@@ -151,7 +151,7 @@ def salvage(text: bytes, loss: LossReport, at_end: bool) -> Salvaged:
         used = 1
         event = _decode(fragment)
         if event is None and _is_unfinished(fragment):
-            # A list of objects inside an event looks like a boundary: try to put the event together again.
+            # A list of objects inside an event looks like a boundary: try to join the pieces of the event again.
             for more in range(1, min(_JOINS, len(starts) - index)):
                 event = _decode(text[starts[index]:ends[index + more]])
                 if event is not None:
@@ -203,7 +203,7 @@ def _is_unfinished(fragment: bytes) -> bool:
 def _mend(fragment: bytes, loss: LossReport) -> Event | None:
     stripped = fragment.strip().strip(b",").strip()
     if not stripped:
-        return None  # nothing but a trailing comma
+        return None  # only a trailing comma
     mended = repair_event(stripped)
     event = _decode(mended) if mended is not None else None
     if event is None:
@@ -214,7 +214,7 @@ def _mend(fragment: bytes, loss: LossReport) -> Event | None:
 
 
 def _truncated_tail(fragment: bytes, events: list[Event], loss: LossReport) -> None:
-    """Take the last fragment of a file whose event array never ends: a whole event, a broken one, or a part of one."""
+    """Handle the last fragment of a file whose event array never ends: a complete event, a broken one, or a part."""
     stripped = fragment.strip().rstrip(b",] \n\r\t")
     if not stripped:
         return

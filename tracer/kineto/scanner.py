@@ -1,4 +1,4 @@
-"""The text of events → their fields as columns, see ``scan_loop``."""
+"""The fields of events as columns, read from their text; see ``scan_loop``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ARGS = {
     **dict.fromkeys(("modules", "sync_kind", "collective"), loop.TEXT), "thread_name": loop.SCALAR,
     **dict.fromkeys(("elements_in", "elements_out", "group_size", "group", "group_id", "ranks", "is_async"),
                     loop.CHECKED), "dtype": loop.CHECKED_TEXT}
-"""What is done with each field of ``Event`` and ``Args`` (whose ``name`` is ``thread_name`` here)."""
+"""Treatment of each field of ``Event`` and ``Args`` (whose ``name`` is ``thread_name`` here)."""
 
 EMPTY_TEXT, NULL, NO_JSON = 0, 1, 2
-"""Codes of absent fields: texts, numbers that may be texts, and JSON."""
+"""Codes of absent fields: for texts, for numbers that may be texts, and for JSON."""
 _FIRST = ((b'""', loop.AS_TEXT, ""), (b"null", loop.AS_SCALAR, None), (b"", loop.AS_JSON, b""))
 _DEEPEST = 1 << 11
 """Deepest nesting of brackets: more than the typed decoder takes."""
@@ -42,7 +42,7 @@ class HasValues(Protocol):
 
 
 class EventBatch:
-    """Columns of one piece's events, until the scanner reads the next. ``rows`` below are row numbers."""
+    """Columns of one piece's events, valid until the scanner reads the next piece. ``rows`` are row numbers."""
 
     def __init__(self, events: int, scanner: Scanner, args: dict[int, Args]) -> None:
         self.events = events
@@ -69,7 +69,7 @@ class EventBatch:
 
 
 class TokenMap:
-    """Maps codes of tokens to numbers of the caller's; each is made when first met, in the order of rows."""
+    """Maps codes of tokens to numbers; ``make`` gives a token's number when it is first met, in the order of rows."""
 
     def __init__(self, scanner: HasValues, make: Callable[[Any], int], dtype: Any = np.int32) -> None:
         self._scanner, self._make = scanner, make
@@ -77,7 +77,7 @@ class TokenMap:
         self._made: np.ndarray = np.zeros(0, np.bool_)
 
     def __call__(self, codes: np.ndarray) -> np.ndarray:
-        """Return the numbers of tokens."""
+        """Return the numbers for the codes of tokens."""
         count = len(self._scanner.values)
         if len(self._number) < count:
             more = 2 * count - len(self._number)
@@ -92,11 +92,11 @@ class TokenMap:
 
 
 class Scanner:
-    """Reads pieces of text; keeps the distinct texts of all of them."""
+    """Reads pieces of text, and keeps the distinct texts of all of them."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
-        """Values of tokens: the text; a number or ``None`` for such a token; bytes where it stays JSON."""
+        """Values of tokens: text, a number, ``None``, or bytes for undecoded JSON."""
         self._state = np.zeros(5, np.int64)
         self._stack = np.zeros(_DEEPEST, np.int64)
         self._tokens = np.zeros((4, _LEAST_TOKENS), np.int64)
@@ -113,14 +113,14 @@ class Scanner:
         self._grow_tokens()
 
     def release(self) -> None:
-        """Release the memory of columns, and with it the last batch."""
+        """Release the memory of the columns, which invalidates the last batch."""
         self._capacity = 0
         self._numbers, self._codes = np.empty((0, 0), np.int64), np.empty((0, 0), np.int32)
         self.times, self.spans, self._slow = (np.empty((rows, 0), np.int64) for rows in (2, 2, 4))
         self.timed = np.empty((2, 0), np.bool_)
 
     def scan(self, text: bytes | memoryview) -> EventBatch | None:
-        """Read events that commas separate; ``None`` if anything in them is odd."""
+        """Read events separated by commas; ``None`` if anything in them is unusual."""
         data = np.frombuffer(text, np.uint8) if len(text) else np.zeros(0, np.uint8)
         before = self._state.copy()
         before[[loop.AT, loop.EVENTS, loop.SLOW]] = 0
@@ -186,14 +186,14 @@ class Scanner:
         return EventBatch(events, self, args)
 
     def _forget(self, before: np.ndarray) -> None:
-        """Forget the tokens of a text that was given up."""
+        """Forget the tokens of a text whose scan was given up."""
         if self._state[loop.TOKENS] != before[loop.TOKENS]:
             self._slots[:] = -1
             loop.place_tokens(self._tokens, self._slots, self._pool, int(before[loop.TOKENS]))
         self._state[:] = before
 
     def _make_room(self, events: int) -> None:
-        """Make room for ``events`` events of a piece; those there are stay."""
+        """Make room for ``events`` events of a piece, and keep those that are stored."""
         there = int(self._state[loop.EVENTS])
         old, self._numbers = self._numbers, np.empty((len(self._number_default), events), np.int64)
         for name, column in self._number_at.items():
@@ -251,7 +251,7 @@ _ABSENT = {loop.TEXT: EMPTY_TEXT, loop.TEXT_OR_NULL: NULL, loop.NAMED: NULL, loo
 
 
 def _longer(rows: np.ndarray, count: int, there: int) -> np.ndarray:
-    """Return rows with room for ``count`` entries, the first ``there`` of them copied."""
+    """Return rows with room for ``count`` entries, and copy the first ``there`` entries."""
     found = np.empty((len(rows), count), rows.dtype)
     found[:, :there] = rows[:, :there]
     return found

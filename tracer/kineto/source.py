@@ -14,11 +14,11 @@ from tracer.guard import FREE_TEXT, GROWTH
 from tracer.input_file import open_anywhere, why_unopened
 
 BLOCK_BYTES = 2 << 20
-"""Decompressed bytes handed on at a time: columns of the smallest events in a block take some 10 MB, and smaller blocks
-cost more time."""
+"""Decompressed bytes in one block: columns of the smallest events in a block take some 10 MB, and smaller blocks cost
+more time."""
 
-_COMPRESSED_READ = 1 << 20  # chosen: memory for a piece of a packed file
-_SMALL_READ = 128  # chosen: so much is lost at most before the damage
+_COMPRESSED_READ = 1 << 20  # chosen: memory for a piece of a compressed file
+_SMALL_READ = 128  # chosen: at most this much is lost before the damage
 _GZIP = b"\x1f\x8b"
 _OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed with zstd", b"\xfd7zXZ": "compressed with xz",
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 class TraceSource:
     """One trace file. ``blocks()`` yields its text in pieces of at most ``BLOCK_BYTES``.
 
-    ``damage`` says afterwards, in words, what was wrong with the compressed stream; empty when nothing was.
+    ``damage`` is afterwards a description of faults in the compressed stream, empty without any.
     ``progress(done, total)`` is called with bytes of the stored (compressed) file; ``total`` is 0 if unknown.
     """
 
@@ -42,15 +42,15 @@ class TraceSource:
         self.name = os.fspath(path)
         self.damage = ""
         self.notes: list[str] = []
-        """Sentences on what a trace translated from another profiler lacks."""
+        """Sentences on what the trace lacks if it was translated from another profiler's."""
         self.bytes_read = 0
         self.stored_bytes = 0
-        """Bytes of the file read so far; fewer than of its text if it is compressed."""
+        """Bytes of the stored file read so far, before decompression."""
         self._progress = progress
         self._begun: Iterator[bytes] | None = None
 
     def whole_if(self, wanted: Callable[[bytes], bool]) -> bytes | None:
-        """Return the whole text if its first block is wanted; else ``None``, and ``blocks`` yields it.
+        """Return the whole text if ``wanted`` accepts its first block; else ``None``, and ``blocks`` yields the text.
 
         Raises:
             TraceError: as ``blocks``.
@@ -74,7 +74,7 @@ class TraceSource:
     def _texts(self) -> Iterator[bytes]:
         try:
             handle, total = open_anywhere(self.name)
-        except Exception as error:  # fsspec's back ends raise types of their own (missing package, bad credentials)
+        except Exception as error:  # fsspec's back ends raise their own types (missing package, bad credentials)
             raise TraceError(why_unopened(self.name, error)) from error
         with handle:
             try:
@@ -137,7 +137,7 @@ class TraceSource:
                                    "traces unpack to some 10 to 30 times")
                     return
             if inflater.eof:
-                # A file may be several gzip members after one another; zero bytes after the last one are padding.
+                # A file may have several gzip members in a row; zero bytes after the last one are padding.
                 data = inflater.unused_data.lstrip(b"\0") or handle.read(_COMPRESSED_READ).lstrip(b"\0")
                 done = min(done + len(data), total) if total else done
                 if not data.startswith(_GZIP):
@@ -154,7 +154,7 @@ class TraceSource:
 
 
 def _until_error(inflater: Any, data: bytes) -> bytes:
-    """Return what can be decompressed before the damage; fed in small pieces, as a failing call returns nothing."""
+    """Return what can be decompressed before the damage, fed in small pieces, since a failing call returns nothing."""
     out = bytearray()
     with contextlib.suppress(zlib.error):
         for at in range(0, len(data), _SMALL_READ):
@@ -163,7 +163,7 @@ def _until_error(inflater: Any, data: bytes) -> bytes:
 
 
 def is_rocprof(head: bytes) -> bool:
-    """Return whether the text of a file begins as rocprofv3's results do."""
+    """Return whether a file's text begins like results of rocprofv3."""
     begin = head[:4096]  # a block is megabytes, and stripping copies it
     return begin.lstrip()[:1] == b"{" and _ROCPROF in begin
 

@@ -9,7 +9,7 @@
 4. `execute_*` annotations (inference servers): the step is the annotation.
 5. Periodicity: the thread's top-level operations repeat exactly, at least three times.
 
-Where the user names a region, what ``record_function("train_step")`` marked, its regions are the steps instead::
+Where the user names a region that the program marked with ``record_function("train_step")``, it gives the steps::
 
     thread   |--train_step--|    |--train_step--|    |--train_step--|
     device      |--kernels---|      |--kernels---|      |--kernels------|
@@ -18,7 +18,7 @@ Where the user names a region, what ``record_function("train_step")`` marked, it
 A step then runs from its region's start to the next region's start. The last one runs to its region's end or, if that
 is later, to the end of the device work that was launched in it.
 
-Steps that are none are left out afterwards: repeats that are unlike each other, and empty ones at the window's borders.
+Invalid steps are left out afterwards: repetitions that differ from each other, and empty steps at the window's borders.
 PyTorch ends a ``ProfilerStep`` at each ``prof.step()`` and opens the next. What comes before the first or after the
 last is written as a step too, although it holds no iteration::
 
@@ -124,7 +124,7 @@ def _optimizer(ops: OpTable, op_end: np.ndarray, names: dict[int, str], strings:
     rows = _busiest(ops, _rows(ops, names, _OPTIMIZER))
     if len(rows) == 0:
         return StepTable.empty()
-    # Several optimizers take turns in one step: the one that ends last closes it.
+    # Several optimizers may run in one step: the one that ends last closes it.
     last = rows[np.argmax(op_end[rows])]
     rows = rows[ops.name[rows] == ops.name[last]]
     thread = int(ops.thread[last])
@@ -169,7 +169,7 @@ def _periodic(ops: OpTable, op_end: np.ndarray, strings: Interner) -> StepTable:
         if len(names) < 3 * period:
             break
         if (names[period:] == names[:-period]).all():
-            # A period of one or two operations is a loop inside a step, not a step; and so are several times one.
+            # A period of one or two operations is a loop inside a step, not a step; so are its multiples.
             if period < 3:
                 break
             first = np.arange(0, len(names) - period + 1, period)
@@ -180,7 +180,7 @@ def _periodic(ops: OpTable, op_end: np.ndarray, strings: Interner) -> StepTable:
 
 
 MOST_LISTED = 5
-"""Regions that a sentence lists at most."""
+"""Most regions that a sentence lists."""
 
 SIMILAR = 0.6
 """Names with at least this share of characters in common are similar: the cutoff of Python's ``difflib``."""
@@ -195,9 +195,9 @@ class Region:
     """Regions of one name in a window; names that differ by numbers alone count as one, such as ``iteration *``.
 
     Attributes:
-        count: regions on the thread that has most of them.
+        count: number of regions on the thread that has most of them.
         duration_ns: their time there, summed.
-        own: the program marked them, not PyTorch.
+        own: whether the program marked them, not PyTorch.
     """
 
     name: str
@@ -215,10 +215,10 @@ def region_steps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, kernels: 
     """Return the steps that regions of a name mark.
 
     Args:
-        ops: The window's operations and annotations, with their ends, [ops] ns.
+        ops, op_end: The window's operations and annotations, and their ends, [ops] ns.
         calls, kernels: The window's calls and device work, linked.
         strings: The window's texts; the steps' names are added.
-        name: Of the regions; ``*`` matches any text where no region has exactly this name.
+        name: Name of the regions; ``*`` matches any text where no region has exactly this name.
         source: The trace's name, for the error.
 
     Raises:
@@ -255,7 +255,7 @@ def _repeated(regions: list[Region]) -> list[Region]:
 
 
 def _rows_of(ops: OpTable, texts: list[str], name: str) -> np.ndarray:
-    """Return the rows of a name, sought among annotations, then among operations (what 2020's traces call them)."""
+    """Return the rows with a name, among annotations, else among operations (traces of 2020 record regions so)."""
     named = {code: texts[code] for code in np.unique(ops.name).tolist()}
     exact = [code for code, text in named.items() if text == name]
     pattern = re.compile(".*".join(map(re.escape, name.split(_ANY))), re.DOTALL)
@@ -269,7 +269,7 @@ def _rows_of(ops: OpTable, texts: list[str], name: str) -> np.ndarray:
 
 
 def _launched_end(calls: LaunchTable, kernels: KernelTable, start: int, end: int) -> int:
-    """Return when the last device work ends that calls between two times launched; ``NONE`` without any."""
+    """Return the end of the last device work launched by calls between two times; ``NONE`` without any."""
     launch = np.maximum(kernels.launch, 0)
     if not len(calls) or not len(kernels):
         return NONE
@@ -320,11 +320,11 @@ def _missing(ops: OpTable, texts: list[str], name: str, source: str) -> str:
 
 
 ALMOST_NO_WORK = 0.02
-"""A step at the window's border with at most this share of the other steps' work, by every measure, is empty. After the
-last ``prof.step()`` come a printed loss or a barrier: some operations, where a step has thousands."""
+"""A step at the window's border is empty if it has at most this share of the other steps' work by every measure. After
+the last ``prof.step()`` come a printed loss or a barrier: some operations, where a step has thousands."""
 FEW_DEVICE_TIME, HALF = 0.05, 0.5
-"""Where steps use a device, an empty one has at most this share of their device time, and of their operations and
-launches at most half."""
+"""Where steps use a device, an empty step has at most the first share of their device time, and at most half of their
+kernels, operations and launches."""
 LIKE_WORK = 0.1
 """Repeats of one step run as many operations and launches as the median one, within this share."""
 LIKE_TIME = 2.0
@@ -336,16 +336,16 @@ _TRAINING = ("autograd::engine::evaluate_function", "Optimizer.step#")
 
 def drop_step_faults(steps: StepTable, source: int, ops: OpTable, calls: LaunchTable, kernels: KernelTable,
                      strings: list[str], loss: LossReport) -> tuple[StepTable, int]:
-    """Leave out what is no step, count it and note why.
+    """Leave out invalid steps, count them and note why.
 
     Args:
-        steps, source: As found.
-        ops, calls, kernels: Whose ``step`` is set; it is renumbered where steps are left out.
+        steps, source: As ``find_steps`` returns them.
+        ops, calls, kernels: Tables with their ``step`` set; it is renumbered where steps are left out.
         strings: Texts of the tables' codes.
-        loss: Gets the counts and sentences.
+        loss: Receives the counts and sentences.
 
     Returns:
-        The steps that are left and their source; none and ``NONE`` where the repeats are unlike each other.
+        The remaining steps and their source; no steps and ``NONE`` where the repetitions differ from each other.
     """
     if len(steps) < 2 or source == StepSource.REGION:  # the user says which regions are steps
         return steps, source
@@ -388,11 +388,11 @@ class _StepWork:
         ops: Operations of all threads.
         launches: Calls that start device work.
         kernels: Pieces of device work that were launched in the step.
-        device_ns: Their time.
-        host_ns: Time of the outermost operations. They wait for a device too: it measures work only without one.
+        device_ns: Time of that device work.
+        host_ns: Time of the outermost operations. It includes waits for a device: it measures work only without one.
         length_ns: From the step's start to its end.
-        trains: Whether it runs autograd's engine or an optimizer: a small share of a first step that compiles may be a
-            whole step.
+        trains: Whether it runs autograd's engine or an optimizer. Such a step is not empty, however small it is next to
+            a first step that compiles.
     """
 
     ops: Int64
@@ -420,7 +420,7 @@ class _StepWork:
             steps.duration_ns.astype(np.float64), np.bincount(ops.step[training_ops], minlength=number) > 0)
 
     def empty(self) -> Bool:
-        """Return which steps, from either border on, hold almost no work while the others do, [steps]."""
+        """Return the steps at either border that hold almost no work while the others do, [steps]."""
         found = np.zeros(len(self.ops), np.bool_)
         first, last = 0, len(found) - 1
         while first < last and self._holds_almost_none(last, range(first, last)):
@@ -434,13 +434,13 @@ class _StepWork:
     def _holds_almost_none(self, step: int, others: range) -> bool:
         """Return whether a step holds almost none of the work of the others.
 
-        The others' work is the upper median, by each measure, of those that have any: empty ones cannot hide each
-        other.
+        The work of the others is the upper median, by each measure, of those that have any. So empty steps cannot hide
+        each other.
         """
         if self.trains[step]:
             return False
-        # Where steps use a device, its time says whether one is a step, however few launches they have: before the end
-        # a host may still fetch a batch, and clear a buffer.
+        # Where steps use a device, device time decides, however few launches there are: before the window ends, a host
+        # may still fetch a batch and clear a buffer.
         uses_device = 2 * (self.kernels[others.start:others.stop] > 0).sum() > len(others)
         limits = [(self.device_ns, FEW_DEVICE_TIME), (self.kernels, HALF), (self.launches, HALF), (self.ops, HALF)]
         if not uses_device:

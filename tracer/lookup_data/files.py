@@ -1,8 +1,8 @@
 """Files of embedding tables: CSV, Parquet, JSON and TOML, each row a table, and the published layout of sharding tasks.
 
-A column is a field of ``EmbeddingTable``; one that is missing has the field's default. ``reuse`` is one list of 17
-shares or the columns ``reuse_0`` … ``reuse_16``. JSON is a list of tables or ``{"tables": [...]}``, TOML has
-``[[tables]]``. A quantized table that names no optimizer has none: it is only looked up.
+A column is a field of ``EmbeddingTable``; missing columns have the field's default. ``reuse`` is one list of 17 shares
+or the columns ``reuse_0`` … ``reuse_16``. JSON is a list of tables or ``{"tables": [...]}``, TOML has ``[[tables]]``. A
+quantized table without a named optimizer is not trained.
 
 The published layout (DreamShard's and NeuroShard's ``table_configs.json``, arXiv 2210.02023 and 2305.01868) has other
 names: ``row``, ``dim``, ``pooling_factor`` and ``bin_0`` … ``bin_16``, the shares of a batch's *different rows* by how
@@ -25,11 +25,11 @@ from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, Embed
 from tracer.table_input import TABLES, TableInputError, place, read_cells
 
 PUBLISHED_BATCH = 65_536
-"""Samples of the batch that the published histograms are of (facebookresearch/dlrm_datasets, fbgemm_t856_bs65536)."""
+"""Samples of the batch in the published histograms (facebookresearch/dlrm_datasets, fbgemm_t856_bs65536)."""
 PUBLISHED_COLUMNS = 16
-"""Columns of a published table where its file gives none: DreamShard's own default."""
+"""Columns of a published table if its file gives none: DreamShard's own default."""
 MOST_TABLES = 10_000
-"""Tables of a file: the largest that is published has 856, and a plan of 10,000 takes minutes."""
+"""Most tables of a file: the largest published file has 856, and a plan of 10,000 takes minutes."""
 _FIELDS = {field.name: field for field in fields(EmbeddingTable)}
 _NEEDED = [name for name, field in _FIELDS.items() if field.default is MISSING]
 _WHOLE = ("rows", "columns", "longest_bag", "reuse_lookups", "unique")
@@ -39,7 +39,7 @@ _REUSE = [f"reuse_{i}" for i in range(REUSE_BINS)]
 _BINS = [f"bin_{i}" for i in range(REUSE_BINS)]
 _PUBLISHED = ("name", "index", "row", "dim", "pooling_factor")
 _BESIDE = ("dtype", "pooling", "weighted", "optimizer", "output_dtype", "location", "cache_load_factor")
-"""Fields that a published table may have in addition, as neither its own fields nor its bins give them."""
+"""Fields that a published table may have in addition, since the layout itself has none of them."""
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0", "")
 
 Row = Mapping[str, Any]
@@ -49,10 +49,10 @@ def read_tables(path: PathLike) -> list[EmbeddingTable]:
     """Read a file of tables.
 
     Args:
-        path: its ending says what it is: .csv, .parquet, .json or .toml.
+        path: path of the file; the ending gives its format: .csv, .parquet, .json or .toml.
 
     Raises:
-        TableInputError: it cannot be read, has no tables, lacks a column, or a table of it does not hold together; the
+        TableInputError: it cannot be read, has no tables, lacks a column, or has a table that contradicts itself; the
             sentence names the file and the line.
     """
     suffix = Path(path).suffix.lower()
@@ -82,7 +82,7 @@ def read_tables(path: PathLike) -> list[EmbeddingTable]:
 
 
 def checked_tables(tables: Sequence[EmbeddingTable], name: str = "the tables") -> list[EmbeddingTable]:
-    """Return the same tables. Raises ``TableError`` if two have one name, or there is none."""
+    """Return the tables unchanged. Raises ``TableError`` if two have one name, or if there are none."""
     if not tables:
         raise TableError(f"{name} has no tables; give at least one.")
     seen: dict[str, int] = {}
@@ -97,10 +97,10 @@ def checked_tables(tables: Sequence[EmbeddingTable], name: str = "the tables") -
 def table_of_published(row: Row, name: str) -> EmbeddingTable:
     """Return a table of the published layout. Its bins are shares of different rows; ours are shares of look-ups.
 
-    It may also have fields of ``EmbeddingTable`` that the layout has no name for, such as ``dtype``.
+    It may also have fields of ``EmbeddingTable`` that the layout lacks, such as ``dtype``.
 
     Raises:
-        TableError: a size is none, a field is unknown, or bins are lacking or no shares.
+        TableError: a size is invalid, a field is unknown, or bins are missing or are no shares.
     """
     others = {key: value for key, value in row.items()
               if _given(value) and key not in _PUBLISHED and key not in _BINS}
@@ -116,7 +116,7 @@ def table_of_published(row: Row, name: str) -> EmbeddingTable:
     for key, share in zip(_BINS, bins.tolist(), strict=False):
         if not math.isfinite(share) or share < 0:
             raise TableError(f"{key} is {share:g}; it is a share of the rows that a batch looks up.")
-    # A row of the bin b stands for REUSE_OF_BIN[b] look-ups. Tables that a batch never looks up have zeros.
+    # A row of the bin b has REUSE_OF_BIN[b] look-ups. Tables that a batch never looks up have zeros.
     looked_up = bins * REUSE_OF_BIN if len(bins) else bins
     whole = float(looked_up.sum())
     reuse = tuple((looked_up / whole).tolist()) if whole > 0 else ()
@@ -134,7 +134,7 @@ def _table(row: Any, index: int) -> EmbeddingTable:
 
 
 def _values(row: Row) -> dict[str, Any]:
-    """Return the fields that a row has, as their types. Raises ``TableError``."""
+    """Return the fields of a row in their types. Raises ``TableError``."""
     split = [row[key] for key in _REUSE if _given(row.get(key))]
     given = {key: value for key, value in row.items() if _given(value) and key not in _REUSE}
     for name in _NEEDED:
@@ -157,7 +157,7 @@ def _unknown(key: str, known: Sequence[str], listed: str) -> NoReturn:
 
 
 def _typed(given: Row) -> dict[str, Any]:
-    """Return fields as values of their types."""
+    """Return the fields converted to their types."""
     found = {key: _value(key, value) for key, value in given.items()}
     if found.get("dtype") in QUANTIZED:
         found.setdefault("optimizer", "none")

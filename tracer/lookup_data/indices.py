@@ -1,17 +1,17 @@
-"""Real indices, or a law of them: what ``--indices`` takes.
+"""Real indices, or a distribution of them: the argument of ``--indices``.
 
 There are five forms, recognised by the text:
 
-- ``zipf:1.05``: the law by which rows are drawn, exponent 1.05; ``zipf:0`` draws them evenly.
-- A Parquet or CSV file, *long*: one row a look-up, columns ``table``, ``sample``, ``index`` in any order. Samples
-  without look-ups need no row.
-- A Parquet or CSV file, *wide*: one row a sample and one column a table, named as the table. A cell is an index or a
-  list of them (in CSV: separated by spaces); an empty one looks nothing up. A column ``sample`` is not a table.
+- ``zipf:1.05``: rows are drawn by a Zipf law with exponent 1.05; ``zipf:0`` draws them uniformly.
+- A Parquet or CSV file, *long*: one row for each look-up, columns ``table``, ``sample``, ``index`` in any order.
+  Samples without look-ups need no row.
+- A Parquet or CSV file, *wide*: one row for each sample and one column for each table, with its name. A cell is an
+  index or a list of indices (in CSV: separated by spaces), or empty. A column ``sample`` is not a table.
 - A file of torch (``.pt``, ``.pt.gz``) as published for ``dlrm_datasets``: the tensors (indices, offsets, lengths) of
   one batch. Indices are all look-ups, table after table; offsets are their bounds [tables·samples + 1]; lengths are
   bag lengths [tables, samples]. Tables are known by their order.
-- The same in Parquet: one row with lists ``indices``, ``offsets`` (may be absent) and ``lengths``, a list of a list for
-  each table. Or a row for each table with its own three lists, and its name in a column ``table`` if it has one.
+- The same in Parquet: one row with lists ``indices``, ``offsets`` (may be absent) and ``lengths``, a list of one list
+  for each table. Or one row for each table with its own three lists, and optionally its name in a column ``table``.
 
 Only counts leave this module: how often rows repeat, and how long bags are.
 """
@@ -40,7 +40,7 @@ from tracer.table_input import TableInputError, read_parquet
 
 LAW = "zipf:"
 _WORDS = {"table", "index", "indices", "offsets", "lengths", "values"}
-"""Columns that mark the long or the published layout, and are no table's names."""
+"""Columns that mark the long or the published layout, and therefore are no names of tables."""
 
 
 _LONG_ROW = 24
@@ -52,7 +52,7 @@ class TableIndices:
     """The look-ups of one table in a batch.
 
     Attributes:
-        name: of the table; empty where the file knows tables by their order.
+        name: name of the table; empty where the file identifies tables by order.
         indices: rows looked up [look-ups], bag after bag.
         lengths: look-ups of each sample [samples].
     """
@@ -62,10 +62,10 @@ class TableIndices:
     lengths: Int64
 
     def of(self, table: EmbeddingTable) -> EmbeddingTable:
-        """Return the table as this batch looks rows up in it.
+        """Return the table with the statistics of this batch.
 
         Raises:
-            TableError: an index is beyond its rows.
+            TableError: an index is not below the table's number of rows.
         """
         if len(self.indices) and int(self.indices.max()) >= table.rows:
             raise TableError(f"table {table.name!r} has {table.rows:,} rows, and the indices go up to "
@@ -75,10 +75,10 @@ class TableIndices:
 
 @dataclass(frozen=True, slots=True)
 class Indices:
-    """The argument of ``--indices``: a law (``skew``) for every table, or the look-ups of some tables.
+    """The argument of ``--indices``: a Zipf law (``skew``) for every table, or the look-ups of some tables.
 
     Attributes:
-        source: as written.
+        source: the argument as written.
         skew: exponent of the Zipf law, ``None`` where look-ups are known.
         tables: in the file's order.
     """
@@ -88,10 +88,10 @@ class Indices:
     tables: tuple[TableIndices, ...] = ()
 
     def of(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
-        """Return a model's tables, each as these indices look rows up in it.
+        """Return a model's tables, each with the statistics of these indices.
 
-        A file's tables are found by their names; else by their order, if there are as many; a file of one table
-        describes every one.
+        Tables of a file are matched by name, or by order if their numbers are equal; a file of one table describes
+        every table.
 
         Raises:
             TableError: a table has no indices, or they do not fit it.
@@ -116,7 +116,7 @@ class Indices:
 
 
 def counted(table: EmbeddingTable, indices: Int64, lengths: Int64) -> EmbeddingTable:
-    """Return the table with the facts of one batch: bags, reuse, rows touched.
+    """Return the table with the statistics of one batch: bags, reuse, rows touched.
 
     Args:
         indices: rows looked up [look-ups].
@@ -134,8 +134,8 @@ def read_indices(text: str) -> Indices:
     """Read the text of ``--indices``.
 
     Raises:
-        TableError: the law is none.
-        TableInputError: the file cannot be read, or is of no known layout.
+        TableError: the exponent is not valid.
+        TableInputError: the file cannot be read, or has no known layout.
     """
     if text.startswith(LAW):
         return Indices(text, skew=_skew(text))
@@ -186,9 +186,9 @@ def _unpacked(data: bytes) -> bytes:
 
 def _columns(data: bytes, name: str) -> pyarrow.Table:
     if name.endswith(".csv"):
-        if (columns := data.count(b",", 0, data.find(b"\n"))) > MOST_TABLES:  # before each becomes an object
+        if (columns := data.count(b",", 0, data.find(b"\n"))) > MOST_TABLES:  # before each column becomes an object
             raise ValueError(f"it has {columns:,} columns, which is more than {MOST_TABLES:,} tables")
-        # Not by ``read_frame``: both formats are read as Arrow's columns, which have lists, and may be unpacked bytes.
+        # Not by ``read_frame``: both formats are read as Arrow columns, which can hold lists, from bytes in memory.
         return arrow_csv.read_csv(io.BytesIO(data))
     with io.BytesIO(data) as stream:
         return read_parquet(stream)
@@ -223,7 +223,7 @@ def _long(table: pyarrow.Table) -> tuple[TableIndices, ...]:
 
 
 def _published(table: pyarrow.Table) -> tuple[TableIndices, ...]:
-    """Return look-ups, bounds and bag lengths from lists: of all tables in one row, or of a table in each row."""
+    """Return look-ups, bounds and bag lengths from lists, where one row holds all tables or each row holds one."""
     names = set(table.column_names)
     if odd := sorted(names - {"table", "indices", "offsets", "lengths"}):
         raise ValueError(f"beside indices and lengths it has a column {odd[0]!r}, which is of no layout that is known")
@@ -251,7 +251,7 @@ def _published(table: pyarrow.Table) -> tuple[TableIndices, ...]:
 
 
 def _numbers(value: Any, name: str) -> Int64:
-    """Return whole numbers of a list, or of a list of equally long lists."""
+    """Return integers from a list, or from a list of equally long lists."""
     try:
         found = np.asarray(value)
     except ValueError:
@@ -277,7 +277,7 @@ def _wide(name: str, column: Any) -> TableIndices:
 
 
 def _whole(column: Any, name: str) -> Int64:
-    """Return whole numbers of a column, from numbers or text."""
+    """Return integers from a column of numbers or text."""
     try:
         if column.null_count:
             raise ValueError

@@ -1,14 +1,14 @@
-"""Statistics of the rows that a graph's operations look up: written with each operation, read with its arguments.
+"""Statistics of the rows that a graph's operations look up, stored in the operations' arguments.
 
-The profiler writes nothing of a tensor's values. What was counted of a look-up's indices (or the law they follow) is
-kept where it would: as the recorded text of the argument that holds the indices.
+The profiler records no tensor values. The counts of a look-up's indices, or the distribution that they follow, are kept
+where it would record them: as the recorded text of the argument that holds the indices.
 
     aten::_embedding_bag(weight, indices, …)      indices: shape [5120], value "lookups:[{"name":"tables.0", …}]"
 
-So it is stored and loaded with the graph and follows the operation through every change of sizes. It separates two
-look-ups of equal shapes, and reaches all that prices the operation. The indices themselves are not among it.
+So the statistics are stored with the graph and stay with the operation when its sizes change. They distinguish two
+look-ups of equal shapes, and reach all that prices the operation. The indices are not stored.
 
-An operation looks up one table, or several that lie behind one another in one weight (as in FBGEMM's table-batched
+An operation looks up one table, or several that lie one after another in one weight (as in FBGEMM's table-batched
 embedding).
 """
 
@@ -38,24 +38,24 @@ FORWARD = {"aten::embedding": (0, 1), "aten::embedding_bag": (0, 1), "aten::_emb
            "aten::_embedding_bag_forward_only": (0, 1)}
 """Look-ups → positions of the weight and of the indices among their arguments."""
 BATCHED = {"fbgemm::split_embedding_codegen_lookup_": (1, 11), "fbgemm::dense_embedding_codegen_lookup_": (0, 7)}
-"""The same by the beginning of the operation's name."""
+"""Look-ups by the beginning of the operation's name → positions of the weight and of the indices."""
 BACKWARD = frozenset({
     "aten::embedding_backward", "aten::embedding_dense_backward", "aten::embedding_sparse_backward",
     "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward"})
-"""Gradients; their second argument is the indices."""
+"""Gradients of look-ups; their second argument is the indices."""
 _MATRIX = 2  # dimensions of a weight that holds one table
-_OF_BACKWARD = 1  # the place among the arguments
+_OF_BACKWARD = 1  # position of the indices among a gradient's arguments
 _NAMES = {part.name: part for part in fields(EmbeddingTable)}
 
 
 def note_text(tables: Sequence[EmbeddingTable]) -> str:
-    """Return the tables as the text of an argument; default values are left out."""
+    """Return the tables as the text of an argument, without default values."""
     return _MARK + json.dumps([_plain(table) for table in tables], separators=(",", ":"))
 
 
 @lru_cache(maxsize=4096)
 def noted_tables(text: str) -> tuple[EmbeddingTable, ...]:
-    """Return the tables in the text of an argument; none in any other text, or a damaged one."""
+    """Return the tables in the text of an argument; () for any other text and for damaged ones."""
     if not text.startswith(_MARK):
         return ()
     try:
@@ -65,7 +65,7 @@ def noted_tables(text: str) -> tuple[EmbeddingTable, ...]:
 
 
 def tables_of(graph: ExecutionGraph) -> list[EmbeddingTable]:
-    """Return the tables that a graph's operations are known to look up, each name once, in their order."""
+    """Return the tables that a graph's operations are known to look up, each name once, in order."""
     ops = graph.ops
     found: dict[str, EmbeddingTable] = {}
     for code in dict.fromkeys(ops.scalars[_rows(graph)].tolist()):
@@ -76,11 +76,11 @@ def tables_of(graph: ExecutionGraph) -> list[EmbeddingTable]:
 
 
 def note_tables(graph: ExecutionGraph, tables: Sequence[EmbeddingTable]) -> list[str]:
-    """Write with each look-up, and its gradient, which of a model's tables it reads. In place.
+    """Note at each look-up, and at its gradient, which of a model's tables it reads. In place.
 
-    A table belongs to the look-up of its module (``tables.3``) if that is known and the sizes fit. Else tables and
-    look-ups of equal sizes are joined in their order. A weight with the rows of all tables of its columns holds all
-    of them.
+    A table belongs to the look-up of its module (``tables.3``) if that is known and the sizes fit. Otherwise tables and
+    look-ups of equal sizes are paired in order. If a weight has as many rows as all tables of its width together, it
+    holds all of them.
 
     Returns:
         Sentences for what could not be joined.
@@ -99,13 +99,13 @@ def note_tables(graph: ExecutionGraph, tables: Sequence[EmbeddingTable]) -> list
 
 
 def note_counted(graph: ExecutionGraph, counted: Sequence[EmbeddingTable]) -> list[str]:
-    """Write the counts of one step of a program with the look-ups of every step, in their order, in place.
+    """Note the counts of one watched step at the look-ups of every step, in order, in place.
 
     Args:
-        counted: the table of each look-up of the step that was watched.
+        counted: the table of each look-up of the watched step.
 
     Returns:
-        Sentences for steps that look up something else: tables and look-ups are joined there as ``note_tables`` does.
+        Sentences on steps with other look-ups: there, tables and look-ups are joined as in ``note_tables``.
     """
     lookups = find_lookups(graph)
     if not lookups:
@@ -118,10 +118,10 @@ def note_counted(graph: ExecutionGraph, counted: Sequence[EmbeddingTable]) -> li
 
 def _note_each(graph: ExecutionGraph, lookups: Sequence[Lookup], tables: list[list[EmbeddingTable]],
                shapes: list[tuple[int, ...]]) -> int:
-    """Write the tables of each look-up of one step, whose weights have these shapes, with those of all steps. In place.
+    """Note the tables of one step's look-ups, with weights of these shapes, at the look-ups of all steps. In place.
 
     Returns:
-        How many steps look up other shapes; look-ups and tables are joined there by their sizes.
+        The number of steps with other shapes; their look-ups and tables are joined by sizes.
     """
     writer, unlike = _Writer(graph), 0
     for step in sorted({own.step for own in lookups}):
@@ -135,9 +135,9 @@ def _note_each(graph: ExecutionGraph, lookups: Sequence[Lookup], tables: list[li
 
 
 def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
-    """Write with each look-up what real indices, or a law, give for it, in place.
+    """Note at each look-up the statistics of real indices, or of a distribution, in place.
 
-    Tables that are noted already keep their names; others are named by their modules, or numbered.
+    Tables that are noted already keep their names; new ones are named by their modules, or numbered.
 
     Raises:
         TableError: the graph looks up no table, or the indices do not fit its tables.
@@ -150,7 +150,7 @@ def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
                          "--indices out.")
     first = min(own.step for own in lookups)
     of_each = [own.tables(place) for place, own in enumerate(own for own in lookups if own.step == first)]
-    tables = {table.name: table for part in of_each for table in part}  # a module that is called twice has one
+    tables = {table.name: table for part in of_each for table in part}  # a module that is called twice has one table
     described = dict(zip(tables, indices.of(list(tables.values())), strict=True))
     _note_each(graph, lookups, [[described[table.name] for table in part] for part in of_each],
                [own.shape for own in lookups if own.step == first])
@@ -161,20 +161,20 @@ def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
 
 @dataclass(slots=True)
 class Lookup:
-    """One look-up of a step, with the operations around and behind it.
+    """One look-up of a step, with its operations.
 
     Attributes:
         rows: Its rows in ``graph.ops``, outermost first, each with the position of its indices.
-        step: Of the graph, ``NONE`` outside steps.
-        module: Path of the module that did it, empty where not known.
-        shape: Of its weight; one dimension where several tables lie in it.
+        step: Its step of the graph, ``NONE`` outside steps.
+        module: Path of the module that called it, empty where not known.
+        shape: Shape of its weight; one dimension where several tables lie in the weight.
         lookups: Indices in all.
-        bags: Vectors it gives.
+        bags: Number of vectors that it returns.
         pooled: Whether a bag may have several look-ups.
-        dtype: Of the weight as recorded.
-        sequence: Autograd's number, ``NONE`` if not known.
-        batched_tables: Tables in the weight, where the operation says.
-        columns: Of each of them; 0 where the operation does not say.
+        dtype: Recorded dtype of the weight.
+        sequence: Autograd's sequence number, ``NONE`` if not known.
+        batched_tables: Number of tables in the weight, where the operation gives it.
+        columns: Columns of each table; 0 where the operation does not give them.
     """
 
     rows: list[tuple[int, int]]
@@ -195,10 +195,10 @@ class Lookup:
         return prod(self.shape)
 
     def tables(self, place: int) -> list[EmbeddingTable]:
-        """Return its tables: several in one weight are taken to have equally many rows; none if columns are unknown.
+        """Return its tables. Several in one weight are assumed to have equal rows; [] if their columns are unknown.
 
         Args:
-            place: of the look-up in its step, a name where no module gives one.
+            place: index of the look-up in its step, for a name where no module gives one.
         """
         name, count, columns = self.module or f"table {place}", self.batched_tables, self.columns
         if len(self.shape) == _MATRIX:
@@ -212,7 +212,7 @@ class Lookup:
 
 
 def find_lookups(graph: ExecutionGraph) -> list[Lookup]:
-    """Return the look-ups of a graph in time order; their gradients are among their rows."""
+    """Return the look-ups of a graph in time order, with the rows of their gradients."""
     ops = graph.ops
     rows = _rows(graph)
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
@@ -268,7 +268,7 @@ def _read(graph: ExecutionGraph, row: int, position: tuple[int, int]) -> Lookup 
 
 
 def _add_gradients(graph: ExecutionGraph, lookups: list[Lookup], rows: list[int]) -> None:
-    """Join gradients by autograd's number, else from the last look-up of equal sizes to the first."""
+    """Join gradients to look-ups by autograd's number, else by equal sizes from the last look-up to the first."""
     ops = graph.ops
     by_number = {(own.step, own.sequence): own for own in lookups if own.sequence != NONE}
     left: dict[tuple[int, tuple[int, ...]], list[Lookup]] = {}
@@ -294,7 +294,7 @@ def _add_gradients(graph: ExecutionGraph, lookups: list[Lookup], rows: list[int]
 
 
 def _numbers(graph: ExecutionGraph, row: int) -> list[int]:
-    """Return autograd's numbers of an operation and those around it."""
+    """Return autograd's sequence numbers of an operation and of the operations around it."""
     found = []
     while row >= 0:
         if graph.ops.sequence[row] != NONE:
@@ -314,7 +314,7 @@ def _gradient_shape(graph: ExecutionGraph, row: int) -> tuple[int, ...]:
 
 
 def _joined(lookups: list[Lookup], tables: Sequence[EmbeddingTable]) -> list[list[EmbeddingTable]]:
-    """Return the tables of each look-up of a step; none where no table fits."""
+    """Return the tables of each look-up of a step; [] where no table fits."""
     by_shape: dict[tuple[int, ...], list[EmbeddingTable]] = {}
     for table in tables:
         by_shape.setdefault((table.rows, table.columns), []).append(table)
@@ -337,7 +337,7 @@ def _is_of(table: str, module: str) -> bool:
 
 
 def _all_in(own: Lookup, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
-    """Return all tables of a weight that holds several behind one another."""
+    """Return all tables of a weight that holds several one after another."""
     if len(own.shape) == 2:
         alike = [table for table in tables if table.columns == own.shape[1]]
         return alike if len(alike) > 1 and sum(table.rows for table in alike) == own.shape[0] else []
@@ -346,7 +346,7 @@ def _all_in(own: Lookup, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTabl
 
 
 class _Writer:
-    """Puts texts into the graph's arguments; each distinct row of arguments is written once."""
+    """Writes texts into the graph's arguments; each distinct row of arguments is written once."""
 
     def __init__(self, graph: ExecutionGraph) -> None:
         self._graph, self._code_of = graph, string_coder(graph)
@@ -377,14 +377,14 @@ def _short(value: Any) -> Any:
 
 
 def _position(name: str) -> tuple[int, int] | None:
-    """Return the positions of weight and indices of a look-up; ``None`` of a gradient."""
+    """Return the positions of weight and indices of a look-up; ``None`` for a gradient."""
     if name in FORWARD:
         return FORWARD[name]
     return next((position for start, position in BATCHED.items() if name.startswith(start)), None)
 
 
 def _rows(graph: ExecutionGraph) -> np.ndarray:
-    """Return the rows of ``graph.ops`` that look rows up, or are gradients of it."""
+    """Return the rows of ``graph.ops`` that are look-ups or their gradients."""
     ops = graph.ops
     lookup = named(ops.name, graph.strings, lambda text: text in FORWARD or text in BACKWARD or text.startswith(
         tuple(BATCHED)))

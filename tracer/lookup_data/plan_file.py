@@ -1,4 +1,4 @@
-"""A sharding plan as TorchRec writes one: how each embedding table is spread, and the file that says so.
+"""A sharding plan in TorchRec's form: how each embedding table is spread over ranks, and the plan's file.
 
 ::
 
@@ -29,11 +29,11 @@ Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 
 
 class ShardingError(ForetraceError):
-    """A sharding of tables is not possible, or not written as one."""
+    """A sharding of tables is impossible, or its text is not valid."""
 
 
 class ShardKind(str, Enum):
-    """How one table is spread; the values are TorchRec's names."""
+    """The way in which one table is spread; the values are TorchRec's names."""
 
     TABLE_WISE = "table_wise"
     COLUMN_WISE = "column_wise"
@@ -48,10 +48,10 @@ class ShardKind(str, Enum):
 
     @staticmethod
     def of(text: str) -> ShardKind:
-        """Return the kind of a name, also with hyphens or as TorchRec's tables abbreviate it (tw, cw, rw, twrw, dp).
+        """Return the kind with a name, which may have hyphens or be TorchRec's abbreviation (tw, cw, rw, twrw, dp).
 
         Raises:
-            ShardingError: there is none.
+            ShardingError: there is no such kind.
         """
         plain = text.strip().lower().replace("-", "_")
         try:
@@ -68,13 +68,13 @@ SHORT_KINDS = {ShardKind(name): short for short, name in _SHORT.items()}
 
 @dataclass(frozen=True, slots=True)
 class TableSharding:
-    """How one table is spread.
+    """The spread of one table.
 
     Attributes:
         kind: One of ``ShardKind``.
-        ranks: Table-wise: the one rank; column-wise: the rank of each part of the columns, in their order;
-            table-row-wise: the ranks of one node; else all ranks.
-        location: Of the weights (``tracer.lookup_data.tables.LOCATIONS``).
+        ranks: Table-wise: the one rank; column-wise: the rank of each part of the columns, in order; table-row-wise:
+            the ranks of one node; otherwise all ranks.
+        location: Location of the weights (``tracer.lookup_data.tables.LOCATIONS``).
     """
 
     kind: ShardKind
@@ -83,14 +83,14 @@ class TableSharding:
 
 
 def kernel_name(sharding: TableSharding, trained: bool) -> str:
-    """Return TorchRec's name of the kernel that looks rows up (``EmbeddingComputeKernel``)."""
+    """Return TorchRec's name of the look-up kernel (``EmbeddingComputeKernel``)."""
     if not sharding.kind.fused:
         return "dense"
     return _KERNELS[sharding.location].replace("fused", "fused" if trained else "quant", 1)
 
 
 def location_of_kernel(kernel: str) -> str:
-    """Return the location of the weights that a kernel of this name looks up.
+    """Return the location of the weights for a kernel's name.
 
     Raises:
         ShardingError: there is no such kernel.
@@ -127,7 +127,7 @@ class WrittenCache(msgspec.Struct, frozen=True):
 
 
 class WrittenTable(msgspec.Struct, frozen=True):
-    """A table in the file; ``ranks`` may be left out (null) where all have it."""
+    """A table in the file; ``ranks`` may be missing (null) if all ranks have it."""
 
     sharding_type: str
     compute_kernel: str
@@ -137,18 +137,18 @@ class WrittenTable(msgspec.Struct, frozen=True):
 
 
 class WrittenPlan(msgspec.Struct, frozen=True):
-    """The file: tables by name, in the modules that hold them."""
+    """The file: tables by name, grouped by the modules that hold them."""
 
     world_size: Ranks
     local_world_size: Ranks
     plan: dict[str, dict[str, WrittenTable]]
 
     def shardings(self, tables: Sequence[EmbeddingTable]) -> tuple[TableSharding, ...]:
-        """Return how each of these tables is spread.
+        """Return the spread of each of these tables.
 
         Raises:
-            ShardingError: the plan lacks a table, has one that is not among these, or names a kind or compute kernel
-            that is none.
+            ShardingError: the plan lacks a table, has one that is not among these, or an unknown kind or compute
+                kernel.
         """
         found = {name: TableSharding(ShardKind.of(each.sharding_type), tuple(
             range(self.world_size) if each.ranks is None else each.ranks), location_of_kernel(each.compute_kernel))
@@ -168,7 +168,7 @@ class WrittenPlan(msgspec.Struct, frozen=True):
 
 
 def _check_size(table: EmbeddingTable, written: WrittenTable) -> None:
-    """Raise ``ShardingError`` if the parts of a table in a plan fit a table of another size only."""
+    """Raise ``ShardingError`` if the parts of a table in a plan add up to another size."""
     if written.sharding_spec is None:
         return
     shards = written.sharding_spec.shards

@@ -1,9 +1,9 @@
 """``EmbeddingTable``: one embedding table, how a step looks rows up in it, and how often rows are looked up again.
 
 Time of an embedding follows the rows that are *different*: the first access of a row comes from memory, a later one may
-come from a cache. A histogram of reuse over powers of two says enough and tells nothing of who looked up what; a Zipf
-law tells it of other batches.
-Source: Lin et al., 2024 (arXiv 2404.12674), section on data-distribution-aware embeddings.
+come from a cache. A histogram of reuse over powers of two describes a batch without revealing who looked up what; a
+Zipf law predicts other batches. Source: Lin et al., 2024 (arXiv 2404.12674), section on data-distribution-aware
+embeddings.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tracer.errors import ForetraceError
 from tracer.lazy import optimize, special
 
 REUSE_BINS = 17
-"""Accesses of a distinct row: 1, 2, 3–4, 5–8, …, 16,385–32,768, and more."""
+"""Bins of a histogram by the accesses of a row: 1, 2, 3–4, 5–8, …, 16,385–32,768, and more."""
 REUSE_OF_BIN = np.array([1.0, 2.0] + [0.75 * 2.0**b for b in range(2, REUSE_BINS)])
 """Accesses of a row in each bin: the middle of the bin."""
 _RANKS = 512
-"""Pieces for the sum over a Zipf law's ranks, a quarter of them single rows: 1e-4 off the exact sum."""
+"""Pieces for the sum over a Zipf law's ranks, a quarter of them single rows; the error of the sum is 1e-4."""
 _SURE = 8.0
-"""Standard deviations beyond which a Poisson number is taken to lie on one side of an edge: 1e-15."""
+"""Standard deviations from an edge beyond which a Poisson number counts as on one side of it: error 1e-15."""
 _NEVER_GONE = 50.0
-"""Look-ups of the rarest row while a cache keeps it, above which it is never lost: e^-50."""
+"""A cache in which a row stays for more look-ups of the rarest row than this never evicts it: e^-50."""
 STEEPEST_SKEW = 8.0
-"""Steepest exponent: nearly every look-up is of one row."""
+"""Steepest exponent of a Zipf law: nearly all look-ups are of one row."""
 
 
 def reuse_histogram(indices: Int64) -> Float64:
-    """Return the shares of the look-ups by how often their row is looked up [17]; zeros for no look-ups."""
+    """Return the share of look-ups in each bin, by how often their row is looked up, [17]; zeros for no look-ups."""
     if not len(indices):
         return np.zeros(REUSE_BINS)
     _, counts = np.unique(indices, return_counts=True)
@@ -42,10 +42,10 @@ def reuse_histogram(indices: Int64) -> Float64:
 
 
 def checked_histogram(shares: Sequence[float]) -> tuple[float, ...]:
-    """Return the same shares, adding up to one.
+    """Return the shares scaled to a sum of one.
 
     Raises:
-        ValueError: they are not ``REUSE_BINS`` numbers, or negative, or add up to nothing.
+        ValueError: they are not ``REUSE_BINS`` numbers, one is negative, or all are zero.
     """
     values = np.asarray(shares, np.float64)
     if values.shape != (REUSE_BINS,) or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
@@ -54,23 +54,23 @@ def checked_histogram(shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def distinct_of_histogram(lookups: float, shares: Sequence[float]) -> float:
-    """Return the different rows among look-ups of this histogram: lookups · Σ share/reuse."""
+    """Return the number of different rows among look-ups with this histogram: lookups · Σ share/reuse."""
     return lookups * float((np.asarray(shares) / REUSE_OF_BIN).sum())
 
 
 def distinct_of_zipf(lookups: float, rows: float, skew: float) -> float:
-    """Return the different rows that look-ups touch on average, rows drawn by a Zipf law: Σ_r 1 − (1 − p_r)^lookups.
+    """Return the mean number of different rows among look-ups drawn by a Zipf law: Σ_r 1 − (1 − p_r)^lookups.
 
-    ``skew`` 0 draws them evenly: T·(1 − (1 − 1/T)^lookups).
+    ``skew`` 0 draws them uniformly: T·(1 − (1 − 1/T)^lookups).
     """
     wide, chances = _zipf(rows, skew)
     return float((wide * -np.expm1(lookups * np.log1p(-np.minimum(chances, 1.0 - 1e-12)))).sum())
 
 
 def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, ...]:
-    """Return the expected reuse histogram of look-ups whose rows a Zipf law draws: a row's accesses are Poisson.
+    """Return the expected reuse histogram of look-ups whose rows a Zipf law draws.
 
-    A row of chance p is looked up Poisson(p·lookups) times; of its accesses those of k-fold reuse are k·P(k).
+    A row of probability p is looked up Poisson(p·lookups) times; its expected accesses with k-fold reuse are k·P(k).
     """
     wide, chances = _zipf(rows, skew)
     mean = lookups * chances
@@ -87,12 +87,12 @@ def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, 
 
 
 def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> float:
-    """Return the rows of a batch that a least-recently-used cache lacks, batch after batch by one Zipf law.
+    """Return the rows of each batch that a least-recently-used cache lacks, if all batches follow one Zipf law.
 
-    A row stays for T batches, until as many different rows have come by as the cache keeps: Σ_r 1 − e^(−λ_r·T). Here
-    λ_r counts look-ups of row r in a batch. A batch needs row r with probability 1 − e^(−λ_r), and the cache has
-    lost it with probability e^(−λ_r·T). A cache smaller than a batch is filled again 1/T times in each.
-    Source: Che, Tung and Wang, "Hierarchical Web caching systems" (IEEE JSAC, 2002).
+    A row stays for T batches, until as many different rows were looked up as the cache keeps: Σ_r 1 − e^(−λ_r·T). Here
+    λ_r counts look-ups of row r in a batch. A batch needs row r with probability 1 − e^(−λ_r), and the cache has lost
+    it with probability e^(−λ_r·T). A cache smaller than a batch is filled again 1/T times in each batch. Source: Che,
+    Tung and Wang, "Hierarchical Web caching systems" (IEEE JSAC, 2002).
     """
     if lookups <= 0 or kept_rows >= rows:
         return 0.0
@@ -117,8 +117,8 @@ def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> fl
 def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
     """Return the exponent (0 to 8) of the Zipf law under which ``lookups`` touch ``distinct`` different rows.
 
-    Every recorded batch gives these two numbers; they determine the law, and the law any other batch. A histogram alone
-    does not scale: twice the look-ups reuse rows more than twice as often, or less, by how skewed they are.
+    Every recorded batch gives these two numbers. They determine the law, and the law describes any other batch. A
+    histogram alone does not scale: with twice the look-ups, the reuse of rows depends on the skew.
     """
     def more(skew: float) -> float:
         return distinct_of_zipf(lookups, rows, skew) - distinct
@@ -129,7 +129,7 @@ def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
 
 
 def _zipf(rows: float, skew: float) -> tuple[Float64, Float64]:
-    """Return the rows of each piece of a table's ranks, and the chance of one of its rows."""
+    """Return the number of rows in each piece of a table's ranks, and the probability of one of its rows."""
     count = max(int(rows), 1)
     if count <= _RANKS:
         edges = np.arange(count + 1, dtype=np.float64)
@@ -152,26 +152,26 @@ OUTPUT_DTYPES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 """Bytes of an element of a pooled vector, by its precision."""
 ROW_STATE_BYTES = {"sgd": (0, 0), "adagrad": (0, 4), "rowwise_adagrad": (4, 0), "adam": (0, 8),
                    "partial_rowwise_adam": (4, 4), "none": (0, 0)}
-"""Bytes of optimizer state (a row, an element), by optimizer: FBGEMM's names of its fused optimizers."""
+"""Bytes of optimizer state (for each row, for each element), by optimizer: FBGEMM's names of its fused optimizers."""
 BAG_QUANTILES = (0.1, 0.5, 0.9, 0.99)
-"""Shares of a batch's bags that are no longer than ``EmbeddingTable.bag_quantiles``."""
+"""Quantiles of a batch's bag lengths that ``EmbeddingTable.bag_quantiles`` holds."""
 MOST = {"rows": 1e15, "columns": 1e7, "bag": 1e9, "longest_bag": 1e9}
-"""Largest sizes: no machine holds more, and squares of sizes that follow from them are still finite."""
+"""Largest sizes: no machine holds more, and squares of derived sizes are still finite."""
 ROUNDED = 1e-4
-"""Most that rounding adds to a mean bag length in a graph's notes (``noted``, five digits), as a share."""
+"""Largest relative error that rounding adds to a mean bag length in a graph's notes (``noted``, five digits)."""
 POOLINGS = ("sum", "mean", "none")
 LOCATIONS = ("hbm", "uvm", "uvm_cached")
-"""Where weights lie. In the device's memory; in the host's, read by the device over its link; or there, with recently
-used rows kept in the device's memory. FBGEMM's ``EmbeddingLocation``: DEVICE, MANAGED, MANAGED_CACHING."""
+"""Where weights lie: in the device's memory; in the host's, read by the device over its link; or in the host's with
+recently used rows kept in the device's. FBGEMM's ``EmbeddingLocation``: DEVICE, MANAGED, MANAGED_CACHING."""
 CACHE_LOAD_FACTOR = 0.2
-"""FBGEMM's own default of the share of rows that the device keeps."""
+"""Share of the rows that the device keeps: FBGEMM's own default."""
 CACHE_SLOT_BYTES, CACHE_MAP_BYTES = 16.0, 4.0
-"""Device memory that finds cached rows. The first: for a row in the cache its index and when it was last used. The
-second: for every row of the table, the table's number (TorchRec's ``_calculate_cache_aux_state_sizes``)."""
+"""Device memory that finds cached rows. The first, for each row in the cache: its index and time of last use. The
+second, for each row of the table: the table's number (TorchRec's ``_calculate_cache_aux_state_sizes``)."""
 
 
 class TableError(ForetraceError):
-    """A description of embedding tables does not hold together."""
+    """A description of embedding tables contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,21 +180,21 @@ class EmbeddingTable:
 
     Attributes:
         name: Unique within a model.
-        rows, columns: Of the weights.
-        dtype: Of the weights: a key of ``TABLE_DTYPES``.
-        bag: Look-ups of a sample, mean.
+        rows, columns: Shape of the weights.
+        dtype: Precision of the weights: a key of ``TABLE_DTYPES``.
+        bag: Mean look-ups of a sample.
         longest_bag: Look-ups of the longest bag of a batch; 0: as long as the mean.
-        bag_quantiles: Look-ups of the bags at ``BAG_QUANTILES`` of a recorded batch, or nothing.
-        skew: Exponent of the Zipf law by which rows are drawn (0: evenly). With a histogram it only scales that.
-        reuse: Histogram of a batch (``reuse_histogram``), or nothing.
-        reuse_lookups: Look-ups of the batch that ``reuse`` is of.
+        bag_quantiles: Bag lengths of a recorded batch at its ``BAG_QUANTILES``, or nothing.
+        skew: Exponent of the Zipf law by which rows are drawn (0: uniformly). A histogram is only scaled by it.
+        reuse: Histogram of a recorded batch (``reuse_histogram``), or nothing.
+        reuse_lookups: Look-ups of the batch of ``reuse``.
         unique: Different rows of that batch, counted; 0: estimated from the histogram.
-        pooling: "sum" and "mean" give a vector a sample, "none" one a look-up.
+        pooling: "sum" and "mean" give one vector for each sample, "none" one for each look-up.
         weighted: Whether each look-up has a weight.
-        optimizer: A key of ``ROW_STATE_BYTES``; "none" of a table that is only looked up.
-        output_dtype: Of its vectors: a key of ``OUTPUT_DTYPES``.
+        optimizer: A key of ``ROW_STATE_BYTES``; "none" for a table without training.
+        output_dtype: Precision of its output vectors: a key of ``OUTPUT_DTYPES``.
         location: One of ``LOCATIONS``.
-        cache_load_factor: Of ``uvm_cached`` tables: share of the rows that the device keeps.
+        cache_load_factor: Share of the rows that the device keeps, if the location is ``uvm_cached``.
 
     Raises:
         TableError: A number is not finite, negative or (sizes) zero, a word is unknown, or two fields contradict each
@@ -272,12 +272,12 @@ class EmbeddingTable:
                              f"{len(BAG_QUANTILES)} numbers, none less than the one before.")
 
     def resized(self, rows: int) -> EmbeddingTable:
-        """Return the table with other rows; counts of rows are at most that number."""
+        """Return the table with another number of rows, which limits its counts of rows."""
         return replace(self, rows=rows, unique=min(self.unique, rows))
 
     @property
     def trained(self) -> bool:
-        """Return whether a step changes its rows."""
+        """Return whether a training step changes its rows."""
         return self.optimizer != "none"
 
     @property
@@ -297,24 +297,23 @@ class EmbeddingTable:
 
     @property
     def cached_rows(self) -> int:
-        """Return the rows that the device keeps of a table in the host's memory."""
+        """Return how many rows of a table in the host's memory the device keeps."""
         return math.ceil(self.cache_load_factor * self.rows) if self.location == "uvm_cached" else 0
 
     @property
     def host_weight_bytes(self) -> float:
-        """Return bytes of the weights in the host's memory: all of them or none, cached or not."""
+        """Return bytes of the weights in the host's memory: 0, or all weights, even if some rows are cached."""
         return 0.0 if self.location == "hbm" else self.weight_bytes
 
     @property
     def host_state_bytes(self) -> float:
-        """Return bytes of the optimizer's state there: a number an element lies with the weights, one a row on the
-        device (FBGEMM,
-        ``construct_split_state``)."""
+        """Return bytes of the optimizer's state in the host's memory. State for each element lies with the weights,
+        state for each row on the device (FBGEMM, ``construct_split_state``)."""
         return 0.0 if self.location == "hbm" else self.rows * row_state_bytes(self.optimizer, self.columns)[1]
 
     @property
     def device_weight_bytes(self) -> float:
-        """Return bytes in the device's memory: the weights, or their cache with what finds rows in it."""
+        """Return bytes in the device's memory: the weights, or their cache and the maps that find rows in it."""
         if self.location == "hbm":
             return self.weight_bytes
         if self.location == "uvm":
@@ -328,7 +327,7 @@ class EmbeddingTable:
 
     @property
     def output_bytes(self) -> float:
-        """Return bytes of an element of its vectors."""
+        """Return bytes of one element of its output vectors."""
         return OUTPUT_DTYPES[self.output_dtype]
 
     def lookups(self, samples: float) -> float:
@@ -336,18 +335,18 @@ class EmbeddingTable:
         return self.bag * samples
 
     def longest(self) -> float:
-        """Return look-ups of the longest bag: as stated, else the mean rounded up."""
+        """Return look-ups of the longest bag: the given number, else the mean rounded up."""
         return float(self.longest_bag) if self.longest_bag else float(math.ceil(self.bag))
 
     def law_skew(self) -> float:
-        """Return the exponent of the Zipf law that gives this table's reuse: the histogram's where there is one."""
+        """Return the exponent of the Zipf law of this table's reuse: the histogram's, else ``skew``."""
         if self.reuse and self.reuse_lookups:
             seen = float(self.unique) or distinct_of_histogram(self.reuse_lookups, self.reuse)
             return skew_of_distinct(self.reuse_lookups, self.rows, seen)
         return self.skew
 
     def histogram(self, samples: float) -> tuple[float, ...]:
-        """Return the reuse histogram of a batch of ``samples`` samples; empty where it looks nothing up."""
+        """Return the reuse histogram of a batch of ``samples`` samples; empty without look-ups."""
         count = self.lookups(samples)
         if count <= 0:
             return ()
@@ -363,8 +362,8 @@ class EmbeddingTable:
     def missed(self, samples: float) -> float:
         """Return the rows that cross the host's link for the look-ups of ``samples`` samples.
 
-        Of a table on the device none cross; of one in the host's memory each look-up's row. Of a cached table those
-        cross that a least-recently-used cache of ``cached_rows`` lacks (``lru_misses``). FBGEMM's tables share one
+        Tables on the device have none; for those in the host's memory each look-up's row counts. Of cached tables the
+        rows count that a least-recently-used cache of ``cached_rows`` lacks (``lru_misses``). FBGEMM's tables share one
         cache; here each has its own part of it.
         """
         count = self.lookups(samples)
@@ -376,7 +375,7 @@ class EmbeddingTable:
 
 
 def stored_row_bytes(dtype: str, columns: float) -> float:
-    """Return the bytes of one row: of quantized ones with scale and bias, and padded."""
+    """Return the bytes of one row. Quantized rows have scale and bias, and are padded."""
     size = columns * TABLE_DTYPES.get(dtype, TABLE_DTYPES["fp32"])
     if dtype not in QUANTIZED:
         return size
@@ -384,6 +383,6 @@ def stored_row_bytes(dtype: str, columns: float) -> float:
 
 
 def row_state_bytes(optimizer: str, columns: float) -> tuple[float, float]:
-    """Return bytes of optimizer state: of one row as a whole, and of each of its elements."""
+    """Return bytes of optimizer state: those for each row, and those for each element."""
     of_row, of_element = ROW_STATE_BYTES.get(optimizer, (0, 0))
     return float(of_row), of_element * float(columns)

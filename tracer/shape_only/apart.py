@@ -1,15 +1,15 @@
 """``trace_apart``: a script's step traced by another interpreter.
 
-A file's top level may do what a process can do only once: register an operator, a class of models, the way processes
-are started. A second run here would fail at it, or find what the first has left. So a script is run again elsewhere:
+A file's top level may do what a process can do only once: register an operator or a class of models, or set how
+processes are started. A second run in this process would fail there, or find what the first has left. So another
+process runs it:
 
     request.json ──▶ another interpreter: trace_script ──▶ step.pickle, or error.json
 
-What comes back is pickled: importing what writes and reads files of graphs takes both processes longer than the step
-takes to trace. Importing PyTorch, and what it imports at its first operation, takes several times as long as tracing.
-Where processes can be forked, one interpreter (``WaitingTracer``) imports it and waits. A fork of it traces each script
-and has nothing of any other script; it gets the asking process's environment, directory, module path and
-streams.
+The result is pickled: importing the code for files of graphs takes both processes longer than tracing the step.
+Importing PyTorch, and what it imports at its first operation, takes several times as long as tracing. Where processes
+can be forked, one interpreter (``WaitingTracer``) imports it and waits. A fork of it traces each script, so that
+scripts do not see each other; it gets the environment, directory, module path and streams of the asking process.
 
     this process ──folder, streams──▶ waiting interpreter ──fork──▶ trace_script, ends
                  ◀──────status────────
@@ -49,7 +49,7 @@ _STREAMS = (0, 1, 2)  # POSIX: standard input, output, error
 
 
 class WaitingTracer:
-    """The interpreter, started when it is first asked, ended with this process or by ``close``."""
+    """The waiting interpreter, started at the first request, ended with this process or by ``close``."""
 
     def __init__(self) -> None:
         self._channel: socket.socket | None = None
@@ -57,14 +57,14 @@ class WaitingTracer:
         self._owner = 0
 
     def run(self, folder: str) -> int:
-        """Let ``apart.main`` answer a folder's request; return its exit status, negative for a signal."""
+        """Let ``apart.main`` answer the request in a folder; return its exit status, negative for a signal."""
         try:
-            if self._owner != os.getpid():  # this process is a fork of the one that started it
+            if self._owner != os.getpid():  # this process is a fork of the process that started it
                 self._start()
             assert self._channel is not None
             asked = {"folder": folder, "path": sys.path, "directory": os.getcwd(), "environment": dict(os.environ)}
             answer = b""
-            with open(os.devnull, "r+b") as nothing, contextlib.suppress(ConnectionError):  # it ended
+            with open(os.devnull, "r+b") as nothing, contextlib.suppress(ConnectionError):  # the interpreter ended
                 socket.send_fds(self._channel, [json.dumps(asked).encode()], [
                     stream if _is_open(stream) else nothing.fileno() for stream in _STREAMS])
                 answer = self._channel.recv(64)
@@ -75,7 +75,7 @@ class WaitingTracer:
                 return ended or 1
             return int(answer)
         except BaseException:
-            self.close()  # it may be at work for nobody
+            self.close()  # it may still work on a request that is given up
             raise
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ def possible() -> bool:
 
 def serve(channel: int) -> None:
     """Answer requests until the other end is closed."""
-    gc.disable()  # what is imported stays: neither this process nor a fork need look through it
+    gc.disable()  # imports stay: neither this process nor a fork need search them
     import tracer.shape_only.trace  # noqa: F401 - the forks have it
     from tracer.shape_only.uncompiled import first_operation
 
@@ -134,7 +134,7 @@ def serve(channel: int) -> None:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             try:
                 asked.send(str(status).encode())
-            except OSError:  # nobody waits for it
+            except OSError:  # the asking process has ended
                 return
 
 
@@ -152,7 +152,7 @@ def _answer(asked: dict[str, object], streams: list[int]) -> None:
         sys.path[:] = asked["path"]  # type: ignore[call-overload]
         folder = str(asked["folder"])
         sys.argv[1:] = [folder]
-        gc.unfreeze()  # the trace freezes it all again, which takes no time; to count what is frozen does
+        gc.unfreeze()  # the trace freezes everything again, which is quick; counting frozen objects is not
         main(folder)
         status = 0
     except SystemExit as error:
@@ -168,7 +168,7 @@ def _answer(asked: dict[str, object], streams: list[int]) -> None:
 
 _REQUEST, _GRAPH, _ERROR = "request.json", "step.pickle", "error.json"
 _PROGRAM = "import sys; folder, *sys.path = sys.argv[1:]; from tracer.shape_only.apart import main; main(folder)"
-"""Program of the interpreter: it gets this process's module path before it imports anything."""
+"""Program of the interpreter: it sets this process's module path before it imports anything else."""
 _INTERRUPTED = 130  # as shells report SIGINT (128 + 2)
 _WAITING = WaitingTracer()
 
@@ -186,7 +186,7 @@ class _Request(msgspec.Struct):
 
 
 class _Failure(msgspec.Struct):
-    """An error of the other process: its sentence, whether the size is unknown, and where it was raised."""
+    """An error of the other process: its sentence, whether a size is unknown, and where it was raised."""
 
     sentence: str
     unknown_size: bool
@@ -194,7 +194,7 @@ class _Failure(msgspec.Struct):
 
 
 class _Elsewhere(Exception):
-    """The traceback of the other process, which ``--debug`` shows before this one's."""
+    """The traceback of the other process; ``--debug`` shows it before this process's."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -203,7 +203,7 @@ class _Elsewhere(Exception):
 def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
                 arguments: Mapping[str, int | str] | None = None, selected: float | None = None,
                 steps: int = 1) -> ExecutionGraph:
-    """Trace the step that ``SCRIPT.py:FUNCTION`` returns in a process of its own; arguments as ``trace_script``.
+    """Trace the step that ``SCRIPT.py:FUNCTION`` returns in a separate process; arguments as ``trace_script``.
 
     Raises:
         UnknownSizeError: the function takes no such argument.
@@ -230,14 +230,14 @@ def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_s
 
 
 def _run(folder: str) -> int:
-    """Let another interpreter answer a request; return its status."""
+    """Let another interpreter answer a request; return its exit status."""
     if possible():
         return _WAITING.run(folder)
     return subprocess.run([sys.executable, "-c", _PROGRAM, folder, *sys.path], check=False).returncode
 
 
 def main(folder: str) -> None:
-    """Trace what a folder's request asks for, and leave the graph or the error there."""
+    """Trace the step that a folder's request names, and write the graph or the error there."""
     place = Path(folder)
     request = from_json((place / _REQUEST).read_bytes(), _Request)
     try:

@@ -1,6 +1,6 @@
-"""The devices of ``tracer/devices``, one TOML file each, and what of them decides which operations run. Needs no torch.
+"""The devices of ``tracer/devices``, one TOML file each: the facts that decide which operations run. Needs no torch.
 
-``kernel_models.device`` reads the same files whole.
+``kernel_models.device`` reads all of the same files.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class TracedDevice:
     """A device that a step is traced for.
 
     Attributes:
-        name: by which commands know it.
+        name: name in commands.
         capability: NVIDIA's compute capability; for AMD as torch reports it, such as (9, 4); (0, 0) for a processor.
         vendor: "nvidia", "amd" or "host".
         reported: its name as torch reports it.
-        memory_bytes: memory as torch reports it, about.
+        memory_bytes: approximate memory as torch reports it.
         sm_count: multiprocessors, compute units or cores.
     """
 
@@ -39,13 +39,13 @@ class TracedDevice:
     @classmethod
     def of(cls, name: str, vendor: str, capability: str, reported: Sequence[str], memory_gb: float, sm_count: int
            ) -> TracedDevice:
-        """Return the device of the values of its file; ``capability`` is "9.0", or empty for a processor."""
+        """Return the device with the values of its file; ``capability`` is "9.0", or empty for a processor."""
         major, _, minor = capability.partition(".") if vendor != "host" else ("0", "", "0")
         return cls(name, (int(major), int(minor)), vendor, next(iter(reported), name), round(memory_gb * 1e9), sm_count)
 
     @property
     def is_gpu(self) -> bool:
-        """Return whether substitutions apply: on a processor a step is traced as the CPU runs it."""
+        """Return whether substitutions apply; a step for a processor is traced as the CPU runs it."""
         return self.vendor != "host"
 
     @property
@@ -60,8 +60,8 @@ def device_names() -> list[str]:
 
 
 def traced_device(name: str | TracedDevice) -> TracedDevice:
-    """Return what a step is traced for on a device of ours; others come from ``kernel_models.device.find_device``.
-    Raises ``ShapeOnlyError``: there is none of that name."""
+    """Return a device of ``tracer/devices`` for tracing; others come from ``kernel_models.device.find_device``. Raises
+    ``ShapeOnlyError`` if no device has that name."""
     if isinstance(name, TracedDevice):
         return name
     if name not in device_names():

@@ -1,4 +1,4 @@
-"""Errors of a trace by shapes alone, with the user's own line and the way out."""
+"""Errors of a trace by shapes alone, with the user's own line and the remedy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OWN = Path(__file__).resolve().parents[1]
 _WORKLOADS = _OWN / "workloads"
 _WITHOUT_GPU = ("not linked with support for cuda", "not compiled with CUDA enabled", "Found no NVIDIA driver",
                 "No CUDA GPUs are available")
-"""PyTorch's messages when a program asks for a GPU and there is none; a trace for a GPU never sees them."""
+"""PyTorch's messages when a program requests a GPU and there is none; a trace for a GPU never raises them."""
 
 MOST_ELEMENTS = 1 << 20
-"""A larger tensor is data or weights: a mask of 16 sequences of 256 tokens is smaller."""
+"""Most elements of a mask. Larger tensors are data or weights: a mask of 16 sequences of 256 tokens is smaller."""
 
 
 class ShapeOnlyError(ForetraceError):
@@ -28,11 +28,11 @@ class ShapeOnlyError(ForetraceError):
 
 
 class UnknownSizeError(ShapeOnlyError):
-    """A function takes no argument of a size's name."""
+    """A function has no argument with a size's name."""
 
 
 def explained(error: BaseException) -> ShapeOnlyError | None:
-    """Return the error as one sentence with the user's line and the way out; None if it is not about shapes."""
+    """Return the error as one sentence with the user's line and the remedy; None if it is not about shapes."""
     from torch._subclasses import fake_tensor
 
     where = user_line(error.__traceback__)
@@ -73,24 +73,24 @@ def explained(error: BaseException) -> ShapeOnlyError | None:
 
 
 def unexplained(error: BaseException) -> ShapeOnlyError:
-    """Return the error of any other failure of the user's function, with its line."""
+    """Return the error for any other failure of the user's function, with its line."""
     return ShapeOnlyError(f"{user_line(error.__traceback__)} failed while it was traced by shapes alone: "
                           f"{type(error).__name__}: {reason_of(error, 300)} (--debug shows where).")
 
 
 def user_line(trace: TracebackType | None) -> str:
-    """Return ``file.py:12 (`the line`)`` of the innermost frame that is neither torch's, foretrace's nor Python's own;
-    the line of an installed library that it called is added."""
+    """Return ``file.py:12 (`the line`)`` of the innermost frame that belongs neither to torch, foretrace nor Python
+    itself; the line of an installed library that it called is added."""
     return _users(traceback.extract_tb(trace))
 
 
 def caller_line() -> str:
-    """Return the user's line of the code that runs now."""
+    """Return the user's line in the code that runs now."""
     return _users(traceback.extract_stack())
 
 
 def function_line(function: Any) -> str:
-    """Return ``file.py:12 (`the line`)`` where a function is defined; its name if it is no Python function."""
+    """Return ``file.py:12 (`the line`)`` of a function's definition; its name if it is no Python function."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return getattr(function, "__name__", type(function).__name__)
@@ -99,7 +99,7 @@ def function_line(function: Any) -> str:
 
 
 def _users(frames: traceback.StackSummary) -> str:
-    """Return the user's innermost line, and the library's line that it led to."""
+    """Return the user's innermost line, and the library's line that it called."""
     users = next((frame for frame in reversed(frames) if _is_users(frame.filename)), None)
     inside = next((frame for frame in reversed(frames) if _is_librarys(frame.filename)), None)
     if users is None:
@@ -111,7 +111,7 @@ def _users(frames: traceback.StackSummary) -> str:
 
 
 def _shown(filename: str) -> str:
-    """Return a file's path from the current directory, if it lies in it."""
+    """Return a file's path relative to the current directory, if it lies there."""
     path, here = Path(filename), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else filename
 
@@ -122,7 +122,7 @@ def _line(frame: traceback.FrameSummary, name: str) -> str:
 
 
 def _is_librarys(filename: str) -> bool:
-    """Return whether a file is of an installed library that is not PyTorch."""
+    """Return whether a file belongs to an installed library other than PyTorch."""
     parts = Path(filename).parts
     return "site-packages" in parts and parts[parts.index("site-packages") + 1] not in ("torch", "functorch")
 
@@ -146,7 +146,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _lacking(error: BaseException) -> BaseException | None:
-    """Return the error of an operator without a kernel for fake tensors, which only torch's message shows."""
+    """Return the error of an operator without a kernel for fake tensors, which only torch's message identifies."""
     for one in _chain(error):
         text = str(one)
         if isinstance(one, RuntimeError | NotImplementedError) and (
@@ -156,7 +156,7 @@ def _lacking(error: BaseException) -> BaseException | None:
 
 
 def _operator(error: BaseException) -> str:
-    """Return ``library::name`` of the operator that an error is about."""
+    """Return ``library::name`` of the operator in an error."""
     text = str(getattr(error, "func", None) or error)
     found = re.search(r"(\w+)::(\w+)", text) or re.search(r"\b(\w+)\.(\w+)(?:\.\w+)?\b", text)
     return f"{found.group(1)}::{found.group(2)}" if found else "an operator"

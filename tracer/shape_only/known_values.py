@@ -3,12 +3,12 @@
     rates = [rate.item() for rate in torch.linspace(0, 0.1, depth)]
     stages = len(torch.unique(widths))
 
-A fake tensor has no values, but what comes of constants alone is the same on any device. Small tensors of it are also
-made for real, next to the fake ones, and views of them as views. They are read where a program asks for a number, or
-for as many elements as its values say. What is random, comes from data or is large has no value here. A single number
-of it that is read by ``item`` has a stand-in (``stand_ins``); anything else is refused. Where a share is given, masks
-that come from data are assumed to select it, evenly spread, and what they select is computed as for known ones. Numbers
-that lie between known ends are assumed then too (``ends_of``); masks made of them select the share like others.
+A fake tensor has no values, but what is computed from constants alone is the same on any device. Small tensors of this
+kind are also made for real, next to the fake ones, and views of them as views. They are read where a program asks for a
+number, or where values decide the number of elements. Random tensors, tensors from data and large ones have no values
+here. A single number from data that is read by ``item`` has a stand-in (``stand_ins``); any other read is refused.
+Where a share is given, masks from data are assumed to select it, evenly spread, and the selection is computed as for
+known masks. Numbers between known bounds are assumed then too (``ends_of``); masks made of them select the same share.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 MOST_EXPANDED = 1 << 26
 """Most elements of a small tensor that is expanded, such as a mask of tokens for every channel."""
 MOST_FILLED = 1 << 16
-"""Most elements of a tensor made without values whose values are followed: larger ones are weights."""
+"""Most elements of a filled tensor whose values are kept: larger ones are weights."""
 DRAWN = 0.5
-"""Assumed place of a lone random number in its range, such as a number by which a program leaves out a layer."""
+"""Assumed position of a single random number in its range, such as one by which a program drops a layer."""
 _MADE_OF_CONSTANTS = frozenset({"linspace", "logspace", "arange", "zeros", "ones", "full", "eye", "scalar_tensor",
                                 "tril_indices", "triu_indices", "hann_window", "hamming_window", "blackman_window"})
 _LIKE = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1, "full_like": 1, "new_full": 2}
-"""Operators that give constants in the shape they are asked for, each with the number or the place of the argument."""
+"""Operators that fill a new tensor with a constant: the constant, or the position of the argument that gives it."""
 _FILLED = frozenset({"zero_", "fill_"})
 """Operators that give every element of a tensor a new value."""
 _LIFTED = torch.ops.aten.lift_fresh.default
@@ -49,7 +49,7 @@ _MASKED = torch.ops.aten.masked_select.default
 _ROWS = torch.ops.aten.index_select.default
 _TO_NUMBER = torch.ops.aten._local_scalar_dense.default
 _SCALED_FINITE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-"""Gradient scalers ask it whether gradients are finite; it leaves the answer in its second argument."""
+"""Gradient scalers ask it whether gradients are finite; it writes the answer into its second argument."""
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
 _COUNTED = torch.ops.aten.bincount.default
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isin", "logical_and", "logical_or", "logical_not"})
@@ -65,11 +65,11 @@ _CHECKS = {"isfinite": True, "isnan": False, "isinf": False, "isneginf": False, 
 
 
 class NumbersInLists(TorchFunctionMode):
-    """Lets ``torch.tensor`` read the numbers of a list in which some are tensors, as it does where they have memory.
-    What is made of stand-ins for numbers of data has no values.
+    """Lets ``torch.tensor`` read the numbers of a list in which some are tensors, as it does with real tensors. A
+    tensor made of stand-ins for numbers from data has no known values.
 
     Args:
-        forget: called with such a tensor.
+        forget: called with each tensor made of stand-ins.
     """
 
     def __init__(self, forget: Callable[[Any], None]) -> None:
@@ -101,9 +101,9 @@ class KnownValues:
     """The real tensors behind fake ones that were made of constants.
 
     Args:
-        assumed: Called with a sentence where the program asks for what is assumed and not known.
-        selected: Share of the elements that masks select whose values are not known, and of their range that numbers
-            between known ends fill; None where they are refused.
+        assumed: Called with a sentence where the program reads a value that is assumed, not known.
+        selected: Share of the elements that masks with unknown values select, and of the range that numbers between
+            known bounds fill; ``None`` refuses both.
     """
 
     def __init__(self, assumed: Callable[[str], None] = lambda text: None, selected: float | None = None) -> None:
@@ -115,7 +115,7 @@ class KnownValues:
         self._stands_in = self._said_read = False
 
     def install(self, site: Site) -> None:
-        """Give known values where they are read without an operator, and assume all values finite, for a trace."""
+        """Let known values be read without an operator, and assume that all values are finite, during a trace."""
         site.patch(torch.Tensor, "numpy", self._numpy(torch.Tensor.numpy))
         site.patch(torch.Tensor, "__format__", self._format(torch.Tensor.__format__))
         site.patch(torch.Tensor, "item", self._item(torch.Tensor.item))
@@ -143,7 +143,7 @@ class KnownValues:
         """Compute the result of an operator that depends on known values: numbers, or fresh fake tensors.
 
         Returns:
-            ``None`` of any other operator, and where a value is not known.
+            ``None`` for any other operator, and where a value is not known.
         """
         if func.namespace != "aten" and self._share is not None:
             self._rows = max((one.shape[0] for one in tensors_in((args, kwargs)) if one.dim()), default=0)
@@ -166,7 +166,7 @@ class KnownValues:
         return tree_map(lambda one: self._fake(one, self._assumptions(read)), found[0])
 
     def _selected(self, data: Any, indices: list[Any], read: list[Any]) -> Any:
-        """Return what known masks select of any data, as fake tensors; ``None`` where a mask is not known."""
+        """Return the elements of any data that masks select, as fake tensors; ``None`` where a mask is not known."""
         masks = {id(one): self._mask(one) for one in read}
         if not masks or any(one is None for one in masks.values()):
             return None
@@ -187,8 +187,7 @@ class KnownValues:
         return result
 
     def _evenly_counted(self, values: Any, count: int) -> Any:
-        """Return counts of values that are not known, as even as they can be; ``None`` where their number is not given.
-        """
+        """Return counts of unknown values, as even as possible; ``None`` where the number of counts is not given."""
         if count < 1:
             return None
         with _disable_current_modes():
@@ -198,7 +197,7 @@ class KnownValues:
         return self._fake(counts, (EVENLY,))
 
     def _mask(self, mask: Any) -> torch.Tensor | None:
-        """Return the values of a mask: known, assumed, or ``None``. A tensor of numbers is a mask of those not 0."""
+        """Return a mask's values, known or assumed, else ``None``. A mask of numbers selects where they are not 0."""
         known = self.of(mask)
         if self._share is None or (known is not None and not self._is_between_ends(mask)):
             return known
@@ -211,13 +210,13 @@ class KnownValues:
         return assumed
 
     def _pattern(self, mask: Any) -> torch.Tensor:
-        """Return the values of a mask that selects the share, evenly spread."""
+        """Return the values of a mask that selects the assumed share of its elements, evenly spread."""
         with _disable_current_modes():
             steps = torch.arange(1, mask.numel() + 1, dtype=torch.float64).mul_(self._share or 0.0).floor_()
             return torch.diff(steps, prepend=torch.zeros(1, dtype=torch.float64)).bool().reshape(mask.shape)
 
     def _is_between_ends(self, tensor: Any) -> bool:
-        """Return whether all that is known of a tensor is the ends of its values."""
+        """Return whether only the bounds of a tensor's values are known."""
         return self._share is not None and ENDS.format(self._share) in self._assumptions([tensor])
 
     def _dynamic_size(self, **limits: Any) -> int:
@@ -227,7 +226,7 @@ class KnownValues:
         return max(int(limits.get("min", 0)), int(share * (limits.get("max") or self._rows)))
 
     def _assumptions(self, read: list[Any]) -> tuple[str, ...]:
-        """Return what was assumed of any of these tensors."""
+        """Return the sentences on what was assumed about the values of these tensors."""
         kept = [self._kept.get(one) for one in read]
         return tuple(dict.fromkeys(text for one in kept if one is not None for text in one.assumed))
 
@@ -246,7 +245,7 @@ class KnownValues:
             return tensor.detach() if tensor.numel() <= MOST_ELEMENTS and tensor.device.type == "cpu" else None
 
     def _numpy(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``Tensor.numpy`` that gives the values of a fake tensor where they are known."""
+        """Return a ``Tensor.numpy`` that gives the known values of a fake tensor."""
         def read(tensor: Any, **options: Any) -> Any:
             known = self.of(tensor) if isinstance(tensor, FakeTensor) else None
             if known is None:
@@ -258,7 +257,7 @@ class KnownValues:
         return read
 
     def _format(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``Tensor.__format__`` that writes a fake tensor's number where it is known, like a real one's."""
+        """Return a ``Tensor.__format__`` that writes the known number of a fake tensor, like a real one's."""
         def written(tensor: Any, spec: str) -> Any:
             if not isinstance(tensor, FakeTensor) or tensor.dim():
                 return original(tensor, spec)
@@ -272,19 +271,19 @@ class KnownValues:
         return written
 
     def forget(self, tensor: Any) -> None:
-        """Forget what is known of a tensor and all in its memory."""
+        """Forget the values of a tensor and of all tensors in its memory."""
         if isinstance(tensor, FakeTensor):
             tensor.constant = None  # PyTorch's own copy
             self._kept.forget(tensor)
 
     def _item(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a ``Tensor.item`` that gives a stand-in for a number that only data decide. Truth values decide what
-        runs, so that they are refused as before."""
+        """Return a ``Tensor.item`` that gives a stand-in for a number that comes from data. Booleans decide what runs:
+        reading them is refused as before."""
         def item(tensor: Any) -> Any:
             if self._stands_in or not isinstance(tensor, FakeTensor) or tensor.numel() != 1 or (
                     self._kept.get(tensor) is not None or tensor.dtype is torch.bool or tensor.is_complex()):
                 return original(tensor)
-            self._stands_in = True  # PyTorch may ask again on the way, for a mode of functions
+            self._stands_in = True  # PyTorch may call it again on the way, for a function mode
             try:
                 number = original(tensor)
             finally:
@@ -331,7 +330,7 @@ class KnownValues:
             with _disable_current_modes():
                 none = torch.zeros(args[1].shape, dtype=args[1].dtype)
             self._kept.keep(args[1], none, (FINITE,))
-        elif _RESHAPES in func.tags:  # what memory holds stays as it is
+        elif _RESHAPES in func.tags:  # the content of the memory stays
             if self._reshaped is not None:
                 self._keep_results(self._reshaped[0], outputs, self._reshaped[1])
         elif name in _FILLED and len(inputs) == 1 and self.of(inputs[0]) is None:
@@ -345,13 +344,13 @@ class KnownValues:
             self._assume_mask(name, result)
 
     def _assume_mask(self, name: str, result: Any) -> None:
-        """Assume what a comparison of unknown values selects: a program may ask whether there is any."""
+        """Assume which elements a comparison of unknown values selects: a program may ask whether there are any."""
         if (self._share is not None and name in _COMPARES and isinstance(result, FakeTensor)
                 and result.dtype is torch.bool and 0 < result.numel() <= MOST_ELEMENTS):
             self._kept.keep(result, self._pattern(result), (SELECTED.format(self._share),))
 
     def _assume_between_ends(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Assume values of an operator's result that lies between known ends."""
+        """Assume the values of an operator's result that lies between known bounds."""
         if self._share is None or not isinstance(result, FakeTensor) or result.numel() > MOST_ELEMENTS:
             return
         ends = ends_of(func, args, kwargs, result)
@@ -361,7 +360,7 @@ class KnownValues:
             self._kept.keep(result, value, (ENDS.format(self._share),))
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
-        """Note the values of results; false where they are not known."""
+        """Note the values of results; return whether they are known."""
         outputs, inputs = tensors_in(result), tensors_in((args, kwargs))
         if sum(one.numel() for one in outputs) > (MOST_EXPANDED if func.is_view else MOST_ELEMENTS):
             return False
@@ -375,9 +374,9 @@ class KnownValues:
         return True
 
     def _reshape(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Compute what an operator that gives a tensor another shape in place makes of it, while its values are found
-        under the old one. What is given other memory has the values of that, and they are kept already; memory that is
-        added holds anything."""
+        """Compute the result of an operator that changes a tensor's shape in place, while its values are found under
+        the old shape. A tensor that gets other memory has that memory's values, which are kept already. Memory that is
+        added has unknown content."""
         self._reshaped = None
         name = func.__name__
         found = self._computed(func, args, kwargs) if self._kept and not name.startswith("set_") else None
@@ -390,8 +389,7 @@ class KnownValues:
                 self._kept.keep(fake, one, assumed)
 
     def _any_rows(self, func: Any, args: Any, result: Any) -> tuple[Any] | None:
-        """Return what places that are not known select of rows that are all the same, in a tuple; ``None`` of
-        others."""
+        """Return what unknown indices select from rows that are all equal, in a tuple; ``None`` in all other cases."""
         if func is _ROWS:
             dim = args[1]
         elif func is _INDEXED and len(args[1]) == 1 and args[1][0].dtype not in (torch.bool, torch.uint8):
@@ -408,7 +406,7 @@ class KnownValues:
             return ((first if func is _ROWS else first.squeeze(0)).expand(result.shape).clone(),)
 
     def _assume_of_sharing(self, written: list[Any], assumed: tuple[str, ...]) -> None:
-        """Note what is assumed of a written tensor for all tensors that share its memory."""
+        """Add the assumptions on a written tensor to all tensors that share its memory."""
         for one in written:
             for kept in self._kept.sharing(one):
                 kept.assumed = tuple(dict.fromkeys((*kept.assumed, *assumed)))
@@ -434,7 +432,7 @@ class KnownValues:
             try:
                 return (func(*real[0], **real[1]),)
             except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
-                return None  # the program's own call says so, if it was wrong
+                return None  # the program's own call raises the error, if it was wrong
 
     def _fill(self, func: Any, args: Any, kwargs: Any, target: Any) -> None:
         with _disable_current_modes(), torch.no_grad():
@@ -459,8 +457,8 @@ class KnownValues:
 
 
 def _masks_of(func: Any, args: Any) -> tuple[Any, list[Any], list[Any]]:
-    """Return the data that an operator selects from (``None`` where it only tells the places), its indices, and the
-    masks among them; no masks of one that does not select."""
+    """Return the data that an operator selects from (``None`` if it only returns positions), its indices, and the masks
+    among them. An operator that does not select has no masks."""
     if func is _WHERE:
         return None, [args[0]], [args[0]]
     if func is _MASKED and args[0].shape == args[1].shape:
@@ -471,18 +469,18 @@ def _masks_of(func: Any, args: Any) -> tuple[Any, list[Any], list[Any]]:
 
 
 def _is_chance(name: str, result: Any) -> bool:
-    """Return whether an operator draws one number between two ends."""
+    """Return whether an operator draws one random number from a range."""
     return name in ("rand", "uniform_") and isinstance(result, FakeTensor) and result.numel() == 1
 
 
 def _ends(name: str, args: Any) -> tuple[float, float]:
-    """Return the ends that a random number lies between."""
+    """Return the bounds of a random number."""
     low, high = (0.0, 1.0) if name == "rand" else (*args[1:], *(0.0, 1.0)[len(args) - 1:])
     return low, high
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
-    """Return the arguments of a call, each with what its schema says of it."""
+    """Return the arguments of a call, each with its entry of the schema."""
     schema = func._schema.arguments
     by_name = {argument.name: argument for argument in schema}
     return [*zip(schema, args, strict=False), *((by_name[name], value) for name, value in kwargs.items()

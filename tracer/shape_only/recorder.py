@@ -1,8 +1,8 @@
 """The recorder: every operator call of a step as columns, in the order the dispatcher runs them.
 
-What is seen is what autograd's kernels call: ``aten::addmm`` but not ``aten::linear`` around it, and nothing inside an
-operator. Views and other calls that move no data are operations too, and cost a GPU nothing but their host time.
-Backward operations get the module of the forward operation whose autograd node runs, found by its sequence number.
+It sees what autograd's kernels call: ``aten::addmm`` but not ``aten::linear`` around it, and nothing inside an
+operator. Views and other calls that move no data are operations too, and cost a GPU only their host time. Backward
+operations get the module of the forward operation whose autograd node runs, found by its sequence number.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ModuleStack:
 
     def _leave(self, module: Any, *_: Any) -> None:
         name = self._names.get(id(module))
-        if name in self._stack:  # a module that failed leaves those inside it behind
+        if name in self._stack:  # a module that failed also ends the modules inside it
             while self._stack.pop() != name:
                 pass
 
@@ -81,18 +81,18 @@ def current_sequence() -> int:
 
 
 class WaitPoints:
-    """Collectives under way and, by collective, the operation that first needed its result: what it can overlap.
+    """Running collectives and, for each, the operation that first needed its result: until then it can overlap.
 
-    On a GPU a collective runs on a stream of its own, and the compute stream waits for it where its result is used. A
-    step that never ran has no streams, but its data dependences say the same: the first later operation, views
-    excepted, that touches the storage of the result. A functional collective says it itself, by ``wait_tensor``.
+    On a GPU a collective runs on its own stream, and the compute stream waits for it where its result is used. A step
+    that never ran has no streams, but its data dependences show the same point: the first later operation, except
+    views, that touches the storage of the result. A functional collective marks it by ``wait_tensor``.
     """
 
     def __init__(self) -> None:
         self.first: dict[int, int] = {}
-        """Number of the collective → row of the operation."""
+        """Number of the collective → row of the operation that first needs its result."""
         self.pending: dict[int, set[int]] = {}
-        """Number of a storage → collectives that write it."""
+        """Number of a storage → collectives that write to it."""
 
     def started(self, collective: int, storages: list[int]) -> None:
         """Note that a collective began, and will write these storages."""
@@ -117,7 +117,7 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 
 
 class OperatorColumns:
-    """The columns noted for each operation; string columns hold numbers into ``strings``."""
+    """The columns noted for each operation; string columns hold indices into ``strings``."""
 
     def __init__(self) -> None:
         self.strings: list[str] = []
@@ -141,14 +141,14 @@ class OperatorColumns:
 
 
 class OperatorRecorder(TorchDispatchMode):
-    """Notes operators while ``recording``, storages always.
+    """Notes operators while ``recording``, and storages always.
 
     Args:
         tracker: Follows the storages.
-        modules: Tells the module under way.
-        rules: Operator → function that makes its outputs, in the place of a fake kernel.
-        placement: Where new storages lie (``Placement``); None where there is one device only.
-        values: Of tensors made of constants.
+        modules: Gives the running module.
+        rules: Operator → function that makes its outputs, in place of a fake kernel.
+        placement: Decides where new storages lie (``Placement``); None where there is only one device.
+        values: Known values of tensors made of constants.
     """
 
     def __init__(self, tracker: MemoryTracker, modules: ModuleStack, rules: dict[Any, Any], placement: Any,
@@ -196,7 +196,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Record what runs inside as the next step."""
+        """Record the operators called inside the context as the next step."""
         self._in_optimizer = 0
         self.tracker.in_optimizer = False
         self.recording = True
@@ -220,7 +220,7 @@ class OperatorRecorder(TorchDispatchMode):
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device  # three calls in four
         if any(_is_wrapper(kind) for kind in types):
-            return NotImplemented  # a DTensor and the like: seen again as what it does with its parts
+            return NotImplemented  # a DTensor and the like: seen again as the operations on its parts
         self.calls.hide()
         try:
             if func.namespace in _IGNORED:
@@ -246,7 +246,7 @@ class OperatorRecorder(TorchDispatchMode):
             row = self.tracker.row = self._note(func, args, kwargs, backward, sequence, inputs)
         device = kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
-            if self._placement is None:  # what torch built for GPUs says only of real tensors
+            if self._placement is None:  # torch built for GPUs raises this for real tensors only
                 raise RuntimeError("No CUDA GPUs are available")
             kwargs = {**kwargs, "device": torch.device("cpu")}
         result = self.values.result(func, args, kwargs)
@@ -266,15 +266,15 @@ class OperatorRecorder(TorchDispatchMode):
         return result
 
     def _is_bookkeeping(self, inputs: list[Any], backward: bool) -> bool:
-        """Return whether a ``detach`` is autograd's own: it detaches a fake tensor whenever it saves or unpacks one,
-        which it does without a call for real tensors. A ``detach`` that gives a parameter its gradient is real."""
+        """Return whether a ``detach`` is autograd's own. It detaches a fake tensor whenever it saves or unpacks one;
+        for real tensors it makes no such call. A ``detach`` that gives a parameter its gradient is real."""
         if backward and not torch.is_grad_enabled():
             node = torch._C._current_autograd_node()
             return node is None or "AccumulateGrad" not in node.name()
         return self.tracker.number(inputs[0]) in self._last_outputs
 
     def _is_on_host(self, tensor: Any) -> bool:
-        """Return whether reading a number leaves a GPU out: an optimizer's step counter lies on the host."""
+        """Return whether reading a number involves no GPU: an optimizer's step counter lies on the host."""
         return self._placement is not None and self.tracker.on_device(tensor) is False
 
     def _place(self, inputs: list[Any]) -> bool:
@@ -286,7 +286,7 @@ class OperatorRecorder(TorchDispatchMode):
         return any(known) or not known
 
     def _works_on(self, func: Any, inputs: list[Any]) -> int:
-        """Return the ``Place`` of a call; ``NONE`` where there is no device but the host."""
+        """Return the ``Place`` of a call; ``NONE`` where the host is the only device."""
         placement = self._placement
         if placement is None:
             return NONE
@@ -357,7 +357,7 @@ class OperatorRecorder(TorchDispatchMode):
             self.waits.waited(row, [self.tracker.number(t) for t in tensors_in((args, kwargs))])
 
     def _optimizer_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note an optimizer's step before it begins, as torch's hook; the result replaces the step's arguments."""
+        """Note an optimizer's step before it begins, as torch's hook; return the step's new arguments."""
         self.optimizers[id(optimizer)] = optimizer
         self._in_optimizer += 1
         self.tracker.in_optimizer = True
@@ -368,7 +368,7 @@ class OperatorRecorder(TorchDispatchMode):
                 {name: self._closure(each) for name, each in kwargs.items()})
 
     def _closure(self, argument: Any) -> Any:
-        """Return an optimizer's closure so that it runs as no part of the optimizer's own work."""
+        """Wrap an optimizer's closure so that its work does not count as the optimizer's."""
         if not isinstance(argument, types.FunctionType | types.MethodType | functools.partial):
             return argument
 
@@ -394,7 +394,7 @@ class OperatorRecorder(TorchDispatchMode):
                                   Holds.GRADIENTS)
 
     def begin_memory(self) -> None:
-        """Note what is alive before the recorded step: parameters, buffers, optimizer state."""
+        """Note what is alive before the recorded step: parameters, buffers, optimizer state, gradients."""
         tracker = self.tracker
         with torch._C.DisableTorchFunction():
             for optimizer in self.optimizers.values():

@@ -1,12 +1,12 @@
-"""Numbers in place of those that a program reads from data, such as a loss that it logs.
+"""Numbers in place of those that a program reads from data, such as a logged loss.
 
     total += loss.item()          # goes on with a stand-in
     correct += hits.sum().item()
     if loss.item() > best: …      # refused: the trace cannot know
 
-They may be added up, averaged, written and compared with nothing: what decides what the step does raises
-``ShapeOnlyError`` with the program's line. Checks of ``math`` take them for ordinary numbers (``math.isfinite`` of one
-is true). A stand-in of a whole number is no ``int``, because PyTorch would take its value for a size without asking.
+They may be added, averaged and printed, but not compared: anything that decides what the step does raises
+``ShapeOnlyError`` with the program's line. Checks of ``math`` treat them as ordinary numbers (``math.isfinite`` of one
+is true). A stand-in for an integer is no ``int``, because PyTorch would silently use its value as a size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _refused(*_: Any) -> NoReturn:
 
 
 class OfData:
-    """A number that only data decide; see the module's text."""
+    """A number that comes from data; see the module's text."""
 
     def __float__(self) -> float:
         return float(VALUE)
@@ -51,11 +51,11 @@ class OfData:
 
 
 class NumberOfData(OfData, float):
-    """A fraction that only data decide: a loss, a norm."""
+    """A fraction that comes from data: a loss, a norm."""
 
 
 class CountOfData(OfData):
-    """A whole number that only data decide: hits, tokens."""
+    """An integer that comes from data: hits, tokens."""
 
     __index__ = _refused
 
@@ -80,5 +80,5 @@ OfData.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def stand_in(number: float | int) -> OfData:
-    """Return the stand-in of a number's kind."""
+    """Return the stand-in for a number's kind: a fraction or an integer."""
     return CountOfData() if isinstance(number, int) else NumberOfData(VALUE)

@@ -7,18 +7,18 @@ are ``TensorList[c10::Half]``, where the profiler writes ``TensorList`` and no t
 numbers ``ScalarList``, with their text; the rest is empty. A sparse tensor has no strides, as the profiler writes it.
 In place of a number's text it has the count of its stored entries, which the profiler leaves out: "stored=4096".
 
-Values of fake tensors are real tensors kept with them, or fill the range between two known ends. A tensor that is given
-other memory has the values of that memory from then on, in any way of giving (``.data =``, ``set_``,
-``torch.utils.swap_tensors``, ``Module.half()``). A tensor that gets another dtype or shape has none.
+The known values of a fake tensor are a real tensor kept with it, or they fill the range between two known bounds. A
+tensor given other memory (``.data =``, ``set_``, ``torch.utils.swap_tensors``, ``Module.half()``) has that memory's
+values from then on. A tensor that gets another dtype or shape has none.
 
     corners.clamp(min=0, max=width)      scores.argmax(-1)      torch.rand(2, 16000)
 
-Where a share is given, values that an operator keeps between two ends are assumed to fill that share of their range.
+Where a share is given, values that an operator keeps between two bounds are assumed to fill that share of their range.
 They lie around its middle, in order along the last dimension. With 0.5, corners clamped to an image are those of a box
 around its middle, half as wide as the image.
 
-Memory is that of every storage and what it holds. A storage is seen when an operation first returns it. It leaves when
-its last tensor dies (a weak reference reports it) or changes its size (FSDP2 empties and refills the storages of
+Memory is followed by storage, with the purpose of each. A storage is seen when an operation first returns it. It leaves
+when its last tensor dies (a weak reference reports it) or changes its size (FSDP2 empties and refills the storages of
 gathered parameters). What an operation allocates and frees within itself, its workspace, is not seen.
 """
 
@@ -38,9 +38,9 @@ from tracer.device_memory import PEAK, Holds
 
 
 def tensors_in(value: Any) -> list[Any]:
-    """Return the tensors in a value and in the lists, tuples and dictionaries that it consists of, in their order.
+    """Return the tensors in a value and in the lists, tuples and dictionaries that it consists of, in order.
 
-    As ``torch.utils._pytree.tree_leaves`` finds them, in a fifth of its time: this is asked several times an operator.
+    Equal to ``torch.utils._pytree.tree_leaves`` in a fifth of the time: it runs several times for each operator.
     """
     if isinstance(value, torch.Tensor):
         return [value]
@@ -162,7 +162,7 @@ _OF_ONE = ("rand", "rand_like")
 
 
 def ends_of(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[float, float] | None:
-    """Return between which ends an operator's result lies, both included; ``None`` where it says nothing of them."""
+    """Return the lower and upper bound of an operator's result, both included; ``None`` where the operator has none."""
     if func.namespace != "aten" or not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
         return None
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
@@ -183,7 +183,7 @@ def ends_of(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[float, floa
 
 
 def spread(ends: tuple[float, float], share: float, like: Any) -> torch.Tensor:
-    """Make the values of a tensor that fill a share of a range around its middle, in order along the last dimension."""
+    """Return a tensor that fills a share of a range around its middle, in order along the last dimension."""
     low, high = ends
     count = like.shape[-1] if like.dim() else 1
     at = torch.linspace(-share / 2, share / 2, count, dtype=torch.float64) if count > 1 else torch.zeros(count)
@@ -195,7 +195,7 @@ def spread(ends: tuple[float, float], share: float, like: Any) -> torch.Tensor:
 
 
 class Kept:
-    """A tensor's kept values. Plain attributes: there are thousands."""
+    """The known values of a tensor. A class with slots, because there are thousands."""
 
     __slots__ = ("assumed", "value")
 
@@ -203,11 +203,11 @@ class Kept:
         self.value = value
         """The real tensor; ``None`` where only assumptions are kept."""
         self.assumed = assumed
-        """Sentences that say what was assumed of the values."""
+        """Sentences on what was assumed about the values."""
 
 
 class KeptValues:
-    """The store: memory → layout → what is kept. It lets memory go, and what is kept of it goes along."""
+    """Known values by memory and layout. Memory is referenced weakly: its entries disappear with it."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[Any, dict[Any, Kept]]] = {}
@@ -216,14 +216,14 @@ class KeptValues:
         return bool(self._of)
 
     def get(self, tensor: Any) -> Kept | None:
-        """Return what is kept of a tensor as it is now."""
+        """Return the known values of a tensor with its present memory and layout; ``None`` where there are none."""
         if not self._of or tensor.layout is not torch.strided:
             return None
         beside = self._beside(tensor.untyped_storage())
         return beside.get(_layout(tensor)) if beside else None
 
     def keep(self, tensor: Any, value: torch.Tensor | None, assumed: tuple[str, ...] = ()) -> None:
-        """Keep the values of a tensor as it is now. A sparse one has no memory of its own, and nothing is kept."""
+        """Keep the values of a tensor with its present memory and layout; a sparse one has none and is skipped."""
         if tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
@@ -234,13 +234,13 @@ class KeptValues:
         beside[_layout(tensor)] = Kept(value, assumed)
 
     def sharing(self, tensor: Any) -> Iterable[Kept]:
-        """Return what is kept of all tensors that lie in the memory of this one."""
+        """Return the known values of all tensors that share this tensor's memory."""
         if tensor.layout is not torch.strided:
             return ()
         return (self._beside(tensor.untyped_storage()) or {}).values()
 
     def forget(self, tensor: Any) -> None:
-        """Forget all that lies in the memory of a tensor."""
+        """Forget the values of all tensors that share this tensor's memory."""
         if tensor.layout is torch.strided:
             self._of.pop(tensor.untyped_storage()._cdata, None)
 
@@ -257,18 +257,18 @@ class KeptValues:
 
 
 def _layout(tensor: Any) -> tuple[Any, ...]:
-    """Return what tells a tensor from others in the same memory."""
+    """Return what distinguishes a tensor from others in the same memory."""
     return (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
 
 
 BLOCK_BYTES = 512
 """CUDA's caching allocator hands out multiples of this."""
 _FACTORS = (0.0, 1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 64.0)
-"""Factors on activations and temporaries that moments are kept for."""
+"""Factors on activations and temporaries for which ``moments`` keeps the peak."""
 
 
 class Storage:
-    """One storage. Plain attributes: there are thousands."""
+    """One storage. A class with slots, because there are thousands."""
 
     __slots__ = ("in_forward", "number", "on_device", "reference", "size")
 
@@ -281,7 +281,7 @@ class Storage:
 
 
 class MemoryTracker:
-    """Follows storages while a trace runs; ``report`` tells the peak between ``begin`` and ``end``."""
+    """Follows storages while a trace runs; ``report`` gives the peak between ``begin`` and ``end``."""
 
     def __init__(self) -> None:
         self.in_backward = False
@@ -304,7 +304,7 @@ class MemoryTracker:
         self._first = 0
 
     def see(self, tensor: Any, *, on_device: bool = True, in_forward: bool = False) -> int:
-        """Note a tensor's storage; its number, -1 for a tensor without one."""
+        """Note a tensor's storage and return its number; -1 for a tensor without a storage."""
         try:
             storage = tensor.untyped_storage()
         except (RuntimeError, NotImplementedError):  # sparse
@@ -338,7 +338,7 @@ class MemoryTracker:
         return None if found is None else found.on_device
 
     def move(self, tensor: Any, on_device: bool) -> None:
-        """Let a tensor lie elsewhere without a copy (a model that moves before the step)."""
+        """Move a tensor between host and device without a copy (a model that moves before the step)."""
         number = self.see(tensor, on_device=on_device)
         found = self._find(tensor)
         if found is not None and number >= 0:
@@ -377,7 +377,7 @@ class MemoryTracker:
         self._recording = False
 
     def hold(self, tensors: Iterable[Any], what: Holds) -> None:
-        """Note what the storages of tensors are for; the first note counts. Of a DTensor the local part counts."""
+        """Note the purpose of the tensors' storages; the first note counts. For a DTensor its local part counts."""
         for tensor in tensors:
             number = self.number(getattr(tensor, "_local_tensor", tensor))
             if number >= 0:
@@ -386,9 +386,9 @@ class MemoryTracker:
     def report(self) -> dict[str, int]:
         """Return the bytes of the recorded step on the device.
 
-        ``peak``: the most that was alive at once; ``peak_blocks`` the same with every storage rounded up to
-        ``BLOCK_BYTES`` as CUDA's caching allocator does; ``start`` and ``end``: alive before and after; and for each
-        ``Holds`` the bytes at the peak.
+        ``peak``: the most bytes alive at once; ``peak_blocks``: the same with every storage rounded up to
+        ``BLOCK_BYTES`` as CUDA's caching allocator does; ``start`` and ``end``: bytes alive before and after; and for
+        each ``Holds`` the bytes at the peak.
         """
         rows, begun = self._on_device()
         if not rows:
@@ -409,8 +409,8 @@ class MemoryTracker:
     def moments(self) -> list[list[int]]:
         """Return the moments of the recorded step that may be its peak when its sizes change.
 
-        Each has the bytes on the device that stay as they are (parameters, gradients, optimizer states, …),
-        activations, temporaries of forward and backward, and temporaries of the optimizer. Changed sizes are factors on
+        Each has four sums of bytes on the device: what stays as it is (parameters, gradients, optimizer states, …),
+        activations, temporaries of forward and backward, and the optimizer's temporaries. Changed sizes are factors on
         the last three. For any such factors the peak is about the largest sum over these moments: each has that sum for
         some factors from 1/64 to 64. Empty where nothing lies on the device.
         """
@@ -431,7 +431,7 @@ class MemoryTracker:
         return found
 
     def _on_device(self) -> tuple[list[tuple[int, int]], int]:
-        """Return storages and changes of their sizes, and how many of them were there when the step began."""
+        """Return (storage, change of bytes) for each change, and how many of them precede the step."""
         start = [row for row in self._start if row[0] not in self._host]
         return start + [row for row in self._events if row[0] not in self._host], len(start)
 
@@ -440,8 +440,8 @@ class MemoryTracker:
         self._rows.append(self.row)
 
     def changes(self) -> list[tuple[int, int, int, int]]:
-        """Return every change on the device, in order: row of the operation (-1: there before the step), the storage's
-        number, bytes, and what it holds, as its place in ``Holds``."""
+        """Return every change on the device, in order: row of the operation (-1: before the step), the storage's
+        number, bytes, and the index of its purpose in ``Holds``."""
         place = {what: i for i, what in enumerate(Holds)}
         found = [(-1, number, size, place[self._what(number)]) for number, size in self._start
                  if number not in self._host and size]
@@ -484,7 +484,7 @@ def _rounded(numbers: np.ndarray, change: np.ndarray) -> np.ndarray:
 
 
 def resize_watch(tracker: MemoryTracker) -> Callable[[Any, int], Any]:
-    """Return a ``torch.UntypedStorage.resize_`` that tells the tracker."""
+    """Return a ``torch.UntypedStorage.resize_`` that also notifies the tracker."""
     original = torch.UntypedStorage.resize_
 
     def resize_(self: Any, size: int) -> Any:

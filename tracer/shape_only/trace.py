@@ -105,7 +105,7 @@ def trace_workload(
     settings: Settings, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
     parallel: ParallelPlan | str | None = None, steps: int = 1, warmup: int | None = None,
 ) -> ExecutionGraph:
-    """Trace a step of a workload of the suite, on the given device; ``settings.device`` does not count.
+    """Trace a step of a workload of the suite, on the given device; ``settings.device`` is ignored.
 
     Args:
         settings: as ``tracer.workloads.configure`` makes them.
@@ -176,17 +176,16 @@ def trace_job(
 def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
                  arguments: Mapping[str, int | str] | None = None, selected: float | None = None,
                  steps: int = 1) -> ExecutionGraph:
-    """Trace the step that ``SCRIPT.py:FUNCTION`` returns, or ``package.module:FUNCTION``, or a notebook's function;
-    arguments as ``trace_step``.
+    """Trace the step that ``SCRIPT.py:FUNCTION``, ``package.module:FUNCTION`` or a notebook's function returns, with
+    the other arguments of ``trace_step``.
 
-    ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``, and settings as they were
-    written, which become what the function's default is (``def build(opt="adamw", fused=False, lr=0.1)``). Several
-    ``steps`` are those of a cycle, recorded after a whole one.
+    ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``, and settings as text,
+    converted to the type of the function's default (``def build(opt="adamw", fused=False, lr=0.1)``). Several ``steps``
+    form one cycle, recorded after a whole one.
 
-    The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``). So what it makes on import
-    is traced too, and its decorators see the GPU that is not there. It finds its own path as the command line,
-    without arguments: those that it parses take their defaults. It must not have run in this process before
-    (``trace_apart``).
+    The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``). So its imports are traced too, and
+    its decorators see a GPU that does not exist. Its command line is its own path without arguments: options that it
+    parses have their defaults. It must not have run in this process before (``trace_apart``).
 
     Raises:
         UnknownSizeError: the function takes no such argument.
@@ -210,17 +209,17 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
             return function(**{argument: _taken(target, function, argument, value)
                                for argument, value in (arguments or {}).items()})
 
-    # Of a cycle, a whole one before: an optimizer makes its state at its first step, which may be the cycle's last.
+    # A whole cycle comes first: an optimizer makes its state at its first step, which may be the cycle's last step.
     return trace_step(build, device, world_size=world_size, rank=rank, steps=steps,
                       warmup=None if steps == 1 else max(steps, 2), source=target, selected=selected)
 
 
 def _taken(target: str, function: Any, argument: str, value: int | str) -> Any:
-    """Return an argument as a function takes it: a text as a number or a truth, where its default is one.
+    """Return an argument as a function takes it: text becomes a number or boolean where the default is one.
 
     Raises:
         UnknownSizeError: the function takes no argument of this name.
-        ShapeOnlyError: a text is none of what the default is.
+        ShapeOnlyError: a text does not fit the type of the default.
     """
     parameters = inspect.signature(function).parameters
     if argument not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -242,8 +241,8 @@ def _taken(target: str, function: Any, argument: str, value: int | str) -> Any:
 
 @contextmanager
 def _short_collections() -> Iterator[None]:
-    """Let garbage collections leave alone what was there before: with PyTorch's modules among it, one takes longer than
-    tracing a small step. What the trace itself makes is collected as ever."""
+    """Keep garbage collections from visiting existing objects: with PyTorch's modules among them, one takes longer than
+    tracing a small step. Objects that the trace makes are collected as usual."""
     if gc.get_freeze_count():
         yield
         return
@@ -281,7 +280,7 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
                 _run(fn, source, recorder, steps, warmup, site, placement)
         except (ForetraceError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # a program may end itself too
+        except BaseException as error:  # a program may also exit
             raise explained(error) or unexplained(error) from error
         finally:
             modules.modules.clear()
@@ -315,7 +314,7 @@ def check_no_arguments(step: Step) -> None:
     """Raise ``ShapeOnlyError`` if a step wants arguments."""
     try:
         inspect.signature(step).bind()
-    except ValueError:  # some callables do not tell
+    except ValueError:  # some callables have no signature
         return
     except TypeError as error:
         raise ShapeOnlyError(f"{function_line(step)} is the step, and wants arguments ({error}): return a function "
@@ -344,7 +343,7 @@ def _finished(recorder: OperatorRecorder, site: Site, placement: DevicePlacement
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide torch's warnings about a missing GPU, and its tracebacks of errors that are raised as well."""
+    """Hide torch's warnings about a missing GPU, and its tracebacks of errors that are also raised."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     log.addFilter(_is_below_error)
     with warnings.catch_warnings():
@@ -432,6 +431,6 @@ def _collectives(recorder: OperatorRecorder, code_of: Any) -> CollectiveTable:
 
 
 def new_meta(device: str, capability: tuple[int, int], rank: int, world_size: int) -> Meta:
-    """Return what is known of the traced step before it runs."""
+    """Return the metadata of a step before it is traced."""
     return Meta(device=device, device_count=1, compute_capability=".".join(map(str, capability)) if any(capability)
                 else "", rank=rank, world_size=world_size, torch_version=str(torch.__version__), loss=LossReport())

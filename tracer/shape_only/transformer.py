@@ -22,13 +22,13 @@ class StateSpace:
     recurrence computed chunk by chunk with matrix products.
 
     Attributes:
-        heads, head_size: Of the inner width, which is their product.
+        heads, head_size: Number and size of the heads; their product is the inner width.
         state: Values that the recurrence keeps for each feature of a head.
-        groups: Of heads that share the recurrence's inputs and outputs (B and C), as queries share keys.
+        groups: Groups of heads that share the recurrence's inputs and outputs (B and C), as queries share keys.
         window: Tokens that the convolution sees.
         chunk: Tokens of a chunk.
         bias: The two linear layers have biases.
-        convolution_bias: The convolution has one.
+        convolution_bias: The convolution has a bias.
         norm: The gated values are normalised before the last product.
     """
 
@@ -58,8 +58,8 @@ class StateSpace:
         return self.inner + self.mixed + self.heads
 
     def share(self, tp: int, cp: int = 1) -> StateSpace:
-        """Return what one rank has: its share of ``tp``, for all tokens. While the recurrence runs, also that of
-        ``cp``: context-parallel ranks then share heads in place of tokens, and groups as far as there are enough."""
+        """Return one rank's share of ``tp``, for all tokens. While the recurrence runs, also that of ``cp``:
+        context-parallel ranks then share heads in place of tokens, and groups if there are enough."""
         groups = self.groups // tp
         return StateSpace(self.heads // tp // cp, self.head_size, self.state, max(groups // cp, 1), self.window,
                           self.chunk, self.bias, self.convolution_bias, self.norm)
@@ -73,8 +73,8 @@ class StateSpace:
 
 
 LINEARS = ("fp8", "fp8_block", "mxfp8", "nvfp4")
-"""Types of linear layers' products: fp8 with a scale for each tensor, for blocks of 128 values, for 32 (MX), and fp4
-with one for 16."""
+"""Types of linear layers' products: fp8 with a scale for each tensor, each block of 128 values, or each 32 values (MX),
+and fp4 with a scale for each 16."""
 
 
 class Piece(str, Enum):
@@ -91,7 +91,7 @@ class Latent:
     """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): queries, keys and values from narrow projections.
 
     Attributes:
-        query_rank: Width that queries are compressed to; 0: they are not.
+        query_rank: Width that queries are compressed to; 0 where they are not compressed.
         key_rank: Width that keys and values are compressed to together.
         plain, rotated: Features of a head's queries and keys without and with rotary positions.
         values: Features of a head's values.
@@ -114,45 +114,45 @@ class TransformerShape:
         heads, kv_heads: Query heads, and heads of keys and values.
         ffn: Inner width of the feed-forward part, of each expert where there are some; 0: blocks have none.
         vocab, seq: Size of the vocabulary, and tokens of a sequence.
-        head_size: Of one head; 0 for ``hidden / heads``.
+        head_size: Features of one head; 0 means ``hidden / heads``.
         gated: The feed-forward part has a gate (SwiGLU).
         rms: RMSNorm in place of LayerNorm.
         bias: Linear layers have biases, all but router and logits.
         qkv_bias: The projections of queries, keys and values have biases; ``None``: as ``bias`` says.
         qk_norm: Queries and keys are normalised, head by head.
-        norms: Of a block: 2 before attention and feed-forward part; 4 after them too (Gemma 2); 1 for both side by side
-            on the same input (GPT-J's parallel block), and for a block of one part alone.
-        window: Tokens that one attends to, its own among them; 0 for all before it.
+        norms: Norms of a block: 2 before attention and feed-forward part; 4 before and after them (Gemma 2); 1 where
+            both run in parallel on one input (GPT-J's parallel block), and in a block of one part alone.
+        window: Tokens that each token attends to, itself included; 0 for all before it.
         latent: Multi-head latent attention, in place of ``kv_heads`` and ``head_size``.
         attends: Blocks have attention.
-        state: A state-space mixer: in place of attention, or in parallel on the same input where there is both.
+        state: A state-space mixer: in place of attention, or in parallel to it on the same input if ``attends``.
         rotary: Rotary positions; else learned ones.
-        positions: Rows of the table of learned positions; ``None``: one a token of a sequence where positions are not
-            rotary; 0: none (ALiBi).
-        tied: The embedding's matrix is the logits' too. With a pipeline the last stage has a copy of it.
-        flash: Fused attention; else products, a softmax and dropout of their own.
-        flash_version: Of FlashAttention (1, 2 or 3), whose first two were written for Ampere; PyTorch's own kernels are
-            version 2. 0: the quickest there is for the device (cuDNN's, or the latest FlashAttention).
-        dropout: Of attention and residuals; 0 for none.
-        fused: Rotary positions and a gate with its activation are one kernel each way, as Megatron-Core's, Transformer
-            Engine's and compilers' are; else the operations that eager PyTorch runs for them.
-        fused_loss: Softmax and loss in one kernel each way; else in steps, as Megatron-LM's vocabulary-parallel loss.
-        experts, top_k: Experts of each block and how many of them a token goes to; 0 for a dense block.
-        shared_ffn: Inner width of the experts that every token goes to, all together; 0 for none.
-        imbalance: Tokens of the most loaded rank's experts over the mean; 1.0: all ranks have as many.
-        merges: The block takes the next token's embedding as well as the stream (a multi-token prediction module's).
+        positions: Rows of the table of learned positions. ``None``: one for each token of a sequence where positions
+            are not rotary. 0: none (ALiBi).
+        tied: The logits use the embedding's matrix. In a pipeline the last stage has a copy of it.
+        flash: Fused attention; else separate products, softmax and dropout.
+        flash_version: Version of FlashAttention (1, 2 or 3). The first two were written for Ampere; PyTorch's own
+            kernels are version 2. 0: the fastest for the device (cuDNN's, or the latest FlashAttention).
+        dropout: Dropout probability of attention and residuals; 0 for none.
+        fused: Rotary positions, and a gate with its activation, are one kernel each way, as in Megatron-Core,
+            Transformer Engine and compilers; else the operations that eager PyTorch runs.
+        fused_loss: Softmax and loss are one kernel each way; else steps, as in Megatron-LM's vocabulary-parallel loss.
+        experts, top_k: Experts of each block, and how many of them a token uses; 0 for a dense block.
+        shared_ffn: Inner width of all experts that every token uses, together; 0 for none.
+        imbalance: Tokens of the most loaded rank's experts over the mean; 1.0: all ranks have equally many.
+        merges: The block takes the next token's embedding in addition to the stream (multi-token prediction modules).
         predictions: Multi-token prediction modules after the last block (DeepSeek-V3, 2024, section 2.2). Each is a
             block, a projection and the head once more; they lie on the last stage and are not among ``layers``.
         dtype: "fp16", "bf16" or "fp32": of parameters, activations and gradients.
         linears: Narrower type that the products of blocks' linear layers are computed in (``LINEARS``). Their inputs,
             weights and gradients are cast; routers, attention and logits stay as they are.
-        kept: Parts of blocks whose weights stay in the decoder's own type where it is served in a narrower one.
+        kept: Parts of blocks whose weights stay in the decoder's own type when it is served in a narrower one.
         stack: Runs of equal blocks from the input to the output, where not all blocks are equal, such as a dense one
             and 59 with experts. Each run is a decoder of its own whose ``layers`` are the run's. The decoder's own
-            figures of a block then say only what a block usually is.
+            figures of a block then only describe a typical block.
 
     Raises:
-        ShapeOnlyError: The runs have runs themselves, another width, or not as many blocks as the decoder.
+        ShapeOnlyError: Runs contain runs, have another width, or do not add up to the decoder's number of blocks.
     """
 
     layers: int
@@ -209,8 +209,8 @@ class TransformerShape:
 
     @property
     def kinds(self) -> tuple[TransformerShape, ...]:
-        """Return the different blocks, each as a decoder of one block, in the order in which they first come; a
-        prediction module's is the last."""
+        """Return the different blocks, each as a decoder of one block, in order of first appearance; a prediction
+        module's is the last."""
         return _kinds(self)
 
     @property
@@ -219,7 +219,7 @@ class TransformerShape:
         return replace(self.runs[-1].one_layer(), merges=True)
 
     def one_layer(self) -> TransformerShape:
-        """Return the decoder with one block, as its own figures say that it is."""
+        """Return the decoder with one block, which its own figures describe."""
         return replace(self, layers=1, stack=(), predictions=0)
 
     def cut(self, layers: int) -> TransformerShape:
@@ -256,8 +256,8 @@ class TransformerShape:
         return heads * (self.width_of_head + self.width_of_values)
 
     def shared_heads(self, tp: int, cp: int) -> list[tuple[str, int, str, int]]:
-        """Return what ranks must be able to share of a block's attention and mixer. Each entry: what it is, how many
-        there are, the ranks' dimension, and by how many they are shared."""
+        """Return the parts of a block's attention and mixer that ranks share. Each entry: name, number, the ranks'
+        dimension, and the number of ranks, which must divide the number."""
         found = [("heads", self.heads, "tp", tp),
                  ("heads of keys and values", self.kv_heads, "tp", tp)] if self.attends else []
         if self.state is not None:
@@ -285,8 +285,8 @@ class TransformerShape:
         return self.dense_parameters(tp) + self.expert_parameters(ep, tp if etp is None else etp)
 
     def dense_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of one block on one rank that no routed expert has. These are attention or its
-        replacement, norms, and the feed-forward part or the router and the shared experts."""
+        """Return the parameters of one block on one rank outside of routed experts: attention or its replacement,
+        norms, and the feed-forward part or the router and the shared experts."""
         norm = self.hidden * (1 if self.rms else 2)
         count = self.attention_parameters(tp) + self.state_parameters(tp) + norm * self.norms
         if self.merges:  # norms of the stream, of the embedding and before the head
@@ -330,16 +330,16 @@ class TransformerShape:
         return count + (inner // tp * (2 if self.gated else 1) + self.hidden if self.bias else 0)
 
     def embedding_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of the embedding of one rank, positions among them."""
+        """Return the parameters of one rank's embedding, including positions."""
         return self.vocabulary_parameters(tp) + self.learned_positions * self.hidden
 
     def vocabulary_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of the embedding's matrix on one rank, which is as large as the logits'."""
+        """Return the parameters of the embedding's matrix on one rank; the logits' matrix is equally large."""
         return -(-self.vocab // tp) * self.hidden
 
     def head_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of the head of one rank: the last norm and the logits' matrix. A tied head has that
-        matrix on its stage too where that is not the embedding's."""
+        """Return the parameters of one rank's head: the last norm and the logits' matrix. A tied head has a copy of the
+        matrix if the embedding is on another stage."""
         return self.vocabulary_parameters(tp) + self.hidden * (1 if self.rms else 2)
 
     def root_parameters(self, tp: int = 1) -> int:
@@ -349,19 +349,19 @@ class TransformerShape:
 
     @property
     def parameters(self) -> int:
-        """Return all parameters but those of prediction modules; a tied matrix counts once."""
+        """Return all parameters except those of prediction modules; a tied matrix counts once."""
         return sum(run.layers * run.block_parameters() for run in self.runs) + self.root_parameters()
 
     @property
     def active_parameters(self) -> int:
-        """Return the parameters that work on one token: of the routed experts, ``top_k``."""
+        """Return the parameters that work on one token, with ``top_k`` of the routed experts."""
         idle = sum(run.layers * run.expert_parameters() * (run.experts - run.top_k) // run.experts
                    for run in self.runs if run.experts)
         return self.parameters - idle
 
 
 def expected_places(top_k: int, experts: int, places: int) -> float:
-    """Return over how many of equal places (ranks, nodes) the experts of a token lie, drawn at random.
+    """Return the expected number of equal places (ranks, nodes) with experts of one token, drawn at random.
 
     ``places · (1 − C(E − E/places, k) / C(E, k))``: a place is missed if all ``k`` experts are among the others.
     """
@@ -382,14 +382,14 @@ class TransformerPart:
     """One rank's share of a piece.
 
     Attributes:
-        piece: Which.
+        piece: The piece.
         microbatch: Sequences of a micro-batch.
         tp: Ranks that share each layer.
         cp: Ranks that share each sequence.
         ep: Ranks that share the experts.
         sequence_parallel: Norms, dropout and residuals work on 1/``tp`` of the tokens.
         etp: Ranks that share each expert: 1, or ``tp`` (``None``).
-        once: A token comes to a rank once, however many of its experts are there (``Dispatcher.once``).
+        once: A token comes to a rank only once, even if several of its experts are there (``Dispatcher.once``).
     """
 
     piece: Piece
@@ -407,17 +407,17 @@ class TransformerPart:
         return self.tp if self.etp is None else self.etp
 
     def sent_rows(self, shape: TransformerShape) -> float:
-        """Return the rows that come to the experts of the most loaded rank if a token is sent once for each of its
-        experts. Shards of an expert gather the tokens of each other."""
+        """Return the rows that the experts of the most loaded rank receive if a token is sent once for each of its
+        experts. Shards of an expert gather each other's tokens."""
         own, share = (self.tp, self.expert_tp) if self.sequence_parallel else (1, 1)
         return shape.seq // self.cp // own * self.microbatch * shape.top_k * share * shape.imbalance
 
     def rows_of_expert(self, shape: TransformerShape) -> int:
-        """Return the rows that come to each of that rank's experts."""
+        """Return the rows that each expert of the most loaded rank receives."""
         return max(round(self.sent_rows(shape) / (shape.experts // self.ep)), 1)
 
     def check(self, shape: TransformerShape) -> None:
-        """Raise ``ShapeOnlyError`` unless the shape divides as the part wants it."""
+        """Raise ``ShapeOnlyError`` unless the shape's sizes are divisible as the part needs."""
         tokens = shape.seq * self.microbatch // self.cp
         for what, value, by in (*((what, value, by) for what, value, _, by in shape.shared_heads(self.tp, self.cp)),
                                 ("ffn", shape.ffn, self.expert_tp if shape.experts else self.tp),

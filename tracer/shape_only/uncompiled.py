@@ -1,15 +1,15 @@
-"""``without_compiler``: traces that do not import PyTorch's compiler; importing it takes the time of PyTorch itself.
+"""``without_compiler``: traces without PyTorch's compiler, whose import takes the time of PyTorch's own.
 
-Nothing is compiled in a trace by shapes, yet PyTorch imports its compiler to say so. An optimizer's step marks where a
-compiled graph would break, and the compiler wraps functions that it may not look into when they are first called. A
-module takes the compiler's place and answers these two. It has the compiler's settings and its names of where a tensor
-is from, which fake tensors want. It makes way for the compiler itself as soon as anything else is asked of it::
+Nothing is compiled in a trace by shapes, yet PyTorch imports its compiler for two requests. An optimizer's step marks
+where a compiled graph would break, and functions that the compiler must not look into are wrapped when they are first
+called. A module replaces the compiler and answers these two. It has the compiler's settings, and its names of a
+tensor's source, which fake tensors need. Any other request imports the compiler itself::
 
     import torch._dynamo ──▶ Uncompiled ──graph_break, disable, config, source──▶ answered
                                  └─────────────────anything else────────────────▶ the compiler, imported
 
-What it answers calls as many functions of Python as the compiler's own answers would. A program's calls are
-counted (``tracer.python_calls``), so the count must not depend on whether the compiler is there.
+Its answers call as many Python functions as the compiler's own would. A program's calls are counted
+(``tracer.python_calls``), so the count must not depend on whether the compiler is imported.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 NAME, SETTINGS, SOURCES = "torch._dynamo", "torch._dynamo.config", "torch._dynamo.source"
 _FOLDER = Path(torch.__file__).parent / "_dynamo"
 _DISABLED = "__dynamo_disable"
-"""The attribute in which PyTorch keeps what ``disable`` made of a function."""
+"""The attribute in which PyTorch stores the result of ``disable`` for a function."""
 
 
 class Uncompiled(ModuleType):
-    """Replaces ``torch._dynamo`` while it is asked only for what this answers."""
+    """Replaces ``torch._dynamo`` until something is requested that it does not answer."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
-        self.__file__ = str(_FOLDER / "__init__.py")  # what asks all modules where they are from does not mean this one
+        self.__file__ = str(_FOLDER / "__init__.py")  # code that asks all modules for their file does not mean this one
         self.__path__: list[str] = []  # a package, whose modules are found by ``_Finder``
         self.config, self._settings = _settings()
         self.source = _Sources(SOURCES)
@@ -48,8 +48,8 @@ class Uncompiled(ModuleType):
         self._disabled: list[Any] = []
 
     def disable(self, fn: Any = None, recursive: bool = True, *, wrapping: bool = True, **options: Any) -> Any:
-        """Return a function that no compiler looks into, as ``torch._dynamo.disable`` does. PyTorch asks without
-        ``wrapping``, once a function; all other requests (in a step, perhaps) go to the compiler itself."""
+        """Return a function that no compiler looks into, as ``torch._dynamo.disable`` does. PyTorch calls it without
+        ``wrapping``, once for each function; all other calls (perhaps in a step) go to the compiler itself."""
         if wrapping or not recursive or not isinstance(fn, FunctionType):
             return self.make_way().disable(fn, recursive, wrapping=wrapping, **options)
         self._disabled.append(fn)
@@ -61,13 +61,13 @@ class Uncompiled(ModuleType):
         return getattr(self.make_way(), name)
 
     def stand(self) -> None:
-        """Stand in the compiler's place."""
+        """Replace the compiler."""
         sys.modules[NAME] = torch._dynamo = self  # type: ignore[assignment]
         sys.modules[SETTINGS], sys.modules[SOURCES] = self.config, self.source
         sys.meta_path.insert(0, self._finder)
 
     def leave(self) -> None:
-        """Leave the place as it was found, unless somebody changed the compiler's settings: then it has them."""
+        """Undo the replacement. If the compiler's settings were changed, the compiler gets them."""
         if sys.modules.get(NAME) is not self:
             return
         if self.config.save_config() != self._settings:
@@ -79,7 +79,7 @@ class Uncompiled(ModuleType):
             vars(fn).pop(_DISABLED, None)
 
     def make_way(self) -> Any:
-        """Return the compiler, imported with the settings that were changed so far."""
+        """Import the compiler with the settings that were changed so far, and return it."""
         if sys.modules.get(NAME) is not self:
             return sys.modules[NAME]
         self._step_aside()
@@ -99,8 +99,8 @@ class Uncompiled(ModuleType):
 
 
 class _Sources(ModuleType):
-    """Replaces ``torch._dynamo.source``: an empty class for each way of stating where a tensor is from.
-    A compiler guards by them that a tensor is still the one it compiled for."""
+    """Replaces ``torch._dynamo.source``: an empty class for each kind of source of a tensor. A compiler uses them to
+    check that a tensor is still the one it compiled for."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -116,7 +116,7 @@ class _Unknown(torch._guards.Source):
 
 
 class _Finder:
-    """Finds a module of the compiler's: it is imported with the compiler."""
+    """Finds modules of the compiler by importing the compiler."""
 
     def __init__(self, standing: Uncompiled) -> None:
         self._standing = standing
@@ -129,7 +129,7 @@ class _Finder:
 
 
 class _Imported:
-    """Loads a module that was imported along with another."""
+    """Loads a module that was imported together with another one."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return sys.modules[spec.name]
@@ -139,7 +139,7 @@ class _Imported:
 
 
 class UncompiledFakeMode(FakeTensorMode):
-    """PyTorch's mode of fake tensors, not wrapped by the compiler, which wraps the call of every operation."""
+    """PyTorch's mode of fake tensors without the compiler's wrapper around the call of every operation."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -150,7 +150,7 @@ class UncompiledFakeMode(FakeTensorMode):
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Keep PyTorch from importing its compiler meanwhile, unless it is imported already or something is compiled."""
+    """Keep PyTorch from importing its compiler in the block, unless it is imported already or something is compiled."""
     if NAME in sys.modules:
         yield
         return
@@ -163,7 +163,7 @@ def without_compiler() -> Iterator[None]:
 
 
 def first_operation() -> None:
-    """Run an operation as a trace does, for what PyTorch imports at the first: it takes longer than a small trace."""
+    """Run an operation as a trace does: PyTorch's imports at the first one take longer than a small trace."""
     with without_compiler(), UncompiledFakeMode():
         torch.empty(1).uniform_()
 
@@ -175,11 +175,11 @@ def compiler_imported() -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _settings() -> tuple[Any, bytes]:
-    """Import the compiler's settings alone, and return them as a module and as they are before anyone changes them."""
+    """Import only the compiler's settings; return the module, and its values before any change."""
     spec = spec_from_file_location(SETTINGS, _FOLDER / "config.py")
     assert spec is not None and spec.loader is not None
     found: Any = module_from_spec(spec)
-    sys.modules[SETTINGS] = found  # it looks for itself there
+    sys.modules[SETTINGS] = found  # it looks itself up there
     spec.loader.exec_module(found)
     return found, found.save_config()
 
@@ -187,22 +187,22 @@ def _settings() -> tuple[Any, bytes]:
 NOTE = ("The program compiles parts of itself (torch.compile), which a trace by shapes does not: it has the operations "
         "that these parts run without a compiler.")
 _PLAIN = "eager"
-"""The backend that runs the program's own operations; PyTorch's own functions ask for it."""
+"""The backend that runs the program's own operations; PyTorch's own functions request it."""
 
 
 class PatchedSite(Protocol):
-    """What a trace lets others put in place (``substitutions.operators.Site``)."""
+    """The part of ``substitutions.operators.Site`` that other modules need to patch torch during a trace."""
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Note a sentence once."""
 
     def patch(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute until the trace ends."""
 
 
 def compilers(site: PatchedSite) -> None:
-    """Let ``torch.compile`` and ``Module.compile`` leave what they are given as it is. Compiled code reads and writes
-    memory, which a fake tensor does not have, and a compiler would look into the trace's own modes."""
+    """Let ``torch.compile`` and ``Module.compile`` return their argument. Compiled code reads and writes memory, which
+    a fake tensor does not have, and a compiler would look into the trace's own modes."""
     original = torch.compile
 
     def compiled(model: Any = None, **options: Any) -> Any:
@@ -217,11 +217,11 @@ def compilers(site: PatchedSite) -> None:
     site.patch(torch.nn.Module, "compile", lambda *_, **__: site.note(NOTE))
 
 
-# Each function below stands for one of torch/_dynamo, and is counted as the program's.
+# Each function below replaces one of torch/_dynamo, and is counted as the program's.
 
 
 def graph_break(msg: str = "") -> None:
-    """Do nothing, in the place of ``torch._dynamo.graph_break``: nothing is compiled."""
+    """Do nothing, in place of ``torch._dynamo.graph_break``: nothing is compiled."""
 
 
 def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,6 +237,6 @@ def _callback_from_stance(callback: None) -> None:
 
 
 def shardings_are_not_kept() -> bool:
-    """Replace ``_are_we_tracing`` of torch/distributed where DTensor asks it, ignoring fake tensors. With them it takes
-    a step for a compiled one and finds shardings of list operations again; a running step looks them up."""
+    """Replace ``_are_we_tracing`` of torch/distributed, which DTensor calls, so that it ignores fake tensors. With them
+    it takes a step for a compiled one and computes shardings of list operations again; a running step looks them up."""
     return get_proxy_mode() is not None

@@ -1,9 +1,9 @@
-"""The container: a zip of Parquet tables and a manifest, whose comment carries the version and a checksum of it all.
+"""The container: a zip of Parquet tables and a manifest, with version and checksum in the zip's comment.
 
-Every byte of the file is covered: zip's own CRCs leave headers and directory unchecked. Small tables are lists in the
-manifest, constant columns one value, others Parquet members. A member costs about 100 bytes a column and 0.3 ms to
-open, with any content. So below ``INLINE_ROWS`` rows a list of numbers is smaller and faster. Parquet members are
-stored as they are (they compress themselves), the manifest is deflated.
+The checksum covers every byte of the file: zip's own CRCs leave headers and directory unchecked. Small tables are lists
+in the manifest, constant columns one value, other tables Parquet members. A member costs about 100 bytes a column and
+0.3 ms to open, with any content. So below ``INLINE_ROWS`` rows a list of numbers is smaller and faster. Parquet members
+are stored uncompressed (they compress themselves), the manifest is deflated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ZIP_HEAD = b"PK\x03\x04"
 _OWN_HEAD = 30  # bytes of a zip member's header before its name
 # A manifest holds no per-event data beyond small tables; a bigger one is an attack, not a graph.
 _MAX_MANIFEST_BYTES = 256 << 20
-_FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same graph gives the same bytes
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # equal graphs give equal bytes
 
 
 def is_graph_file(head: bytes) -> bool:
@@ -57,7 +57,7 @@ def pack(members: dict[str, bytes]) -> bytes:
 
 
 def seal(data: bytes) -> bytes:
-    """Return the same container with its last bytes, the checksum, set right."""
+    """Return the same container with a correct checksum, its last bytes."""
     body = data[:-_CHECKSUM_BYTES]
     return body + f"{zlib.crc32(body):08x}".encode()
 
@@ -108,7 +108,7 @@ def _why_no_comment(data: bytes, label: str) -> str:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return all bytes of a local file or fsspec URL.
+    """Return the bytes of a local file or fsspec URL.
 
     Raises:
         GraphFileError: it cannot be read.
@@ -122,7 +122,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a local file or fsspec URL so that readers see the old content or the new one, never a part.
+    """Write a local file or fsspec URL so that readers see the old or the new content, never a mixture.
 
     Locally through a temporary file next to it, flushed to disk and renamed. Remote object stores publish an upload
     when it is complete.
@@ -150,10 +150,10 @@ INLINE_ROWS = 256
 # Row numbers are int32.
 MAX_ROWS = (1 << 31) - 1
 _ENCODINGS = frozenset({"PLAIN", "RLE", "BYTE_STREAM_SPLIT"})
-# Headers of a column's pages, at most: a page holds about a megabyte.
+# Largest headers of a column's pages: a page holds about a megabyte.
 _PAGE_BYTES = 1 << 16
 _MAX_COLUMNS = 64  # chosen: more than any table has
-# Numbers that are decoded at a time, beside the columns made of them: 4 MB. Each reading more costs 0.1 ms.
+# Numbers that are decoded at a time, in addition to the finished columns: 4 MB. Each further read costs 0.1 ms.
 _READ_VALUES = 1 << 19
 # zstd sets up its decoder for each column, which doubles the time to open a table of 1,000 rows; LZ4 costs such a
 # table a sixth more bytes. Higher levels of zstd win under 2% on the real traces.
@@ -163,7 +163,7 @@ _LARGE: dict[str, Any] = {"compression": "zstd", "compression_level": 9}  # chos
 
 
 class TableRecord(msgspec.Struct, omit_defaults=True):
-    """The manifest's record of one table. Columns are in ``constants``, in ``inline``, or in the Parquet member."""
+    """The manifest's record of one table. Each column is in ``constants``, in ``inline``, or in the Parquet member."""
 
     rows: int
     constants: dict[str, int] = {}
@@ -171,7 +171,7 @@ class TableRecord(msgspec.Struct, omit_defaults=True):
 
 
 class StringsRecord(msgspec.Struct, omit_defaults=True):
-    """The manifest's record of the strings: ``bytes`` is their UTF-8 length together."""
+    """The manifest's record of the strings; ``bytes`` is their total UTF-8 length."""
 
     rows: int
     bytes: int
@@ -179,7 +179,7 @@ class StringsRecord(msgspec.Struct, omit_defaults=True):
 
 
 def decoded_bytes(kind: type[Table], rows: int) -> int:
-    """Bytes the table's arrays take in memory."""
+    """Return the bytes that a table's arrays take in memory."""
     return rows * sum(dtype.itemsize for dtype in kind.layout().values())
 
 
@@ -205,7 +205,7 @@ def decode_table(kind: type[Table], record: TableRecord, parquet: bytes | None, 
     """Return the table of a record. The caller has checked that ``record.rows`` is plausible.
 
     Raises:
-        GraphFileError: columns are missing, doubled, of another type, or of another length.
+        GraphFileError: columns are missing, repeated, of another type, or of another length.
     """
     given = _from_parquet(parquet, record.rows, label) if parquet is not None else {}
     columns: dict[str, np.ndarray] = {}
@@ -244,7 +244,7 @@ def decode_strings(record: StringsRecord, parquet: bytes | None, label: str) -> 
     """Return the strings of a record. The caller has checked that ``record.bytes`` is plausible.
 
     Raises:
-        GraphFileError: not as many, or not as long, as the record says.
+        GraphFileError: the number or the length of the strings differs from the record.
     """
     if parquet is None:
         strings = record.inline
@@ -255,18 +255,18 @@ def decode_strings(record: StringsRecord, parquet: bytes | None, label: str) -> 
     return strings
 
 
-# What Arrow offers to take lists and NumPy's arrays and to hand them out (``pyarrow.array``, ``to_numpy``) imports
-# pandas, which takes longer than all else that is done here.
+# Arrow's functions for lists and NumPy arrays (``pyarrow.array``, ``to_numpy``) import pandas, which takes longer than
+# everything else here.
 
 
 def _arrow_numbers(column: np.ndarray) -> Any:
-    """Return the column as Arrow's, in the same memory where it has no gaps."""
+    """Return the column as an Arrow array, in the same memory if it has no gaps."""
     values = pyarrow.py_buffer(np.ascontiguousarray(column))
     return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(column.dtype), len(column), [None, values])
 
 
 def _arrow_strings(strings: list[str]) -> Any:
-    """Return the strings as a column of Arrow's: where each begins and the last one ends, and all of them together."""
+    """Return the strings as an Arrow array, made of the offsets of each text and one buffer of all texts."""
     encoded = [text.encode() for text in strings]
     places = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(text) for text in encoded], out=places[1:])
@@ -275,11 +275,11 @@ def _arrow_strings(strings: list[str]) -> Any:
 
 
 def _to_parquet(columns: dict[str, Any]) -> bytes:
-    """Return the columns, which are Arrow's, as a Parquet file."""
+    """Return Arrow columns as the bytes of a Parquet file."""
     table = pyarrow.table(columns)
     table = table.cast(pyarrow.schema([field.with_nullable(False) for field in table.schema]))
-    # Splitting numbers into their bytes makes zstd's work easy: 10-20% smaller and a third faster to read on the
-    # real traces than delta coding of times with dictionaries for codes.
+    # Numbers split into their bytes are easy for zstd: 10-20% smaller and a third faster to read on the real traces
+    # than delta coding of times with dictionaries for codes.
     quick = len(table) < _SMALL_ROWS and table.num_columns > 1
     split = {f.name: "BYTE_STREAM_SPLIT" for f in table.schema if f.type in (pyarrow.int32(), pyarrow.int64())}
     stream = io.BytesIO()
@@ -291,7 +291,7 @@ def _to_parquet(columns: dict[str, Any]) -> bytes:
 
 
 def _open(data: bytes, rows: int, unpacked: int, label: str):  # type: ignore[no-untyped-def]
-    """Open a Parquet member, checked before anything is decoded.
+    """Open a Parquet member and check it before anything is decoded.
 
     It must hold as many rows as the manifest says. Its encodings must not unpack to more than ``unpacked`` bytes
     (dictionaries and run lengths can turn a few bytes into gigabytes; foretrace writes none).
@@ -323,7 +323,7 @@ def _from_parquet(data: bytes, rows: int, label: str) -> dict[str, np.ndarray]:
             if not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)) or \
                     column.null_count:
                 raise corrupt(label, f"column {name} is not a column of numbers")
-            columns[name] = np.array(np.from_dlpack(column.combine_chunks()))  # Arrow's memory cannot be written to
+            columns[name] = np.array(np.from_dlpack(column.combine_chunks()))  # Arrow's memory is read-only
     return columns
 
 

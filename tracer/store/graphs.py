@@ -1,4 +1,4 @@
-"""Graphs to one file and back, each checked."""
+"""Graphs saved to one file and loaded again, with checks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tracer.versions import installed_version
 
 SUFFIX = ".foretrace"
 
-# Real traces unpack to 10-40 times their file. A file that claims far more is refused before memory is taken.
+# Real traces unpack to 10-40 times their file. A file that claims far more is refused before memory is allocated.
 _MAX_EXPANSION = 1000
 _FREE_BYTES = 256 << 20  # chosen: memory that any machine has
 
-# Some 12 days: a window lasts minutes, and readers drop events more than half a week from the others.
+# Some 12 days: a window lasts minutes, and readers drop events more than half a week from the median.
 MOST_NS = 1 << 50
 
-# Row numbers a column holds, and of what. Checked on save and load, so that no later lookup leaves its table.
+# Columns of row numbers, and the tables they refer to. Checked on save and load, so that no lookup leaves its table.
 _REFERENCES: dict[str, dict[str, str]] = {
     "ops": {"parent": "ops", "thread": "threads", "step": "steps"},
     "launches": {"op": "ops", "parent": "launches", "thread": "threads", "step": "steps"},
@@ -64,7 +64,7 @@ class _GraphRecord(msgspec.Struct):
 
 
 class GraphManifest(msgspec.Struct):
-    """A file's own description: its kind, and where the tables of its graphs are."""
+    """A file's own description: its kind, and the places of its graphs' tables."""
 
     format: str
     version: int
@@ -88,13 +88,13 @@ def save_graph(graph: ExecutionGraph, path: str | os.PathLike[str]) -> None:
 
 
 def load_graph(path: str | os.PathLike[str], *, step_region: str | None = None) -> ExecutionGraph:
-    """Load what ``save_graph`` wrote; every column, string and field is as it was saved.
+    """Load the graph that ``save_graph`` wrote; every column, string and field is unchanged.
 
     Args:
-        step_region: the name of the regions that its steps must be; by default its steps are taken as they are.
+        step_region: the name of the regions that must be the file's steps; by default any steps are accepted.
 
     Raises:
-        StepRegionError: it was saved with other steps.
+        StepRegionError: the graph was saved with other steps.
         GraphFileError: the file is missing, damaged, truncated, of another format or a newer version, implausibly
             large, or holds a job.
     """
@@ -106,7 +106,7 @@ def load_graph(path: str | os.PathLike[str], *, step_region: str | None = None) 
 
 
 def pack_graphs(kind: str, graphs: list[ExecutionGraph], job: dict[str, Any], label: str) -> bytes:
-    """Return the bytes of a file of graphs; ``job`` is what else a job has, ``label`` names it in errors."""
+    """Return the bytes of a file of graphs; ``job`` has a job's other fields, ``label`` names the file in errors."""
     members: dict[str, bytes] = {MANIFEST: b""}
     records = []
     for index, graph in enumerate(graphs):
@@ -132,7 +132,7 @@ def _member(kind: str, index: int, table: str) -> str:
 
 
 def load_graphs(label: str, step_region: str | None = None) -> tuple[GraphManifest, list[ExecutionGraph]]:
-    """Return a file's manifest and its graphs, each checked, its steps too if ``step_region`` says which they are."""
+    """Return a file's manifest and its checked graphs; if ``step_region`` is given, the steps must be those regions."""
     data = read_file(label)
     members = unpack(data, label)
     try:
@@ -148,7 +148,7 @@ def load_graphs(label: str, step_region: str | None = None) -> tuple[GraphManife
 
 
 def _check_region(manifest: GraphManifest, step_region: str, label: str) -> None:
-    """Refuse a file of other steps: what depends on them, such as gaps, was worked out when it was written."""
+    """Refuse a file with other steps: data that depends on them, such as gaps, was derived when it was written."""
     for record in manifest.graphs:
         own = record.meta.step_region
         if own != step_region:
@@ -191,7 +191,7 @@ def _decode(record: _GraphRecord, members: dict[str, bytes], kind: str, index: i
 
 
 def _check_columns(graph: ExecutionGraph, label: str) -> None:
-    """Refuse to store a graph whose columns differ in length or have another type than their table says."""
+    """Refuse to store a graph whose columns differ in length, or in type from their table's declaration."""
     for name, kind in ExecutionGraph.TABLES.items():
         table = getattr(graph, name)
         columns = table.columns()
@@ -200,7 +200,7 @@ def _check_columns(graph: ExecutionGraph, label: str) -> None:
 
 
 def _check_kinds(graph: ExecutionGraph, label: str) -> None:
-    """Refuse a graph whose kinds and phases are none this version knows."""
+    """Refuse a graph with kinds or phases that this version does not know."""
     for name, table in ExecutionGraph.TABLES.items():
         for column, kind in table.ENUMS.items():
             values = getattr(getattr(graph, name), column)
@@ -210,7 +210,7 @@ def _check_kinds(graph: ExecutionGraph, label: str) -> None:
 
 
 def _check_times(graph: ExecutionGraph, label: str) -> None:
-    """Refuse a graph with times that no window has: sums of them would leave 64 bits."""
+    """Refuse a graph with impossible times: sums of them would exceed 64 bits."""
     for name in ExecutionGraph.TABLES:
         for column, values in getattr(graph, name).columns().items():
             if not column.endswith("_ns") or not len(values):
@@ -228,7 +228,7 @@ _MOMENT = 4
 
 
 def _check_meta(meta: Meta, label: str) -> None:
-    """Refuse a context that is not of the form its users rely on."""
+    """Refuse a context whose form differs from what its readers rely on."""
     workload = meta.workload
     if workload and not (isinstance(workload.get("name"), str) and isinstance(workload.get("settings"), dict)):
         raise corrupt(label, "its workload has no name or no settings")
@@ -238,7 +238,7 @@ def _check_meta(meta: Meta, label: str) -> None:
 
 
 def _check_references(graph: ExecutionGraph, label: str) -> None:
-    """Refuse a graph whose codes and row numbers point nowhere, or whose rows lie in themselves."""
+    """Refuse a graph whose codes or row numbers refer to nothing, or whose rows contain themselves."""
     sizes = {name: len(getattr(graph, name)) for name in ExecutionGraph.TABLES} | {"threads": len(graph.threads)}
     for name, kind in ExecutionGraph.TABLES.items():
         if not sizes[name]:
@@ -260,8 +260,8 @@ def _check_references(graph: ExecutionGraph, label: str) -> None:
 
 
 def _in_circles(parent: Int32) -> bool:
-    """Return whether a row has itself above it: it then has ancestors as far away as there are rows."""
+    """Return whether a row is its own ancestor: it then has ancestors at any distance, up to the number of rows."""
     above = parent.copy()
-    for _ in range(len(parent).bit_length()):  # twice as far each time
+    for _ in range(len(parent).bit_length()):  # the distance doubles each time
         above = np.where(above < 0, NONE, above[above])
     return bool((above >= 0).any())

@@ -1,7 +1,7 @@
-"""Events of other profilers as the columns that the reader of PyTorch's own gathers, and what marked ranges mean.
+"""Events of other profilers in the columns of the PyTorch reader, and the meaning of marked ranges.
 
-Each distinct name is looked at once and is a number from then on: a name of a megabyte that stands in a million rows
-costs a megabyte. ::
+Each distinct name is read once and is a number from then on: a name of a megabyte in a million rows costs one megabyte.
+::
 
     rows of an export ──> ``ForeignTexts`` (texts as numbers) ──> ``ForeignBatch`` (columns) ──> ``Collector``
 """
@@ -24,7 +24,7 @@ from tracer.kineto.scanner import EMPTY_TEXT, NO_JSON, NULL, EventBatch
 
 _STEP = re.compile(r"^\W*(?:train(?:ing)?[ _-]?)?(?:step|iteration|iter|batch)[ _#:=-]*(\d{1,9})\W*$", re.IGNORECASE)
 _LONGEST_STEP = 200
-"""Characters of the longest text that may name a step."""
+"""Most characters of a text that may name a step."""
 _NAME = re.compile(r"[\w.:<>, ]+$")
 _DISPATCHED = re.compile(r"^[\w.]+::\w")
 _BACKWARD = re.compile(r"^(?:autograd::engine::evaluate_function: |\w+Backward\d*(?:, |$)|Optimizer\.)")
@@ -39,7 +39,7 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class MarkedRange(NamedTuple):
-    """What the text of a range that a program marked says: its category, name, sequence number and sizes."""
+    """The meaning of a marked range's text: its category, name, sequence number and sizes."""
 
     category: str
     name: str
@@ -48,10 +48,10 @@ class MarkedRange(NamedTuple):
 
 
 def marked_range(text: str) -> MarkedRange:
-    """Return what a marked range is: an operation, a step, or an annotation of the program's own.
+    """Return the meaning of a marked range: an operation, a step, or an annotation of the program.
 
-    An operation is what ``emit_nvtx`` marks: ``aten::linear, seq = 12, op_id = 3, sizes = [[8, 16], [32, 16]]``. A
-    step is a range such as ``step 5`` or ``iteration_5``; ``ProfilerStep#5`` stays what it is.
+    Operations are marked by ``emit_nvtx``: ``aten::linear, seq = 12, op_id = 3, sizes = [[8, 16], [32, 16]]``. A step
+    is a range such as ``step 5`` or ``iteration_5``; ``ProfilerStep#5`` is unchanged.
     """
     step = _STEP.match(text) if len(text) <= _LONGEST_STEP else None
     if step is not None:
@@ -79,7 +79,7 @@ class Meaning(NamedTuple):
 
 
 def whole_numbers(values: list[int]) -> Int64:
-    """Return numbers as an array, -1 for those beyond 64 bits: an unsigned 64-bit -1 means "none"."""
+    """Return numbers as an array, -1 for those beyond 64 bits: some formats write "none" as an unsigned 64-bit -1."""
     try:
         return np.array(values, np.int64)
     except OverflowError:
@@ -87,7 +87,7 @@ def whole_numbers(values: list[int]) -> Int64:
 
 
 class ForeignTexts:
-    """Texts, numbers and JSON of one recording as codes. ``values`` are theirs, as a ``Scanner`` has them."""
+    """Codes of one recording's texts, numbers and JSON. ``values`` are the values by code, as in a ``Scanner``."""
 
     def __init__(self, names: NameBudget) -> None:
         self.values: list[Any] = ["", None, b""]  # in the order of EMPTY_TEXT, NULL, NO_JSON
@@ -95,7 +95,7 @@ class ForeignTexts:
         self._codes: dict[Any, int] = {"": EMPTY_TEXT, None: NULL, b"": NO_JSON}
 
     def name(self, text: str) -> int:
-        """Return the code of a name; its text is made well-formed and is cut where it is very long."""
+        """Return the code of a name; the name is made well-formed, and cut if it is very long."""
         return self.code(self._names.kept(text))
 
     def code(self, value: str | int | bytes) -> int:
@@ -107,7 +107,7 @@ class ForeignTexts:
         return code
 
     def meaning(self, text: str) -> Meaning:
-        """Return what a marked range's text says, as codes."""
+        """Return the meaning of a marked range's text, as codes."""
         found = marked_range(text)
         return Meaning(self.code(found.category), self.name(found.name), found.sequence, self.code(found.sizes))
 
@@ -117,7 +117,7 @@ class ForeignTexts:
         return np.array([self.code(value) for value in distinct.tolist()], np.int32)[place]
 
     def extents(self, columns: Iterable[Int64]) -> Int32:
-        """Return the codes of the JSON lists of three numbers each."""
+        """Return the codes of JSON lists, made of three numbers each."""
         distinct, place = np.unique(np.stack(list(columns), axis=1), axis=0, return_inverse=True)
         return np.array([self.code(msgspec.json.encode(row)) for row in distinct.tolist()], np.int32)[place.reshape(-1)]
 
@@ -126,9 +126,9 @@ class ForeignBatch(EventBatch):
     """Complete events ("X") as columns.
 
     Args:
-        start, end: nanoseconds. An event that ends before it starts has no length.
-        codes: of texts and JSON, by field; one number where it is that of all rows.
-        numbers: by field.
+        start, end: nanoseconds, [rows]. An event that ends before it starts has no length.
+        codes: codes of texts and JSON by field, [rows]; a single number applies to all rows.
+        numbers: values of number fields by field, [rows].
     """
 
     def __init__(self, start: Int64, end: Int64, codes: Mapping[str, Int32 | int],
@@ -141,7 +141,7 @@ class ForeignBatch(EventBatch):
         self._codes, self._numbers = codes, numbers
 
     def number(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return a field's values in the rows, int64; its default in all where the recording lacks it."""
+        """Return a field's values in the rows, int64; its default if the recording lacks the field."""
         if name in self._numbers:
             return self._numbers[name][rows]
         return np.full(len(rows), getattr(NO_ARGS, name), np.int64)
@@ -152,9 +152,9 @@ class ForeignBatch(EventBatch):
         return np.full(len(rows), found, np.int32) if isinstance(found, int) else found[rows]
 
     def time(self, name: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ``ts`` or ``dur`` of the rows in nanoseconds, int64, and which rows' times are valid."""
+        """Return ``ts`` or ``dur`` of the rows in nanoseconds, int64, and a mask of the valid ones."""
         return self._times[("ts", "dur").index(name)][rows], self._valid[rows]
 
     def with_args(self, rows: np.ndarray) -> np.ndarray:
-        """Return the rows, among those given, that have arguments."""
+        """Return those of the given rows that have arguments."""
         return rows

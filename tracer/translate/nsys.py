@@ -1,7 +1,7 @@
 """``NsysSource``: the SQLite export of Nsight Systems (``nsys export --type sqlite``), tables of the CUDA, NVTX schema.
 
-Its tables differ by version; a table or column that is not there is left out. Of several processes in one file that
-with the most device work is read, and a note names the others.
+Its tables differ by version; missing tables and columns are skipped. If a file has several processes, the process with
+the most device work is read, and a note names the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tracer.lazy import sqlite3
 from tracer.translate.events import NOTHING, ForeignBatch, ForeignTexts, Meaning
 
 PROCESS_SHIFT = 1 << 24
-"""Global thread numbers hold host, process and thread, 24 bits each but the first."""
+"""Global thread numbers hold host, process and thread; process and thread have 24 bits each."""
 COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
@@ -36,16 +36,16 @@ _DRIVER = re.compile(r"cu[A-Z]")
 _KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _WORK = ("start", "end", "deviceId", "streamId", "correlationId")
 _EXTENT = [f"{kind}{axis}" for kind in ("grid", "block") for axis in "XYZ"]
-_STEPS_OF_WORK = 50_000  # chosen: between two looks at the budget
+_STEPS_OF_WORK = 50_000  # chosen: SQLite instructions between two checks of the budget
 _WORK_A_BYTE = 100
-"""Instructions of SQLite's machine for each byte of the file, above which a query is no export's."""
+"""SQLite instructions for each byte of the file, above which a query cannot be one on a real export."""
 _ROWS = 1 << 15  # chosen: memory for rows that become columns at a time
 
 Columns = Mapping[str, Int64]
 
 
 class NsysSource:
-    """One export, read as batches of events. ``metadata`` holds the devices, and when the recording began."""
+    """One export, read as batches of events. ``metadata`` holds the devices and the start of the recording."""
 
     is_list = False
     complete = True
@@ -61,7 +61,7 @@ class NsysSource:
         self._progress = progress
 
     def __iter__(self) -> Iterator[EventBatch]:
-        """Yield the events. Raises ``TraceError`` where the file is no export of Nsight Systems."""
+        """Yield the events. Raises ``TraceError`` if the file is no export of Nsight Systems."""
         try:
             with closing(self._open()) as file:
                 export = _Export(file, self.stored_bytes, self.vocabulary)
@@ -84,20 +84,20 @@ class NsysSource:
 
     def _open(self) -> sqlite3.Connection:
         file = sqlite3.connect(f"file:{quote(os.path.abspath(self.name))}?mode=ro&immutable=1", uri=True)
-        file.execute("PRAGMA trusted_schema = OFF")  # a stranger's file runs no functions of its schema
+        file.execute("PRAGMA trusted_schema = OFF")  # a foreign file runs no functions of its schema
         budget = iter(range(max(self.stored_bytes * _WORK_A_BYTE // _STEPS_OF_WORK, 1000)))
         file.set_progress_handler(lambda: next(budget, None) is None, _STEPS_OF_WORK)
         file.text_factory = self._text
         return file
 
     def _text(self, text: bytes) -> str:
-        """Return a text that a query gives, each time it does."""
+        """Decode a text of a query, and count its bytes."""
         self._names.count(len(text))
         return text.decode("utf-8", "replace")
 
 
 class _Export:
-    """Tables of an export, by the columns that are there."""
+    """The tables of an export, and which columns they have."""
 
     def __init__(self, file: sqlite3.Connection, stored_bytes: int, vocabulary: ForeignTexts) -> None:
         self._file = file
@@ -115,23 +115,23 @@ class _Export:
                 self._texts[key] = text
 
     def has(self, table: str, *columns: str) -> bool:
-        """Return whether a table with these columns is there (no view: what it would run is not known)."""
+        """Return whether there is a table with these columns. A view does not count: it could run anything."""
         return table in self._columns and self._columns[table].issuperset(columns)
 
     def rows(self, table: str, needed: tuple[str, ...], **more: int) -> Iterator[Columns]:
-        """Yield columns of many rows each, of those rows whose needed columns are whole numbers.
+        """Yield columns of many rows at a time, from the rows whose needed columns are whole numbers.
 
         Args:
             table: Its name.
             needed: Columns without which a row is left out.
-            more: Others, each with the value of what is there and no whole number, or is not there.
+            more: Other columns, each with the value that replaces missing ones and those that are no whole numbers.
         """
         for columns, _ in self._read(table, needed, more, ""):
             yield columns
 
     def _read(self, table: str, needed: tuple[str, ...], more: Mapping[str, int], text: str) -> \
             Iterator[tuple[Columns, list[str | None]]]:
-        """Yield the same, with the rows' texts of one column, if that is named and there."""
+        """Yield as ``rows`` does, with the texts of one column if it is named and exists."""
         if not self.has(table, *needed):
             return
         there = [name for name in more if name in self._columns[table]]
@@ -147,7 +147,7 @@ class _Export:
                    **dict(zip((*needed, *there), np.ascontiguousarray(columns), strict=True))}, texts
 
     def process(self) -> tuple[int, list[int]]:
-        """Return the process with the most device work, and the others that have some; of none the first call's."""
+        """Return the process with the most device work (without any, the first call's), and others that have some."""
         counts: dict[int, int] = defaultdict(int)
         for table, column in ((_KERNELS, "globalPid"), (_CALLS, "globalTid")):
             for rows in () if counts else self.rows(table, ("start",), **{column: 0}):
@@ -158,7 +158,7 @@ class _Export:
         return (ordered[0], ordered[1:]) if ordered else (0, [])
 
     def head(self) -> dict[str, Any]:
-        """Return the top-level fields: the devices, and when the recording began."""
+        """Return the top-level fields: the devices and the start of the recording."""
         devices = []
         for rows in self.rows("TARGET_INFO_GPU", ("id",), totalMemory=0, smCount=0, computeMajor=0, computeMinor=0,
                               smMajor=0, smMinor=0):
@@ -213,7 +213,7 @@ class _Export:
                                for name in ("staticSharedMemory", "dynamicSharedMemory"))
             yield self._device("kernel", rows, code, {"grid": grid, "block": block}, shared_memory=static + dynamic,
                                registers=rows["registersPerThread"])
-        # Recorded without its parts (--cuda-graph-trace=graph), a graph is one piece of work.
+        # A graph recorded without its parts (--cuda-graph-trace=graph) is one piece of work.
         for rows in self.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _WORK, globalPid=process * PROCESS_SHIFT):
             rows = _of(rows, _process(rows["globalPid"]) == process)
             yield self._device("kernel", rows, self._vocabulary.name("CUDA graph, recorded as a whole"))
@@ -233,7 +233,7 @@ class _Export:
             yield self._device("gpu_memset", rows, self._vocabulary.name("Memset (Device)"), bytes=rows["bytes"])
 
     def _syncs(self, process: int) -> Iterator[EventBatch]:
-        records: dict[Any, list[tuple[int, int]]] = defaultdict(list)  # of an event: its records, in order of calls
+        records: dict[Any, list[tuple[int, int]]] = defaultdict(list)  # event → its records, in order of calls
         for rows in self.rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", ("correlationId", "eventId", "streamId"), globalPid=0):
             for pid, event, call, stream in zip(*(rows[name].tolist() for name in (
                     "globalPid", "eventId", "correlationId", "streamId")), strict=True):
@@ -277,7 +277,7 @@ class _Export:
             yield self._host(rows, process, name, category, {"dims": sizes}, sequence=sequence)
 
     def _codes(self, keys: Int64) -> Int32:
-        """Return the codes of interned texts; that of an empty one where there is none."""
+        """Return the codes of interned texts; an absent text has the empty text's code."""
         distinct, place = np.unique(keys, return_inverse=True)
         for key in distinct.tolist():
             if key not in self._code_of:
@@ -302,7 +302,7 @@ class _Export:
 
 
 def _of(rows: Columns, which: Bool | Int64) -> Columns:
-    """Return the rows that are chosen, by their places or by whether they are."""
+    """Return the selected rows, given their indices or a mask."""
     return {name: column[which] for name, column in rows.items()}
 
 
@@ -311,12 +311,12 @@ def _process(number: Int64) -> Int64:
 
 
 def _number(column: str, default: int) -> str:
-    """Return the expression of a column that shall be a whole number."""
+    """Return the SQL expression of a column that shall be a whole number."""
     return f"CASE WHEN typeof(\"{column}\") = 'integer' THEN \"{column}\" ELSE {default} END"
 
 
 def _text(column: str) -> str:
-    """Return the expression of a column that shall be a text, of bounded length."""
+    """Return the SQL expression of a column that shall be a text, of bounded length."""
     return f"CASE WHEN typeof(\"{column}\") = 'text' THEN substr(\"{column}\", 1, {MOST_TEXT}) END"
 
 

@@ -120,7 +120,7 @@ class RocprofEvents:
     """The results of one file, as batches of events. ``metadata`` holds the devices.
 
     Raises:
-        TraceError: the text is no whole JSON of rocprofv3, or has no calls and kernels.
+        TraceError: the text is no complete JSON of rocprofv3, or has neither calls nor kernels.
     """
 
     is_list = False
@@ -151,7 +151,7 @@ class RocprofEvents:
             for place, agent in enumerate(_gpus(self._process))]}
 
     def __iter__(self) -> Iterator[EventBatch]:
-        """Yield the events. Raises ``TraceError``: their names are longer than the file."""
+        """Yield the events. Raises ``TraceError`` if their names are longer than the file."""
         try:
             yield from self._events()
         except DecodeError as error:
@@ -255,7 +255,7 @@ class _Operations:
 
 
 def _decoded(text: bytes) -> list[_Process]:
-    """Return the results of each process. Symbols may have bytes that are no UTF-8; they are replaced."""
+    """Return the results of each process. Bytes in symbols that are not UTF-8 are replaced."""
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """The settings of the workloads: their sizes, defaults, least values and presets. Imports no torch.
 
-``default`` sizes take under a second a step on one CPU thread, ``TINY`` ones some 50 ms or less, ``REAL`` ones are
-what people train on one H200.
+A step of ``default`` sizes takes under a second on one CPU thread, one of ``TINY`` sizes about 50 ms or less. ``REAL``
+sizes are what people train on one H200.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _RecommendationSettings(Settings):
     sparse: bool = mode(False, "sparse gradients for the tables (optimizer=sgd, eager; their momentum is 0)")
 
     def check(self) -> None:
-        """Raise ``WorkloadError`` unless sparse gradients go with SGD and eager mode."""
+        """Raise ``WorkloadError`` if sparse gradients are combined with AdamW or with compilation."""
         name = self.WORKLOAD
         if self.sparse and self.optimizer is not OptimizerKind.SGD:
             raise WorkloadError(f"{name}: sparse=true does not go with optimizer={self.optimizer.value}; AdamW takes "
@@ -42,11 +42,11 @@ class _RecommendationSettings(Settings):
                                 "gradients, so set one of them to false.")
 
     def table_rows(self, table: int) -> int:
-        """Return the full number, then a half, a quarter and an eighth, and so on again."""
+        """Return a table's rows: of four tables the full number, a half, a quarter and an eighth, and so on again."""
         return self.rows >> (table % 4)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """Return the tables; a sample looks up one row in each."""
+        """Return the tables; a sample looks up one row in each table."""
         return [EmbeddingTable(f"tables.{table}", self.table_rows(table), self.embedding, skew=self.skew,
                                pooling="none", optimizer="none") for table in range(self.tables)]
 
@@ -78,7 +78,7 @@ class DlrmSettings(_RecommendationSettings):
                "(as TorchRec's pipeline does)")
 
     def check(self) -> None:
-        """Check the tables' places; those of a plan's file replace its name, so that the file may go."""
+        """Check the tables' places. A plan file's name is replaced by the places in it: the file may then go."""
         super().check()
         if self.sharding.lower().endswith(PLAN):
             object.__setattr__(self, "sharding", places_of_plan(self.sharding, self.embedding_tables()))
@@ -91,16 +91,16 @@ class DlrmSettings(_RecommendationSettings):
                                 "leave it out.")
 
     def table_columns(self, table: int) -> int:
-        """Return a table's columns: ``embedding``, halved by the table's number."""
+        """Return a table's columns: ``embedding``, halved up to ``columns_halved`` - 1 times by the table's number."""
         return max(self.embedding >> (table // 2 % self.columns_halved), min(self.embedding, 4))
 
     def table_bag(self, table: int) -> int:
-        """Return a sample's look-ups in a table on average: ``pooling``, halved by the table's number."""
+        """Return a sample's mean look-ups in a table: ``pooling``, halved up to ``bags_halved`` - 1 times."""
         return max(self.pooling >> (table // 3 % self.bags_halved), 1)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """Return the tables, each with the bag length of its law. Look-ups are dealt to samples at random, so a batch's
-        longest bag is some four standard deviations of a Poisson law above the mean."""
+        """Return the tables, each with its distribution of bag lengths. Look-ups are dealt to samples at random, so
+        that a batch's longest bag is about four standard deviations of a Poisson law above the mean."""
         return [EmbeddingTable(
             f"tables.{table}", self.table_rows(table), self.table_columns(table), skew=self.skew, optimizer="none",
             bag=float(self.table_bag(table)),
@@ -129,7 +129,7 @@ class DeepfmSettings(_RecommendationSettings):
         _probability(self, self.dropout)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """Return two tables for each: its vectors, and weights of one column."""
+        """Return two tables for each feature: one of vectors, one of single weights."""
         vectors = super().embedding_tables()
         return vectors + [replace(table, name=f"weights.{i}", columns=1) for i, table in enumerate(vectors)]
 
@@ -177,7 +177,7 @@ class NcfSettings(_RecommendationSettings):
             raise WorkloadError(f"ncf: width={self.width} is odd, and half of it is a user's; choose {self.width + 1}.")
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """Return the four tables: users are drawn evenly, items by their popularity."""
+        """Return the four tables: users are drawn uniformly, items by popularity."""
         sizes = [("users", self.rows, self.embedding, 0.0), ("items", self.items, self.embedding, self.skew),
                  ("mlp_users", self.rows, self.width // 2, 0.0), ("mlp_items", self.items, self.width // 2, self.skew)]
         return [EmbeddingTable(name, rows, columns, skew=skew, pooling="none", optimizer="none")
@@ -204,7 +204,7 @@ class ResnetSettings(Settings):
     optimizer: OptimizerKind = mode(OptimizerKind.SGD, "optimizer and its implementation")  # noqa: RUF009
 
     def check(self) -> None:
-        """Raise ``WorkloadError`` for an unknown depth, or if the last batch norm sees one value a channel."""
+        """Raise ``WorkloadError`` for an unknown depth, or if the last batch norm sees only one value per channel."""
         if self.depth not in RESNET_STAGES:
             raise WorkloadError(f"resnet50: depth={self.depth} is no ResNet; choose one of "
                                 f"{', '.join(map(str, RESNET_STAGES))}.")
@@ -366,7 +366,7 @@ class UnetSettings(Settings):
     channels_last: bool = mode(False, "store images and weights with the channels last (NHWC)")
 
     def check(self) -> None:
-        """Raise ``WorkloadError`` unless images halve at every level and the norm has groups or values enough."""
+        """Raise ``WorkloadError`` unless images halve at every level and the norm has enough groups or values."""
         unit = 2**self.depth
         if self.resolution % unit:
             raise WorkloadError(f"unet: resolution={self.resolution} does not halve depth={self.depth} times; "

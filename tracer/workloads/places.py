@@ -1,15 +1,15 @@
-"""Places of embedding tables over ranks: the pieces of tables that each rank holds. Imports no torch.
+"""Places of embedding tables on ranks: the pieces of tables that each rank holds. Imports no torch.
 
-A *piece* is some rows and some columns of a table on one rank. Every rank sends a piece's rank the look-ups of its own
-samples that fall into the piece's rows, and gets a vector a sample back. Vectors of pieces by rows add up, those by
-columns lie side by side:
+A *piece* is some rows and some columns of a table on one rank. Every rank sends the piece's rank its samples' look-ups
+in the piece's rows, and gets back one vector for each sample. Vectors of pieces by rows are added, those of pieces by
+columns are concatenated:
 
 - table-wise: One piece with all rows and columns.
-- row-wise: A piece on every rank, rows in equal parts; or on chosen ranks, part by part (``row:0+1``).
-- column-wise: A piece on every rank, columns likewise (``column:3+3+1``).
+- row-wise: A piece on every rank, with equal parts of the rows; or on chosen ranks, part by part (``row:0+1``).
+- column-wise: A piece on every rank, with equal parts of the columns; or on chosen ranks (``column:3+3+1``).
 - copy: No piece; each rank holds the table, and its gradient is averaged.
 
-A sharding plan (``foretrace shard --out``) becomes such places, followed by the number of ranks that it is for:
+A sharding plan (``foretrace shard --out``) is converted to such places, followed by the plan's number of ranks:
 ``0,copy,column:3+1@4``.
 """
 
@@ -27,7 +27,7 @@ ROW, COLUMN, COPY, IN_TURN = "row", "column", "copy", "table"
 Place = int | str
 """A table's place: its rank, or one of the words."""
 PLAN = ".json"
-"""Ending of the name of a plan's file, in the place of places."""
+"""Ending of the name of a plan's file, which may be given instead of places."""
 _FOR = "@"
 _DIGITS = 9  # such numbers fit into 32 bits
 
@@ -37,10 +37,10 @@ class TablePiece:
     """Rows and columns of a table on one rank.
 
     Attributes:
-        table: its number.
-        rank: where it lies.
-        first_row, rows: of the table's.
-        first_column, columns: of the table's.
+        table: number of the table.
+        rank: rank that holds the piece.
+        first_row, rows: range of the table's rows.
+        first_column, columns: range of the table's columns.
     """
 
     table: int
@@ -57,10 +57,10 @@ def check_places(text: str, tables: int) -> None:
 
 
 def places_of_plan(path: str, tables: Sequence[EmbeddingTable]) -> str:
-    """Return the places that the file of a sharding plan says for these tables.
+    """Return the places of these tables in a sharding plan's file.
 
     Raises:
-        ShardingError: it cannot be read, is no plan, is one of other tables, or leaves some in the hosts' memory.
+        ShardingError: it cannot be read, is no plan, has other tables, or leaves some in the hosts' memory.
     """
     plan = read_plan(path)
     words = []
@@ -75,12 +75,12 @@ def places_of_plan(path: str, tables: Sequence[EmbeddingTable]) -> str:
 
 
 def shardings_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TableSharding]:
-    """Return how the tables at the places of a text are spread, in the form of a sharding plan.
+    """Return the sharding of each table, given the text of their places.
 
-    Rows on some ranks are table-row-wise, whether or not these are a node's.
+    Rows on some ranks are table-row-wise, even if these ranks are not one node.
 
     Raises:
-        WorkloadError: The text lacks the place of a table, a rank is not there, or a table has fewer columns than
+        WorkloadError: The text lacks the place of a table, a rank does not exist, or a table has fewer columns than
             pieces. Also if the places are those of a plan for another number of ranks.
     """
     places, planned = _table_places(text, len(tables))
@@ -111,17 +111,17 @@ def shardings_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> lis
 
 
 def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TablePiece]:
-    """Return every piece of tables at the places that a text says, by rank and then by table; of copied tables none.
+    """Return the pieces of tables, given the text of their places, by rank and then by table; copied tables have none.
     Raises as ``shardings_of``."""
     found: list[TablePiece] = []
     for number, (table, spread) in enumerate(zip(tables, shardings_of(tables, text, ranks), strict=True)):
         on = spread.ranks
         if spread.kind is ShardKind.COLUMN_WISE:
-            bounds = [table.columns * part // len(on) for part in range(len(on) + 1)]  # as even as can be
+            bounds = [table.columns * part // len(on) for part in range(len(on) + 1)]  # as even as possible
             found += [TablePiece(number, rank, 0, table.rows, first, last - first)
                       for rank, (first, last) in zip(on, pairwise(bounds), strict=True)]
         elif spread.kind is not ShardKind.DATA_PARALLEL:
-            # Equal blocks but for the last, which is shorter; those after it are empty (as TorchRec).
+            # Equal blocks, except that the last one is shorter and those after it are empty (as in TorchRec).
             block = -(-table.rows // len(on))
             bounds = [min(part * block, table.rows) for part in range(len(on) + 1)]
             found += [TablePiece(number, rank, first, last - first, 0, table.columns)
@@ -130,7 +130,7 @@ def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[T
 
 
 def check_alone(settings: Settings) -> None:
-    """Raise ``WorkloadError`` if a workload that one process runs by itself is to have tables on other ranks."""
+    """Raise ``WorkloadError`` if a workload that runs in one process shall have tables on other ranks."""
     text: str = getattr(settings, "sharding", "")
     if not text:
         return
@@ -143,7 +143,7 @@ def check_alone(settings: Settings) -> None:
 
 
 def tables_at(tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], rank: int) -> list[EmbeddingTable]:
-    """Return the tables as one rank holds them: its pieces, in their order, and tables without a piece.
+    """Return the tables as one rank holds them: its pieces, in order, and tables without a piece.
 
     All pieces of a table are assumed to have equally popular rows.
     """
@@ -155,8 +155,8 @@ def tables_at(tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], ra
 
 
 def _table_places(text: str, tables: int) -> tuple[list[Place], int]:
-    """Return the places that a text says, one a table, and the ranks they are for (0: any); ``table`` stays a word
-    until the number of ranks is known."""
+    """Return the place of each table in a text, and the number of ranks they are for (0: any); ``table`` stays a word
+    until that number is known."""
     listed, at, planned = text.partition(_FOR)
     words = [word.strip().lower() for word in listed.split(",")]
     for word in words:

@@ -1,4 +1,4 @@
-"""The registry of workloads, their settings, and each configuration's side of the split.
+"""The registry of workloads, their settings, and the split of configurations into fitted and held out.
 
 Imports no torch; ``build`` does, when it is called.
 """
@@ -36,7 +36,7 @@ class WorkloadInfo:
 
     Attributes:
         settings: every setting with its default, sizes first.
-        presets: what each preset (``default``, ``tiny``, ``real``) changes from those defaults.
+        presets: the settings that each preset (``default``, ``tiny``, ``real``) changes.
     """
 
     name: str
@@ -46,7 +46,7 @@ class WorkloadInfo:
 
 
 def names() -> list[str]:
-    """Return the workloads, in the order they are listed."""
+    """Return the names of the workloads, in listing order."""
     return list(_SETTINGS)
 
 
@@ -65,7 +65,7 @@ def describe() -> list[WorkloadInfo]:
 
 
 def as_plain(settings: Settings) -> dict[str, Any]:
-    """Return every setting by name as text, number or bool, ready for JSON; ``configure`` takes it back."""
+    """Return every setting by name as text, number or bool, ready for JSON; ``configure`` reads this form."""
     plain = {}
     for setting in settings.listed():
         value = getattr(settings, setting.name)
@@ -74,7 +74,7 @@ def as_plain(settings: Settings) -> dict[str, Any]:
 
 
 def configure(name: str, /, *, preset: str = "default", **values: Any) -> Settings:
-    """Return the checked settings of a workload: a preset with ``values`` put over it.
+    """Return the checked settings of a workload: a preset overridden by ``values``.
 
     Raises:
         WorkloadError: There is no such workload, preset or setting, or a value cannot be used.
@@ -120,19 +120,19 @@ def build(name: str, /, *, preset: str = "default", **values: Any) -> Workload:
 
 
 def split(settings: Settings) -> Literal["fit", "held-out"]:
-    """Return whether a configuration may be fitted on or is kept to test predictions: decided before any is measured.
+    """Return whether a configuration is used for fits or held out for tests; this is decided before any measurement.
 
     The rule: write the workload's name and its *size* settings as ``llama batch=4 depth=2 …`` (names sorted), and take
     the SHA-256 of that text. Hold the configuration out if its first eight bytes, read as a big-endian number, are a
     multiple of three. So a third of all sizes is held out, and every mode (dtype, optimizer, compile, checkpointing,
-    device, seed …) of one size is on the same side. Nothing depends on the order or number of
-    configurations. A plan that needs other shares picks other sizes, never another rule.
+    device, seed …) of one size is on the same side. The order and number of configurations do not matter. A plan that
+    needs other shares chooses other sizes, never another rule.
     """
     digest = hashlib.sha256(size_text(settings).encode()).digest()
     return "held-out" if int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0 else "fit"
 
 
 def size_text(settings: Settings) -> str:
-    """Return the workload and its sizes as one line, the same for all modes: ``lstm batch=4 depth=2 seq=64 …``."""
+    """Return the workload and its sizes as one line, equal for all modes: ``lstm batch=4 depth=2 seq=64 …``."""
     sizes = (f"{name}={getattr(value, 'value', value)}" for name, value in settings.sizes().items())
     return " ".join([settings.WORKLOAD, *sizes])

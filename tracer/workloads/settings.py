@@ -1,8 +1,8 @@
 """Settings of workloads: ``--set key=value`` becomes a checked, typed ``Settings``.
 
-Nothing here imports torch. A workload's settings are a frozen dataclass. Its fields are either *sizes* (they
-change the work: batch, width, rows) or *modes* (they change how the same work is done: dtype, optimizer, compile).
-The split rule of ``tracer.workloads.registry`` looks at the sizes only.
+Nothing here imports torch. A workload's settings are a frozen dataclass. Its fields are either *sizes* (they change the
+work: batch, width, rows) or *modes* (they change how the same work is done: dtype, optimizer, compile). The split rule
+of ``tracer.workloads.registry`` uses only the sizes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PRESETS = ("default", "tiny", "real")
 
 
 MOST = dict.fromkeys(("depth", "crosses", "accumulation", "tables", "experts"), 4_096)
-"""The most of what is built or run one by one: a recording that says a billion layers would keep a command busy for
-ever. The deepest published decoders have some 130 layers, published recommendation models 900 tables."""
+"""Largest counts of parts built or run one by one: a claimed billion layers would keep a command busy forever. The
+deepest published decoders have some 130 layers, published recommendation models 900 tables."""
 
 
 class WorkloadError(ForetraceError):
@@ -41,7 +41,7 @@ class DtypeMode(str, Enum):
 
 
 class OptimizerKind(str, Enum):
-    """The optimizer and its implementation, always spelt out: torch's own choice differs between CPU and GPU."""
+    """The optimizer and its implementation, always explicit: torch's own choice differs between CPU and GPU."""
 
     SGD = "sgd"
     """Momentum 0.9, ``foreach=True`` (what torch chooses on a GPU)."""
@@ -69,8 +69,8 @@ class Norm(str, Enum):
 def size(default: Any, doc: str, minimum: float | None = 1, *, later: bool = False) -> Any:
     """Return a dataclass field that changes the work; ``minimum`` is the least value it may take.
 
-    A size that a workload got ``later`` counts among its sizes only where it differs from its default. Configurations
-    then stay on the side of the split that they were on.
+    A size that was added to a workload ``later`` counts among its sizes only where it differs from its default. So the
+    split of existing configurations does not change.
     """
     return field(default=default, metadata={"role": SizeRole.SIZE, "doc": doc, "minimum": minimum, "later": later})
 
@@ -82,7 +82,7 @@ def mode(default: Any, doc: str, minimum: float | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting as ``foretrace workloads`` shows it. ``choices`` is empty where any value of the type will do."""
+    """One setting as ``foretrace workloads`` shows it. ``choices`` is empty if any value of the type is valid."""
 
     name: str
     type: str
@@ -98,10 +98,10 @@ Self = TypeVar("Self", bound="Settings")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings all workloads share; each has its own subclass in ``tracer.workloads.catalogue``.
+    """The settings that all workloads share; each workload has its own subclass in ``tracer.workloads.catalogue``.
 
     Raises:
-        WorkloadError: A value is of the wrong type, too small or too large, or does not go with another.
+        WorkloadError: A value is of the wrong type, too small or too large, or contradicts another setting.
     """
 
     WORKLOAD: ClassVar[str] = ""
@@ -110,7 +110,7 @@ class Settings:
     TINY: ClassVar[Mapping[str, Any]] = {}
     REAL: ClassVar[Mapping[str, Any]] = {}
     TOKENS: ClassVar[bool] = False
-    """Whether a sample is ``seq`` tokens."""
+    """Whether a sample consists of ``seq`` tokens."""
 
     batch: int = size(4, "samples in a micro-batch")
     accumulation: int = mode(1, "micro-batches in a step (gradient accumulation)", 1)
@@ -133,16 +133,16 @@ class Settings:
         self.check()
 
     def check(self) -> None:
-        """Raise ``WorkloadError`` where settings do not go together; subclasses fill this in."""
+        """Raise ``WorkloadError`` if settings contradict each other; subclasses add their checks."""
 
     @property
     def samples_per_step(self) -> int:
-        """Samples that one optimizer step takes in."""
+        """Samples in one optimizer step."""
         return self.batch * self.accumulation
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens that one optimizer step takes in; None for workloads without text."""
+        """Tokens in one optimizer step; None for workloads without text."""
         return self.samples_per_step * int(getattr(self, "seq")) if self.TOKENS else None  # noqa: B009
 
     def sizes(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Settings:
                 and not (item.metadata["later"] and getattr(self, item.name) == item.default)}
 
     def embedding_tables(self) -> list[EmbeddingTable]:
-        """Return the tables that a step looks rows up in, named by their modules, with the law that its data follow."""
+        """Return the tables in which a step looks up rows, named by their modules, with their data's distribution."""
         return []
 
     @classmethod
@@ -177,7 +177,7 @@ class Settings:
 
     @classmethod
     def from_preset(cls: type[Self], preset: str, values: Mapping[str, Any]) -> Self:
-        """Return the preset's settings with ``values`` (typed, or as text) put over them.
+        """Return the preset's settings, overridden by ``values`` (typed, or as text).
 
         Raises:
             WorkloadError: There is no such preset or setting, or a value cannot be used.
@@ -200,10 +200,10 @@ class Settings:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """Turn ``["batch=8", "dtype=bf16"]`` into ``{"batch": "8", "dtype": "bf16"}``; a later one wins.
+    """Convert ``["batch=8", "dtype=bf16"]`` to ``{"batch": "8", "dtype": "bf16"}``; the last one of a name wins.
 
     Raises:
-        WorkloadError: One has no ``=`` or no name.
+        WorkloadError: An assignment has no ``=`` or no name.
     """
     found = {}
     for text in assignments:
@@ -228,7 +228,7 @@ _WANTED = {int: "a whole number", float: "a number", bool: "true or false", str:
 
 
 def _checked(workload: str, name: str, kind: type[Any], value: Any) -> Any:
-    """Return the value as the field's type, from that type or from text."""
+    """Return the value in the field's type, given in that type or as text."""
     given = value.value if isinstance(value, Enum) else value
     wanted = f"one of {', '.join(member.value for member in kind)}" if issubclass(kind, Enum) else _WANTED[kind]
     try:

@@ -1,6 +1,6 @@
-"""Small training programs of kinds that are hard to capture, as scripts: ``python unusual.py NAME DEVICE [SNAPSHOT]``.
+"""Small training programs that are hard to capture, as scripts: ``python unusual.py NAME DEVICE [SNAPSHOT]``.
 
-Each ends by saying the device's peak memory, "peak BYTES", if it comes to its end.
+Each prints the device's peak memory, "peak BYTES", if it reaches its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-WIDTH, BATCH, STEPS, FAILS_AT = 512, 64, 32, 8  # chosen: steps of milliseconds, a few before the one that fails
+WIDTH, BATCH, STEPS, FAILS_AT = 512, 64, 32, 8  # chosen: steps of milliseconds, a few before the failing one
 NO_MEMORY_HAS = 1 << 50  # a petabyte
 
 Step = Callable[[Tensor], object]
@@ -43,13 +43,13 @@ class UnusualProgram:
 
 
 def reduce_overhead(program: UnusualProgram) -> Step:
-    """Compile the model with ``mode="reduce-overhead"``, which records CUDA graphs of its own."""
+    """Compile the model with ``mode="reduce-overhead"``, which records its own CUDA graphs."""
     program.model = torch.compile(program.model, mode="reduce-overhead")
     return program.step
 
 
 def graph(program: UnusualProgram) -> Step:
-    """Record forward and backward in a CUDA graph of the program's own; the optimizer runs outside."""
+    """Record forward and backward in the program's own CUDA graph; the optimizer runs outside."""
     x = torch.zeros(BATCH, WIDTH, device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -71,7 +71,7 @@ def graph(program: UnusualProgram) -> Step:
 
 
 def streams(program: UnusualProgram) -> Step:
-    """Run a product on a second stream while the step goes on; both join before the optimizer."""
+    """Run a product on a second stream in parallel with the step; both join before the optimizer."""
     side, a = torch.cuda.Stream(), torch.ones(WIDTH, WIDTH, device="cuda")
 
     def step(batch: Tensor) -> None:
@@ -87,7 +87,7 @@ def streams(program: UnusualProgram) -> Step:
 
 
 def failing(fail: Callable[[], object]) -> Callable[[UnusualProgram], Step]:
-    """Return a builder of plain steps with a failing one among them."""
+    """Return a builder of steps that are normal except for one that fails."""
     def build(program: UnusualProgram) -> Step:
         done = 0
 
@@ -104,12 +104,12 @@ def failing(fail: Callable[[], object]) -> Callable[[UnusualProgram], Step]:
 
 
 def out_of_memory() -> object:
-    """Ask for more memory than there is."""
+    """Allocate more memory than exists."""
     return torch.empty(NO_MEMORY_HAS, dtype=torch.uint8, device=sys.argv[2])
 
 
 def interrupted() -> None:
-    """Press Ctrl-C, after setting Python's handler: shells start background jobs with the signal ignored."""
+    """Send SIGINT, after setting Python's handler, since shells start background jobs with the signal ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
 

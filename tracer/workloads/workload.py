@@ -1,7 +1,7 @@
-"""``Workload``: a model, its optimizer and its data, and the one training step they make.
+"""``Workload``: a model, its optimizer and its data, and the training step that they make.
 
-A step is: drop the gradients; for each micro-batch copy it to the device, run forward and loss under the dtype mode,
-and backward; then update the parameters. Nothing in it waits for the device: the loss comes back as a tensor.
+A step drops the gradients. For each micro-batch it copies the data to the device, runs forward and loss under the dtype
+mode, and backward. Then it updates the parameters. It never waits for the device: the loss is returned as a tensor.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tracer.workloads.settings import DtypeMode, OptimizerKind, Settings, Worklo
 
 DEFINITIONS = {**language.DEFINITIONS, **recommendation.DEFINITIONS, **vision.DEFINITIONS}
 """The workloads' definitions by name."""
-LEARNING_RATE = {"sgd": 0.01, "adamw": 1e-3}  # chosen: a usual one of SGD, AdamW's default in PyTorch
+LEARNING_RATE = {"sgd": 0.01, "adamw": 1e-3}  # chosen: a usual value for SGD, AdamW's default in PyTorch
 MOMENTUM = 0.9  # chosen: usual
-WEIGHT_DECAY = 0.01  # PyTorch's default of AdamW
+WEIGHT_DECAY = 0.01  # PyTorch's default for AdamW
 
 _MAKERS: dict[OptimizerKind, Callable[[Any], torch.optim.Optimizer]] = {
     OptimizerKind.SGD: lambda groups: torch.optim.SGD(
@@ -37,19 +37,19 @@ _PARTS: list[tuple[Any, str]] = [
     (torch.backends.cuda, "matmul"), (torch.backends.cudnn, "conv"), (torch.backends.cudnn, "rnn"),
     (torch.backends.mkldnn, "matmul"),
 ]
-"""The newer interface's places of the precisions that the older one sets."""
+"""The modules of the newer interface for the precisions that the older interface sets."""
 
 
 class Workload:
     """One training job of the suite; ``create`` and ``tracer.workloads.build`` make it.
 
     Attributes:
-        settings: what it was built from.
-        model: the module, never the compiled one; a wrapper's module after ``wrap``.
+        settings: the settings from which it was built.
+        model: the uncompiled module; after ``wrap`` the wrapper's module.
         optimizer: over ``model``'s parameters.
         loss_fn: ``loss_fn(model(*batch.inputs), batch.targets)`` is the loss, a scalar.
-        blocks: the model's repeated parts, in the order they run (for FSDP2, pipelines, per-block compilation).
-        parameters: trainable numbers, shared ones counted once.
+        blocks: the model's repeated parts, in execution order (for FSDP2, pipelines, per-block compilation).
+        parameters: number of trainable parameters; shared ones count once.
     """
 
     def __init__(self, settings: Settings, definition: Definition, model: nn.Module) -> None:
@@ -68,11 +68,11 @@ class Workload:
         self._forward: Callable[..., Any] = torch.compile(model, dynamic=False) if self.settings.compile else model
 
     def wrap(self, function: Callable[[nn.Module], nn.Module]) -> Workload:
-        """Replace the model by ``function(model)``, which may also change it in place; returns the workload.
+        """Replace the model by ``function(model)``, which may also change it in place; return the workload.
 
-        The optimizer is made again over the result's parameters, and compilation is of the result. Both
+        The optimizer is made again for the result's parameters, and compilation applies to the result. Both
         ``workload.wrap(DistributedDataParallel)`` and a function that calls FSDP2's ``fully_shard`` on
-        ``workload.blocks`` and the model will do. Gradients of all micro-batches but the last stay unsynchronised.
+        ``workload.blocks`` and the model work. Only the last micro-batch synchronises gradients.
         """
         self._use(function(self.model))
         return self
@@ -88,7 +88,7 @@ class Workload:
         return self.settings.tokens_per_step
 
     def batches(self) -> Iterator[StepBatch]:
-        """Yield steps' batches for ever, on the host (pinned for a GPU); the same ones for the same settings."""
+        """Yield batches of steps without end, on the host (pinned for a GPU); equal settings give equal batches."""
         return serve(lambda generator: self._make_batch(self.settings, generator), seed=self.settings.seed,
                      accumulation=self.settings.accumulation, pin=self.device.type == "cuda")
 
@@ -122,10 +122,10 @@ class Workload:
 
 
 def create(settings: Settings) -> Workload:
-    """Build the model on its device from the seed, and the optimizer. The global generators are left as they were.
+    """Build the model on its device from the seed, and the optimizer. The global generators are left unchanged.
 
     Raises:
-        WorkloadError: The device does not exist here.
+        WorkloadError: The device does not exist on this machine.
     """
     definition = DEFINITIONS[settings.WORKLOAD]
     device = _device(settings.device)
@@ -152,7 +152,7 @@ def _device(text: str) -> torch.device:
 
 
 def _gradient_sync(model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
-    """Let only the last micro-batch communicate gradients, where the model's wrapper has a switch for it."""
+    """Let only the last micro-batch communicate gradients, if the model's wrapper has a switch for it."""
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
         model.set_requires_gradient_sync(last)
     elif hasattr(model, "no_sync") and not last:  # DDP, FSDP1
@@ -170,7 +170,7 @@ def make_optimizer(kind: OptimizerKind, model: nn.Module) -> torch.optim.Optimiz
 
 
 def parameter_count(parameters: Iterable[torch.Tensor]) -> int:
-    """Count the trainable numbers in all, a shared tensor once."""
+    """Return the number of trainable parameters; a shared tensor counts once."""
     return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in parameters}.values())
 
 
@@ -180,7 +180,7 @@ def parameter_dtype(mode: DtypeMode) -> torch.dtype:
 
 
 def autocast(mode: DtypeMode, device_type: str) -> AbstractContextManager[Any]:
-    """Switch autocast on in ``bf16-autocast``, for forward and loss; do nothing in the other modes."""
+    """Enable autocast in ``bf16-autocast``, for forward and loss; do nothing in the other modes."""
     if mode is not DtypeMode.BF16_AUTOCAST:
         return nullcontext()
     context: AbstractContextManager[Any] = torch.autocast(device_type, dtype=torch.bfloat16)
@@ -189,7 +189,7 @@ def autocast(mode: DtypeMode, device_type: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Give new floating-point tensors this type. (Casting a finished model fails at times under fake tensors.)"""
+    """Give new floating-point tensors this type. (Casting a finished model sometimes fails with fake tensors.)"""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -200,18 +200,18 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def tf32(enabled: bool) -> Iterator[None]:
-    """Turn TF32 on or off for matrix products, convolutions and RNNs; every switch is put back at the end.
+    """Turn TF32 on or off for matrix products, convolutions and RNNs; every switch is restored at the end.
 
-    The switches are set through the older interface, which all supported versions have and which keeps the newer
-    ``fp32_precision`` (torch 2.9 on) in step. Reading the older one is an error where a caller has used the newer,
-    so reading is guarded and both are restored, older first. Where the switches stand right already nothing is
-    touched: a caller for whom 10 µs a step matter holds ``tf32`` around the whole loop.
+    The switches are set through the older interface, which all supported versions have and which also sets the newer
+    ``fp32_precision`` (torch 2.9 on). Reading the older one is an error if a caller has used the newer, so reading is
+    guarded and both are restored, older first. Correct switches are not touched: a caller for whom 10 µs a step matter
+    holds ``tf32`` around the whole loop.
     """
     cudnn = torch.backends.cudnn
     wanted = "high" if enabled else "highest"
     try:
         precision, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:  # set through the newer interface, which alone is then to be restored
+    except RuntimeError:  # set through the newer interface, and only that must be restored
         precision, convolutions = "highest", True
     else:
         if (precision, convolutions) == (wanted, enabled):
@@ -219,10 +219,10 @@ def tf32(enabled: bool) -> Iterator[None]:
             return
     parts = [(backend, name) for backend, name in _PARTS if hasattr(getattr(backend, name, None), "fp32_precision")]
     newer = [(getattr(backend, name), getattr(backend, name).fp32_precision) for backend, name in parts]
-    torch.set_float32_matmul_precision(wanted)  # not `allow_tf32`, which leaves the CPU's switch behind
+    torch.set_float32_matmul_precision(wanted)  # not `allow_tf32`, which does not set the CPU's switch
     cudnn.allow_tf32 = enabled
     for part, _ in newer:
-        part.fp32_precision = "tf32" if enabled else "ieee"  # where the older one says "as elsewhere"
+        part.fp32_precision = "tf32" if enabled else "ieee"  # if the older one defers to another
     try:
         yield
     finally:

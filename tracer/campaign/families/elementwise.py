@@ -30,7 +30,7 @@ _CPU = {"rows": Span(8, 4096), "width": Span(32, 4096, (1, 16))}
 _TWO_INPUTS = ("add", "mul", "gelu_backward")
 _ONE_INPUT = ("gelu", "silu", "exp", "sqrt", "copy", "add_scalar", "add_inplace")
 _CASTS = {"cast_fp32": "fp32", "cast_bf16": "bf16", "cast_fp16": "fp16"}
-# Chosen: per element, by a usual formula of each.
+# Chosen: FLOPs of each element, by a usual formula.
 _FLOPS = {"gelu": 10.0, "gelu_backward": 15.0, "silu": 5.0, "exp": 4.0, "copy": 0.0}
 
 
@@ -78,7 +78,7 @@ def _reduction(settings: Settings) -> Called:
 def _random(settings: Settings) -> Called:
     op, elements = settings["op"], settings["elements"]
     x = TensorArgument((elements,))
-    if op == "dropout":  # a mask of one byte an element is written too
+    if op == "dropout":  # it also writes a mask of one byte for each element
         return Called("aten::native_dropout", (x, 0.1, True), 3.0 * elements)
     if op == "randint":
         return Called("aten::randint_like", (x._replace(dtype="int64", of="uniform", high=1000), 1000),
@@ -89,12 +89,12 @@ def _random(settings: Settings) -> Called:
 
 _LISTS = {"add_": (2, 1), "mul_": (1, 1), "addcmul_": (3, 1), "addcdiv_": (3, 1), "lerp_": (2, 1), "sqrt": (1, 1),
           "norm": (1, 0), "fused_adamw_": (4, 3), "fused_sgd_": (3, 2)}
-"""Lists each operation reads, and writes."""
-# Per element, counted in each formula.
+"""Numbers of lists that each operation reads and writes."""
+# FLOPs of each element, counted in each formula.
 _LIST_FLOPS = {"addcmul_": 3.0, "addcdiv_": 3.0, "lerp_": 3.0, "norm": 2.0, "fused_adamw_": 13.0, "fused_sgd_": 4.0}
-# Chosen: so small that any number of runs leaves numbers finite.
+# Chosen: so small that numbers stay finite after any number of runs.
 _RATES = {"lr": 1e-6, "weight_decay": 0.01, "maximize": False, "grad_scale": None, "found_inf": None}
-# Rates as above, else PyTorch's defaults.
+# Rates as above, otherwise PyTorch's defaults.
 _LIST_OPTIONS: dict[str, dict[str, Any]] = {
     "add_": {"alpha": 1e-6}, "mul_": {"scalar": 1.000001}, "addcmul_": {"value": 1e-6}, "addcdiv_": {"value": 1e-6},
     "lerp_": {"weight": 1e-6},
@@ -115,7 +115,7 @@ def _foreach(settings: Settings) -> Called:
 
 
 _TRAFFIC = {"sgd": 5.0, "adamw": 7.0, "clip": 3.0}
-"""Reads and writes of each number: parameter, gradient and momenta (clipping reads the gradients twice)."""
+"""Reads and writes for one element: of parameter, gradient and momenta (clipping reads the gradients twice)."""
 
 
 def _optimizer(settings: Settings, lab: Lab) -> Bench:
@@ -146,11 +146,11 @@ def _optimizer_fits(settings: Settings) -> str:
 
 
 _CHAINS = {"pointwise": (3, 1, "poi"), "norm": (2, 1, "per"), "softmax": (2, 0, "per")}
-"""Whole tensors and vectors of the width that each chain reads, and the kind of kernel that it becomes."""
+"""Numbers of whole tensors and of vectors of the width that each chain reads, and the kind of its kernel."""
 
 
 def _fused(settings: Settings) -> Called:
-    """Return the call of a generated kernel, which is given what it reads and its output."""
+    """Return the call of a generated kernel; its arguments are its inputs and its output."""
     whole, vectors, kind = _CHAINS[settings["chain"]]
     x, elements = TensorArgument((settings["rows"], settings["width"])), settings["rows"] * settings["width"]
     return Called(f"triton_{kind}_fused_0", (*[x] * whole, *[TensorArgument((settings["width"],))] * vectors, x),

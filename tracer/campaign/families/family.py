@@ -1,4 +1,4 @@
-"""One declaration a micro-benchmark: its settings, the operation it runs, and the sizes a calibration draws."""
+"""The declaration of a micro-benchmark: its settings, its operation, and the sizes that a calibration draws."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Choice = tuple[str | bool, ...]
 
 
 class SizeRange(NamedTuple):
-    """A parameter that changes the shape; ``tiny`` is the most it is in a rehearsal."""
+    """A parameter that changes the shape; ``tiny`` is its largest value in a rehearsal."""
 
     tiny: int
     default: int | None = None
@@ -33,7 +33,7 @@ class SizeRange(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Least and most of a size, and the unit that a drawn size is a multiple of; several units: one is drawn."""
+    """Least and most of a size, and the unit that a drawn size is a multiple of; of several units one is drawn."""
 
     low: int
     high: int
@@ -41,9 +41,9 @@ class Span(NamedTuple):
 
 
 class SearchSpace(NamedTuple):
-    """Settings that a calibration draws: sizes by their spans or from the values themselves, choices from values.
+    """Settings that a calibration draws: sizes from their spans or listed values, choices from their values.
 
-    What is not named takes its default. ``device`` is "cuda" or "cpu".
+    All other settings have their defaults. ``device`` is "cuda" or "cpu".
     """
 
     device: str
@@ -56,11 +56,11 @@ class Bench:
     """One benchmark, ready to run.
 
     Attributes:
-        run: Does the work once, on tensors that are there already; called again and again.
+        run: Does the work once, on existing tensors; called repeatedly.
         flops: Floating-point operations of one run (a multiplication and an addition are two).
-        bytes: Fewest bytes it moves in device memory: every input read once, every output written once.
+        bytes: Least bytes that it moves in device memory: each input read once, each output written once.
         asynchronous: Whether ``run`` only launches, so that it may be queued behind other work.
-        samples: Instead of ``run``: measures itself and gives microseconds by the name of what was measured.
+        samples: Replaces ``run``: measures itself and returns microseconds by the name of each measurement.
     """
 
     run: Callable[[], Any] = lambda: None
@@ -71,16 +71,16 @@ class Bench:
 
 
 class TensorArgument(NamedTuple):
-    """A tensor that an operation is given.
+    """A tensor that is an argument of an operation.
 
     Attributes:
-        shape: As the operation sees it.
-        dtype: Of its elements; empty is the benchmark's.
-        lies: How it lies in memory. "t": its last two dimensions are swapped; "middle": its two middle dimensions are
-            swapped; "nhwc": an image in channels last.
-        of: "random" numbers, "positive" ones, "zeros" or "ones"; of int64 the law of ``Lab.indices``.
+        shape: Shape that the operation sees.
+        dtype: Type of its elements; empty for the benchmark's.
+        lies: Memory layout. "t": the last two dimensions are swapped; "middle": the two middle dimensions are swapped;
+            "nhwc": an image in channels last.
+        of: Values: "random", "positive", "zeros" or "ones"; for int64 the law of ``Lab.indices``.
         high: Whole numbers are below this.
-        differentiated: Whether random numbers want a gradient where gradients are measured.
+        differentiated: Whether random numbers require a gradient where gradients are measured.
     """
 
     shape: tuple[int, ...]
@@ -92,7 +92,7 @@ class TensorArgument(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...] | None:
-        """Return the elements from one to the next in each dimension; ``None`` where it is contiguous."""
+        """Return the stride of each dimension, in elements; ``None`` for a contiguous tensor."""
         if not self.lies:
             return None
         order = _order(self)
@@ -103,26 +103,26 @@ class TensorArgument(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """An argument of torch's own: the short name of an element type, or torch's name of a memory format."""
+    """An argument that is torch's own: the short name of an element type, or torch's name of a memory format."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Called:
-    """The operation that a benchmark calls, with what decides nothing about its time.
+    """The operation that a benchmark calls, with its arguments and its work.
 
     Attributes:
-        name: Of the operator, "aten::mm". A name without a name space is a kernel of ``kernel_models.families``, which
-            is called with the same arguments; the benchmark then prepares itself.
+        name: Name of the operator, "aten::mm". A name without a namespace is a kernel of ``kernel_models.families``,
+            which is called with the same arguments; the benchmark then prepares itself.
         arguments: In the order of the operator's schema: tensors, lists of them, and plain values.
         flops: Floating-point operations of one run.
-        bytes: That it moves; ``None`` for those of all tensors that it is given and gives.
-        options: Further arguments by name, on which no time depends.
-        gradient: Whether the gradient is measured, and not the operation.
-        recorded: The operation that its calls are those of, where that is another one.
-        call: Attributes of its call that are not those of a recorded operation's.
-        priced: Whether it is a single call, which models can be fitted to.
+        bytes: Bytes that it moves; ``None`` for those of all its input and output tensors.
+        options: Further arguments by name, which do not affect its time.
+        gradient: Whether the gradient is measured instead of the operation.
+        recorded: Name of the operation under which its calls are recorded, if that differs.
+        call: Attributes of its call that a recorded operation's call lacks.
+        priced: Whether it is a single call, so that models can be fitted to it.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Called:
 
 
 def prepared(called: Called, settings: Settings, lab: Lab) -> Bench:
-    """Return the benchmark of an operator with tensors made for it."""
+    """Return the benchmark of an operator with newly made tensors."""
     dtype = settings["dtype"]
     lab.tf32(dtype == "tf32")
     arguments = [_made(argument, dtype, called.gradient, lab) for argument in called.arguments]
@@ -152,13 +152,13 @@ def prepared(called: Called, settings: Settings, lab: Lab) -> Bench:
     output = _tensors([forward()], lab)[0]
     wanted = [tensor for tensor in given if tensor.requires_grad]
     moved = called.bytes
-    if moved is None:  # the inputs and the output's gradient are read, the inputs' gradients are written
+    if moved is None:  # the inputs and the output's gradient are read, the inputs' gradients written
         moved = float(sum(tensor.nbytes for tensor in [*given, output, *wanted]))
     return Bench(lab.gradients(output, wanted, lab.random_like(output)), called.flops, moved)
 
 
 def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
-    """Return an argument as torch takes it."""
+    """Return an argument in the form that torch takes."""
     if isinstance(argument, Constant):
         return lab.dtype(argument.name)
     if isinstance(argument, list):
@@ -180,7 +180,7 @@ def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
 
 
 def _order(tensor: TensorArgument) -> tuple[int, ...]:
-    """Return the dimensions in the order in which they lie in memory."""
+    """Return the dimensions in the order of their memory layout."""
     places = tuple(range(len(tensor.shape)))
     return {"": places, "t": (*places[:-2], *places[:-3:-1]), "nhwc": (0, 2, 3, 1), "middle": (0, 2, 1, 3)}[tensor.lies]
 
@@ -199,15 +199,15 @@ class CampaignFamily:
     Attributes:
         name: The family's name, and that of its table.
         summary: What it measures.
-        sizes: Parameters that make the shape; they alone decide the split.
-        choices: Parameters that say how the same shape is worked on.
-        called: (settings) → the operation, which is run as it stands unless ``prepare`` is given; ``None`` where it is
-            no single one.
-        prepare: (settings, lab) → the benchmark. Passes on any error that torch raises for what it cannot do.
-        check: (settings) → why they do not go together; empty if they do.
-        spaces: What calibrations draw settings from.
-        fit: Puts drawn values right that depend on one another.
-        traits: (settings) → what of the sizes, in addition to the choices, decides whether a device can do it at all.
+        sizes: Parameters of the shape; they alone decide whether a case is held out.
+        choices: Parameters of how the same shape is processed.
+        called: (settings) → the operation, which is run unchanged unless ``prepare`` is given; ``None`` if it is not a
+            single operation.
+        prepare: (settings, lab) → the benchmark. Passes on any error of torch for unsupported work.
+        check: (settings) → the reason why they are incompatible; empty if they are compatible.
+        spaces: Search spaces from which calibrations draw settings.
+        fit: Corrects drawn values that depend on each other.
+        traits: (settings) → features of the sizes that, with the choices, decide whether a device supports the case.
     """
 
     name: str
@@ -230,7 +230,7 @@ class CampaignFamily:
         return prepared(called, settings, lab)
 
     def checked(self, values: Mapping[str, Any]) -> Settings:
-        """Return all settings, defaults filled in, sizes first.
+        """Return all settings with defaults filled in, sizes first.
 
         Raises:
             CampaignError: a setting is unknown, missing or out of range.
@@ -260,6 +260,6 @@ class CampaignFamily:
         return settings
 
     def tiny(self, settings: Mapping[str, Any]) -> Settings:
-        """Return the settings with each size at most its rehearsal's."""
+        """Return the settings with each size limited to its rehearsal's value."""
         return {name: min(value, self.sizes[name].tiny) if name in self.sizes else value
                 for name, value in settings.items()}

@@ -1,4 +1,4 @@
-"""Rows of tables, sorting, joining, copies, and images made smaller or larger."""
+"""Rows of tables, sorting, joining, copies, and resizing of images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAWS = ("uniform", "zipf")
 
 
 def _embedding(settings: Settings) -> Called:
-    """Return the call of a plain look-up (``pooling`` 0) or of bags of ``pooling`` summed ones. Large tables miss L2.
+    """Return the call of a plain look-up (``pooling`` 0), or of bags that sum ``pooling`` rows. Large tables miss L2.
 
     ``backward`` makes a dense gradient of the whole table, ``backward_sparse`` one of the looked-up rows.
     """
@@ -90,7 +90,7 @@ def _copied(settings: Settings) -> Called:
 
 
 def _copy(settings: Settings, lab: Lab) -> Bench:
-    """Return a copy's benchmark: from or to pageable memory it holds the host up; other copies are queued."""
+    """Return a copy's benchmark: copies from or to pageable memory block the host; other copies are queued."""
     torch, size, direction = lab.torch, settings["bytes"], settings["direction"]
     pinned = settings["memory"] == "pinned"
     on_device = torch.randint(256, (size,), dtype=torch.uint8, device=lab.device)
@@ -116,7 +116,7 @@ def _image(settings: Settings) -> TensorArgument:
 
 
 def _as_fitted(settings: Settings) -> dict[str, Any]:
-    """Return the flag by which models of these families know a benchmark's channels in last place."""
+    """Return the flag that marks channels-last calls for the models fitted to these families."""
     return {"layout": "", "flags": ("nhwc",) if settings["channels_last"] else ()}
 
 
@@ -143,7 +143,7 @@ def _window_fits(settings: Settings) -> str:
 
 
 _MIXED = {"nearest": 1, "bilinear": 4, "bicubic": 16}
-"""Values of the input that are mixed into one of the output."""
+"""Number of input values that are mixed into one output value."""
 
 
 def _interpolate(settings: Settings) -> Called:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MODES: dict[str, Choice] = {"op": FORWARD_BACKWARD, "dtype": DTYPES}
 _FLOPS = {"forward": 8.0, "backward": 12.0}
-"""Per element, roughly: mean, variance, scale and shift; memory bounds all of these."""
+"""FLOPs of each element, roughly: mean, variance, scale and shift; memory bounds all of these operations."""
 _CUDA = {"rows": Span(16, 131072, (1, 16)), "width": Span(16, 16384, (1, 8, 64))}
 _CPU = {"rows": Span(8, 4096), "width": Span(32, 4096, (1, 16))}
 
@@ -41,7 +41,7 @@ def _norm(settings: Settings) -> Called:
 
 def _channel_norm(settings: Settings) -> Called:
     batch, channels, size = settings["batch"], settings["channels"], settings["size"]
-    # As autocast has it: the parameters of a batch norm stay in fp32, those of a group norm have the input's type.
+    # As under autocast: a batch norm's parameters stay in fp32, a group norm's have the input's type.
     x = TensorArgument((batch, channels, size, size), lies="nhwc" if settings["channels_last"] else "")
     own = TensorArgument((channels,), "fp32" if settings["norm"] == "batch" else "")
     mean, variance = (own._replace(of=of) for of in ("zeros", "ones"))
@@ -89,7 +89,7 @@ _MEAN = 1  # at::Reduction
 
 
 def _loss(settings: Settings) -> Called:
-    """Return the call of a loss: ``nll`` takes class numbers, the others compare value by value."""
+    """Return the call of a loss: ``nll`` takes class numbers, all others compare values."""
     rows, classes, kind = settings["rows"], settings["classes"], settings["loss"]
     x, backward = TensorArgument((rows, classes)), settings["op"] == "backward"
     if kind == "nll":

@@ -1,7 +1,7 @@
 """Benchmarks of costs other than kernels, on host and device: launches, synchronisations, events, graphs, overlap.
 
-Times are microseconds by the host's clock where a call is meant, by device events where device work is. Nothing
-here has a size, so nothing is held out.
+Times are microseconds: of calls by the host's clock, of device work by device events. Nothing here has a size, so
+nothing is held out.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 REPEATS = 200  # chosen: enough for quantiles
 CHAIN = 50
-"""Kernels in a chain whose mean distance is measured."""
+"""Kernels in a chain; the mean time between their starts is measured."""
 BUSY_US = 2_000.0
 """Time for which the stream is kept busy while launches onto it are timed."""
-QUEUE_US = 100_000.0  # chosen: longer than filling a queue takes
+QUEUE_US = 100_000.0  # chosen: longer than filling a launch queue takes
 BLOCKED_US = 25_000.0
-"""A launch that takes this long waited for the busy stream: a full queue blocks it for the rest of ``QUEUE_US``. That
-is some 90 ms after a thousand launches of 5 µs; a host's hiccup is shorter."""
-MOST_LAUNCHES = 5_000  # chosen: several times what a queue takes
+"""Launches that take longer waited for the busy stream: a full queue blocks one for the rest of ``QUEUE_US``. That is
+some 90 ms after a thousand launches of 5 µs; other delays of a host are shorter."""
+MOST_LAUNCHES = 5_000  # chosen: several times what a launch queue holds
 OVERLAP_SIZES = {True: 4096, False: 64}
-"""Size of the product that a copy overlaps, on a GPU (true) and on a host."""
+"""Size of the matrix product that a copy overlaps, on a GPU (true) and on a host."""
 
 Samples = Mapping[str, list[float]]
 
@@ -39,7 +39,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _launch_idle(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Measure ``call``: the launch on an idle stream; ``round_trip``: until the kernel is known to have ended."""
+    """Measure ``call``: the launch on an idle stream; ``round_trip``: until the kernel's end is known."""
     calls, trips = [], []
     for _ in range(REPEATS):
         lab.machine.synchronize()
@@ -75,7 +75,7 @@ def _queue_depth(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _item(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Measure reading one number of an idle device, and right after a kernel was launched."""
+    """Measure the time to read one number: from an idle device, and right after a kernel was launched."""
     value = lab.random(1)
     idle, after = [], []
     for _ in range(REPEATS):
@@ -87,7 +87,7 @@ def _item(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _synchronise(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Measure synchronising device and stream with nothing to wait for, and the device right after a launch."""
+    """Measure synchronising device and stream when idle, and the device right after a launch."""
     stream = lab.machine.current_stream()
     found: dict[str, list[float]] = {"device_idle": [], "stream_idle": [], "device_after_launch": []}
     for _ in range(REPEATS):
@@ -100,7 +100,7 @@ def _synchronise(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _events(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Measure the host's cost of an event's record, query and synchronise, a stream's wait, an empty event pair."""
+    """Measure the host's cost of an event's record, query and synchronise, a stream's wait, and an empty event pair."""
     other = lab.machine.stream()
     found: dict[str, list[float]] = {"record": [], "stream_wait": [], "query": [], "synchronize_done": [],
                                      "device_empty_pair": []}
@@ -122,7 +122,7 @@ def _events(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _chain_us(lab: Lab, work: Callable[[], Any], count: int) -> float:
-    """Return microseconds of device time of one of ``count`` kernels that ``work`` launches, queued well ahead."""
+    """Return the device time, µs, of one of ``count`` kernels that ``work`` launches, queued well ahead."""
     first, second = lab.machine.event(), lab.machine.event()
     lab.machine.hold(BUSY_US)
     first.record()
@@ -133,8 +133,8 @@ def _chain_us(lab: Lab, work: Callable[[], Any], count: int) -> float:
 
 
 def _graph(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Measure three: the distance of ``CHAIN`` dependent tiny kernels launched one by one; the device time of a CUDA
-    graph of them, once and twice; the replaying call. The gap between two replays is what twice exceeds two of once by.
+    """Measure three: the time between ``CHAIN`` dependent tiny kernels launched one by one; the device time of their
+    CUDA graph, once and twice; the replaying call. The gap between two replays is twice minus two times once.
     """
     def chain() -> None:
         for _ in range(CHAIN):
@@ -153,7 +153,7 @@ def _graph(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _overlap(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Measure a matrix product and a pinned copy to the device, alone and at once on two streams."""
+    """Measure a matrix product and a pinned copy to the device, alone and concurrently on two streams."""
     torch, size = lab.torch, OVERLAP_SIZES[lab.is_cuda]
     a, b = (lab.random(size, size, dtype="bf16") for _ in range(2))
     source = lab.pinned(torch.randint(256, (size * size * 4,), dtype=torch.uint8))

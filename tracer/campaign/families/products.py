@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _gemm(settings: Settings) -> Called:
-    """Return the product. ``layout``: how A [m, k] and B [k, n] are stored, "n" row-major, "t" transposed."""
+    """Return the product. ``layout``: storage of A [m, k] and B [k, n], "n" row-major, "t" transposed."""
     m, n, k, batch, op = (settings[name] for name in ("m", "n", "k", "batch", "op"))
     outer = (batch,) if op == "bmm" else ()
     a, b = (TensorArgument((*outer, *shape), lies="t" if side == "t" else "")
@@ -76,11 +76,11 @@ BACKWARD_PRODUCTS = 2.5
 
 
 def _attention(settings: Settings) -> Called:
-    """Return attention; ``kv_seq`` 0 is ``seq``. FLOPs of a causal one count the lower triangle only."""
+    """Return attention; ``kv_seq`` 0 means ``seq``. FLOPs of causal attention count the lower triangle only."""
     batch, heads, seq, head = (settings[name] for name in ("batch", "heads", "seq", "head_dim"))
     kv_heads, kv_seq = settings["kv_heads"], settings["kv_seq"] or seq
     causal, backward = bool(settings["causal"]), settings["op"] == "backward"
-    # As models have it: [batch, seq, heads, head] in memory, seen as [batch, heads, seq, head].
+    # As in models: [batch, seq, heads, head] in memory, viewed as [batch, heads, seq, head].
     query = TensorArgument((batch, heads, seq, head), lies="middle")
     key = TensorArgument((batch, kv_heads, kv_seq, head), lies="middle")
     flops = 4.0 * batch * heads * seq * kv_seq * head * (0.5 if causal else 1.0)
@@ -106,7 +106,7 @@ def _heads_fit(settings: Settings) -> str:
 
 
 def _shared(values: Settings) -> Settings:
-    """Return settings with ``share`` query heads for each head of keys and values."""
+    """Return settings with ``share`` query heads for each key and value head."""
     shared = values.pop("share", 1)
     kv_heads = max(values["heads"] // shared, 1)
     return {**values, "kv_heads": kv_heads, "heads": kv_heads * shared}
@@ -124,7 +124,7 @@ _ATTENTION = CampaignFamily(
         SearchSpace("cuda", {**_HEADS, "share": Span(1, 8)},
                     {"op": FORWARD_BACKWARD, "backend": ("flash", "cudnn"), "causal": (True, False),
                      "dtype": ("bf16", "fp16")}),
-        # The memory-efficient implementation wants as many heads of keys and values as of queries.
+        # The memory-efficient implementation needs as many key and value heads as query heads.
         SearchSpace("cuda", _HEADS, {"op": FORWARD_BACKWARD, "backend": ("efficient",), "causal": (True, False),
                                      "dtype": ("bf16", "fp16")}),
         SearchSpace("cuda", {"batch": Span(1, 32), "heads": Span(4, 32, (4,)), "seq": Span(64, 4096, (64,)),
@@ -168,7 +168,7 @@ def _convolution_fits(settings: Settings) -> str:
 
 
 def _grouped(values: Settings) -> Settings:
-    """Return settings in which a convolution with groups has one channel in each."""
+    """Return settings in which a grouped convolution has one channel in each group."""
     alike = dict.fromkeys(("groups", "out_channels"), values["channels"]) if values.get("groups", 1) > 1 else {}
     return {**values, **alike}
 

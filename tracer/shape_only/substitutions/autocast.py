@@ -1,9 +1,9 @@
-"""``autocast("cuda")`` on tensors that say they are on the CPU: CUDA's lists in the place of the CPU's.
+"""``autocast("cuda")`` for tensors that claim to be on the CPU: CUDA's lists in place of the CPU's.
 
-Fake tensors carry the CPU's dispatch keys, so their autocast key is ``AutocastCPU``. While a trace runs, the CPU's
-kernels of that key are replaced by CUDA's policy. Contexts for "cuda" become contexts of that key: entered anywhere,
-nested, as decorators, and again when checkpointing runs forward in backward. A context made before the trace is an
-error if torch had already switched it off for lack of a GPU: the step would silently be traced in fp32.
+Fake tensors carry the CPU's dispatch keys, so their autocast key is ``AutocastCPU``. While a trace runs, CUDA's policy
+replaces the CPU's kernels of that key. Contexts for "cuda" become contexts of that key: entered anywhere, nested, as
+decorators, and again when checkpointing runs forward in backward. A context made before the trace is an error if torch
+had already switched it off for lack of a GPU: the step would silently be traced in fp32.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tracer.shape_only.tensors import tensors_in
 _KEY = "AutocastCPU"
 _GPU = ("cuda", "hip")
 
-# What CUDA's autocast runs in each type, as ``ATen/autocast_mode.h`` of PyTorch has it. Operators an installed torch
-# lacks are skipped; ``name.overload`` where only one overload is meant.
+# Operators that CUDA's autocast runs in each type, by ``ATen/autocast_mode.h`` of PyTorch. Operators that the installed
+# torch lacks are skipped; ``name.overload`` means only that overload.
 LOWER = (
     "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
     "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",
@@ -48,16 +48,16 @@ FP32_RESULT = (
     "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
     "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
 )
-"""Operators that run in fp32 by their ``dtype`` argument, where the caller gave none: inputs stay as they are."""
+"""Operators that run in fp32 by their ``dtype`` argument, if the caller gave none: inputs are not cast."""
 NORMS = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-"""Operators that run in fp32 by another overload, which takes a ``dtype``."""
+"""Operators that run in fp32 by another overload with a ``dtype``."""
 WIDEST = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
     "scatter_add",
 )
 """Operators that run in the widest type among their inputs."""
 REFUSED = ("binary_cross_entropy",)
-"""Operators that autocast refuses; the caller must use another."""
+"""Operators that raise under autocast; the caller must use another operator."""
 
 
 def autocast(site: Site) -> None:
@@ -68,7 +68,7 @@ def autocast(site: Site) -> None:
 
 
 class _Policy:
-    """CUDA's autocast kernels, with its cache of casted weights."""
+    """CUDA's autocast kernels, with a cache of cast weights."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -96,7 +96,7 @@ class _Policy:
                 self.site.library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel, _KEY)
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
-        """Return the value with its floating-point tensors (fp64 excepted) as ``dtype``; weights through the cache."""
+        """Return the value with floating-point tensors (except fp64) cast to ``dtype``, weights through the cache."""
         if isinstance(value, torch.Tensor):
             if not _eligible(value) or value.dtype is dtype:
                 return value
@@ -166,7 +166,7 @@ class _Policy:
 
 
 def _redirect(site: Site, policy: _Policy) -> None:
-    """Turn contexts and questions about CUDA's autocast into those about the key that replaces it."""
+    """Redirect contexts and queries of CUDA's autocast to the key that replaces it."""
     kind = torch.amp.autocast_mode.autocast
     begin, enter, clear = kind.__init__, kind.__enter__, torch.clear_autocast_cache
     made: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -229,7 +229,7 @@ _CPU_KERNELS: list[str] = []
 
 
 def _with_cpu_kernel() -> list[str]:
-    """Return the operators with an autocast kernel for the CPU, looked up once (before anything is replaced)."""
+    """Return the operators with an autocast kernel for the CPU, cached before any is replaced."""
     if not _CPU_KERNELS:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         _CPU_KERNELS.extend(name for name in torch._C._dispatch_get_all_op_names()
@@ -238,10 +238,10 @@ def _with_cpu_kernel() -> list[str]:
 
 
 def grad_scaler(site: Site) -> None:
-    """Switch the gradient scaler of fp16 training on, as on a GPU; its gradients are taken to be finite.
+    """Enable the gradient scaler of fp16 training, as on a GPU; its gradients are assumed to be finite.
 
-    torch switches ``GradScaler("cuda")`` off where there is no GPU. Whether it skips a step is read from the gradients,
-    and a trace has no values: the step is taken, without the wait of that read.
+    torch disables ``GradScaler("cuda")`` without a GPU. The scaler reads the gradients to decide whether to skip a
+    step, and a trace has no values: the step is taken, without the wait for that read.
     """
     kind = getattr(torch.amp, "GradScaler", None)
     if kind is None:

@@ -11,14 +11,14 @@ from tracer.shape_only.substitutions.operators import Site, below_autograd, oper
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD = 256
-"""Flash attention takes heads of up to 256 features."""
+"""Most features of a head in flash attention."""
 _MOST_BATCH = {True: 880801, False: 65535}
-"""Most samples that cuDNN takes, in training (true) and in evaluation."""
+"""Most samples of a batch norm in cuDNN, in training (true) and in evaluation."""
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # by definition
 _KEPT = 1
-"""Values of a unit and step that cuDNN keeps for backward, on top of its gates. An estimate: the reserve's size is
-cuDNN's own, and only a GPU can be asked for it."""
+"""Values for each unit and step that cuDNN keeps for backward, in addition to its gates. An estimate: cuDNN chooses the
+size of the reserve, and reports it only with a GPU."""
 
 
 def choose(site: Site, query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> str:
@@ -57,9 +57,9 @@ def attention(site: Site) -> None:
     """Run attention as one fused kernel, chosen by dtype, head size, mask and compute capability.
 
     The rule is that of ``select_sdp_backend`` (ATen/native/transformers/cuda/sdp_utils.cpp) with its order flash,
-    memory efficient, math; cuDNN's kernel is taken where the first two are switched off
-    (``torch.nn.attention.sdpa_kernel``). Builds with cuDNN 9.15.1 and later put cuDNN first on sm90 and sm100; say so
-    with ``sdpa_kernel`` to trace that.
+    memory efficient, math; cuDNN's kernel is used where the first two are switched off
+    (``torch.nn.attention.sdpa_kernel``). Builds with cuDNN 9.15.1 and later put cuDNN first on sm90 and sm100; select
+    it with ``sdpa_kernel`` to trace that.
     """
     aten = torch.ops.aten
 
@@ -91,14 +91,14 @@ def attention(site: Site) -> None:
 
 
 def _additive(mask: Any, query: Any, key: Any) -> Any:
-    """Return a boolean mask as numbers to add, spread over batch and heads."""
+    """Return a boolean mask as numbers to add, expanded over batch and heads."""
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -torch.inf)
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 def takes_cudnn(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool) -> bool:
-    """Return whether CUDA hands this batch norm to cuDNN."""
+    """Return whether CUDA uses cuDNN for this batch norm."""
     return (torch.backends.cudnn.enabled and weight is not None and bias is not None
             and x.dtype is not torch.bfloat16 and weight.dtype is not torch.bfloat16
             and (x.dtype is not torch.float16 or weight.dtype is torch.float32)
@@ -108,7 +108,7 @@ def takes_cudnn(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, traini
 
 
 def norms(site: Site) -> None:
-    """Run batch norm by cuDNN where CUDA takes it, and keep the statistics of every norm in fp32.
+    """Run batch norm by cuDNN where CUDA does, and keep the statistics of every norm in fp32.
 
     The rule for cuDNN is that of ``_select_batch_norm_backend`` (ATen/native/Normalization.cpp).
     """
@@ -151,7 +151,7 @@ def _cudnn(site: Site) -> None:
         return aten.native_batch_norm(x, weight, bias, mean, variance, training, momentum, epsilon)[0]
 
     def forward_rule(x: Any, weight: Any, *_: Any) -> Any:
-        # The reserve space, bits of a fused ReLU, is not needed by a plain batch norm.
+        # A plain batch norm needs no reserve space, which holds bits of a fused ReLU.
         return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight), \
             x.new_empty(0, dtype=torch.uint8)
 
@@ -196,7 +196,7 @@ def rms_norm(site: Site) -> None:
 
     def normalized(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
         if (weight is not None and weight.dtype != x.dtype) or x.is_complex():
-            return fused(x, normalized_shape, weight, eps)[0]  # decomposes, as CUDA does then
+            return fused(x, normalized_shape, weight, eps)[0]  # decomposed, as on CUDA in this case
         site.used("rms_norm")
         return RmsNorm.apply(x, list(normalized_shape), weight, eps)
 

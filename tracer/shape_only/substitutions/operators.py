@@ -1,24 +1,24 @@
-"""Operators and helpers of torch that a trace runs otherwise, the ``Site`` where they are put, and data on the host.
+"""Operators and helpers of torch that a trace replaces, the ``Site`` of the replacements, and data on the host.
 
 Operators are replaced in PyTorch's dispatcher, at the key ``AutogradCPU``: below autocast and above autograd, which is
 where the operator itself would choose between its CPU and its CUDA implementation. So every caller is met, from Python
 or from C++, in forward and when checkpointing runs forward again, and autograd keeps what CUDA's derivative keeps.
 
-What is left is no substitution: fake tensors are a subclass of tensors, so that a trace differs from a real run on any
-device. The work is the same, element for element:
+Other differences are not substituted: fake tensors are a subclass of tensors, so that a trace differs from a real run
+on any device. The work is the same, element for element:
 
 - autograd adds gradients, and computes a few formulas, out of place instead of in place: ``add`` for ``add_``,
   ``index_put`` for ``_index_put_impl_``; a gradient that is added to another takes a new buffer;
 - ``view`` for ``_reshape_alias``;
-- an ``empty`` of no elements (a result that is not asked for) is not there;
+- an ``empty`` of no elements (a result that is not asked for) is missing;
 - gradients of ``index_select`` are added by ``index_add`` for ``scatter_add_`` into zeros;
 - the fake kernels keep some statistics of norms in the input's type and some bag numbers of ``embedding_bag``. The CPU
-  keeps fp32 and none. The fake kernels do not know the size of the CPU's workspace for recurrent layers.
+  keeps fp32 statistics, no bag numbers. The fake kernels lack the size of the CPU's workspace for recurrent layers.
 
-``DataLoader`` draws its seeds and orders for real, ``torch.load`` reads to where it is asked to. A fake tensor has no
-values, but which samples make a batch is decided by values the host draws. So a loader's iterator and the samplers of
-``torch.utils.data`` run outside the trace; the samples themselves are traced. Its workers, other processes, are left
-out: batches are loaded where the step runs.
+``DataLoader`` draws its seeds and orders for real, and ``torch.load`` reads to the requested device. A fake tensor has
+no values, but values that the host draws decide which samples make a batch. So a loader's iterator and the samplers of
+``torch.utils.data`` run outside the trace; the samples themselves are traced. Its worker processes are left out:
+batches are loaded where the step runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MISSING = object()
 
 @dataclass
 class Site:
-    """The place of substitutions for one trace.
+    """The substitutions of one trace.
 
     Attributes:
         device: The device the step is traced for.
@@ -67,7 +67,7 @@ class Site:
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def note(self, text: str) -> None:
-        """Say something once in the graph's loss report."""
+        """Add a sentence to the graph's loss report, once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -87,7 +87,7 @@ class Site:
 
 @contextmanager
 def installed(device: TracedDevice, substitutions: Iterable[Callable[[Site], None]]) -> Iterator[Site]:
-    """Put substitutions in place; everything is as before at the end."""
+    """Install substitutions; everything is restored at the end."""
     site = Site(device, library=torch.library.Library("aten", "IMPL"))
     with site.stack:
         site.stack.callback(site.library._destroy)
@@ -116,7 +116,7 @@ def below_autograd(operator: Any, *args: Any) -> Any:
 
 
 def is_gpu(device: Any) -> bool:
-    """Return whether a device argument asks for a GPU; a bare number does."""
+    """Return whether a device argument means a GPU, as a bare number does."""
     if isinstance(device, torch.device):
         return device.type == "cuda"
     if isinstance(device, str):
@@ -131,7 +131,7 @@ _SAME_ROWS = ("clone.default", *(f"{name}.{kind}" for name in ("mul", "div", "mu
 
 _BAGS = torch.ops.aten._embedding_bag_backward.default
 _NUM_WEIGHTS, _SPARSE = 6, 9
-"""Places of arguments."""
+"""Positions of the arguments ``num_weights`` and ``sparse`` of the gradient of bags."""
 
 
 def conversions(site: Site) -> None:
@@ -140,7 +140,7 @@ def conversions(site: Site) -> None:
 
 
 def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-    """Do as ``nn.Module._apply``, but set ``.data``: torch's own swaps fake parameters, which fails where anything
+    """Do as ``nn.Module._apply``, but set ``.data``: torch's own swaps fake parameters, which fails if anything else
     refers to them."""
     for child in self.children() if recurse else ():
         child._apply(fn)
@@ -174,7 +174,7 @@ def dropout(site: Site) -> None:
 
 
 def one_hot(site: Site) -> None:
-    """Run one-hot as zeros and scattered ones. Only CPUs check the range of values; fake tensors have a third way."""
+    """Run one-hot as CUDA does: zeros and scattered ones. CPUs check the values too; fake tensors take a third way."""
     def spread(x: Any, num_classes: int = -1) -> Any:
         if num_classes <= 0:
             raise ShapeOnlyError("one_hot without num_classes takes the number of classes from the values, which a "
@@ -187,7 +187,7 @@ def one_hot(site: Site) -> None:
 
 
 def counting(site: Site) -> None:
-    """Let histograms count whole numbers, which CUDA does and the CPU refuses."""
+    """Let histograms count integers, as CUDA does; the CPU refuses them."""
     def histc(x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
         return torch.empty(bins, dtype=x.dtype)
 
@@ -195,8 +195,8 @@ def counting(site: Site) -> None:
 
 
 def ctc(site: Site) -> None:
-    """Trace the CTC loss. Its fake kernel asks for the targets' lengths and, of a list of lengths, for memory. Targets
-    are taken to be padded to the longest, and joined ones to have equal lengths."""
+    """Trace the CTC loss. Its fake kernel needs the targets' lengths and, for a list of lengths, memory. Targets are
+    assumed to be padded to the longest, and joined targets to have equal lengths."""
     def of_lists(scores: Any, targets: Any, frames: Any, lengths: Any, *more: Any) -> Any:
         return torch.ops.aten.ctc_loss.Tensor(scores, targets, torch.tensor(frames), torch.tensor(lengths), *more)
 
@@ -222,7 +222,7 @@ def grouped(site: Site) -> None:
         if a.shape[-1] != b.shape[-2]:
             raise RuntimeError(f"grouped_mm: {tuple(a.shape)} and {tuple(b.shape)} cannot be multiplied")
         rows, columns = a.shape[-2], b.shape[-1]
-        # Two matrices are multiplied by parts of the dimension they share, one result a part.
+        # Two matrices are multiplied in parts of the dimension they share, with one result for each part.
         groups = [offs.shape[0]] if a.dim() == b.dim() == 2 else [a.shape[0]] if a.dim() == b.dim() == 3 else []
         return torch.empty([*groups, rows, columns], dtype=out_dtype or a.dtype)
 
@@ -248,7 +248,7 @@ def optimizers(site: Site) -> None:
 
 
 def clipping(site: Site) -> None:
-    """Let torch choose lists by itself, with fake tensors counted as native: a CPU clips gradients as lists."""
+    """Count fake tensors as native for ``foreach``, and let torch choose: on a CPU it clips gradients as lists."""
     for module in (optimizer, _foreach_utils):
         types = getattr(module, "_foreach_supported_types", None)
         if types is not None and FakeTensor not in types:
@@ -265,10 +265,10 @@ def _with_cpu(site: Site, original: Callable[..., list[str]]) -> Callable[..., l
 
 
 def collectives(site: Site) -> None:
-    """Let a collective return its tensors as they are, and a finished work: in a fake world nothing is sent.
+    """Let a collective return its tensors unchanged, and a finished work: in a fake world nothing is sent.
 
-    That holds for every operator of ``c10d``, so all of them are met here, with any kernels that this version of
-    PyTorch has. Functional collectives (``_c10d_functional``) give new tensors and have fake kernels of their own.
+    Every operator of ``c10d`` is replaced, for all kernels that this version of PyTorch has. Functional collectives
+    (``_c10d_functional``) give new tensors and have fake kernels of their own.
     """
     try:
         from torch._C._distributed_c10d import FakeWork
@@ -280,7 +280,7 @@ def collectives(site: Site) -> None:
 
 @lru_cache(maxsize=1)
 def _operators() -> list[tuple[Any, Any]]:
-    """Return the operators that give a work, with their schemas; there are thousands of others to look through."""
+    """Return the operators that return a work, with their schemas; cached, since it searches thousands of schemas."""
     found = []
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith(_NAMESPACE) and any(_WORK in str(each.type) for each in schema.returns):
@@ -290,7 +290,7 @@ def _operators() -> list[tuple[Any, Any]]:
 
 
 def _finished(schema: Any, work: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a function with the results of an operator of this schema: the arguments that it fills, and a work."""
+    """Return a function that returns what an operator of this schema does: the arguments that it fills, and a work."""
     works = [_WORK in str(each.type) for each in schema.returns]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -302,7 +302,7 @@ def _finished(schema: Any, work: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def _gradient_of_bags(*args: Any, **kwargs: Any) -> Any:
-    """Return a row for each index where the gradient is sparse."""
+    """Return the gradient of bags, with one row for each index if it is sparse."""
     if len(args) <= _SPARSE or not args[_SPARSE]:
         return _BAGS(*args, **kwargs)
     grad, indices = args[:2]
@@ -312,11 +312,11 @@ def _gradient_of_bags(*args: Any, **kwargs: Any) -> Any:
 
 
 def sparse(site: Site) -> None:
-    """Trace sparse gradients: a fake copy of a sparse tensor, or a scaled one, forgets how many rows it has.
+    """Trace sparse gradients: a fake copy of a sparse tensor, or a scaled one, loses the number of its rows.
 
-    An embedding with ``sparse=True`` has gradients of as many rows as it was asked for. ``clone``, ``mul`` and ``div``
-    of a fake sparse tensor give one without any, so that reducing it would seem to cost nothing. The gradient of bags
-    has none either, as the CPU's forward does not say which row belongs to which bag.
+    An embedding with ``sparse=True`` has one gradient row for each index. ``clone``, ``mul`` and ``div`` of a fake
+    sparse tensor return one without rows, so that reducing it would seem to cost nothing. The gradient of bags has no
+    rows either, as the CPU's forward does not report which row belongs to which bag.
     """
     for name in _SAME_ROWS:
         packet, _, overload = name.partition(".")
@@ -342,13 +342,13 @@ _NO_WORKERS = {"num_workers": 0, "timeout": 0, "prefetch_factor": None}  # PyTor
 
 
 def install(site: Site, placement: DevicePlacement | None) -> None:
-    """Put real data loading, and loading and saving of files, in place for one trace."""
+    """Replace data loading, and loading and saving of files, for one trace."""
     site.patch(data.DataLoader, "_get_iterator", _iterator(site, data.DataLoader._get_iterator))
     for name in _SAMPLERS:
         sampler = getattr(data, name)
         site.patch(sampler, "__iter__", _drawn(sampler.__iter__))
     site.patch(data.DistributedSampler, "__iter__", _drawn(data.DistributedSampler.__iter__))
-    # The weights may be fake: which samples come does not change a shape.
+    # The weights may be fake: which samples are drawn does not change a shape.
     site.patch(data.WeightedRandomSampler, "__iter__",
                lambda self: iter([i % len(self.weights) for i in range(self.num_samples)]))
     for module in (data, data.dataset):
@@ -390,7 +390,7 @@ def _iterator(site: Site, original: Callable[[Any], Any]) -> Callable[[Any], Any
 
 
 class _ToHost(dict[str, str]):
-    """A ``map_location`` that reads everything to the host, and notes where it was."""
+    """A ``map_location`` that reads everything to the host, and notes whether any was on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -419,8 +419,8 @@ def _load(placement: DevicePlacement | None, original: Callable[..., Any]) -> Ca
 
 
 def _rehoused(value: Any, made: dict[int, torch.Tensor]) -> Any:
-    """Return what was loaded with storages that die with its tensors: the fake ones ``torch.load`` makes are never
-    freed."""
+    """Return loaded values in new storages that die with their tensors: the fake storages that ``torch.load`` makes are
+    never freed."""
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunction():
             storage = value.untyped_storage()

@@ -1,10 +1,10 @@
-"""CUDA devices without CUDA: requests for them give ordinary fake tensors, and where each lies is kept in addition.
+"""CUDA devices without CUDA: requests for one give ordinary fake tensors, and their place is tracked separately.
 
-On a build without CUDA a CUDA fake tensor aborts the process. So every request for one is turned into one for the CPU
+On a build without CUDA a CUDA fake tensor aborts the process. So every request for one becomes a request for the CPU
 before a tensor exists (``device="cuda"``, ``.cuda()``, ``.to("cuda")``, ``with torch.device("cuda")``, default
-devices). The memory tracker notes that its storage lies on the device. A tensor that user code made elsewhere and then
-moves is copied, as on a GPU; the copy is recorded with its target. User code sees the device it asked for:
-``x.device``, ``x.is_cuda`` and ``torch.cuda.is_available()`` answer as on a GPU, while torch's own code sees the truth.
+devices). The memory tracker notes that its storage lies on the device. A tensor that user code makes elsewhere and then
+moves is copied, as on a GPU; the copy is recorded with its target. User code sees the requested device: ``x.device``,
+``x.is_cuda`` and ``torch.cuda.is_available()`` answer as on a GPU, while torch's own code sees the CPU.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _ONE_PLACE = frozenset((
     "cudnn_batch_norm", "native_layer_norm", "native_group_norm", "nll_loss_forward", "nll_loss2d_forward",
     "binary_cross_entropy", "_fused_rms_norm", "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention"))
-"""Operators whose tensors with dimensions must lie together, in place or not, like those that torch calls pointwise."""
+"""Operators whose tensors (except scalars) must lie on one device, in place or not, like torch's pointwise ones."""
 _MODULES = "torch.nn.modules."
 _USERS_OF_OWN = "tracer.workloads"
 SYNCHRONIZE = "synchronize"
-"""Key in ``meta.substitutions`` of the host's waits that user code asks for and that are left out."""
+"""Key in ``meta.substitutions`` of synchronisations that user code asks for; they are left out."""
 
 
 class DevicePlacement(TorchFunctionMode):
-    """Turns requests for CUDA into CPU ones; ``wanted`` says where new storages lie, None for "as their inputs"."""
+    """Turns requests for CUDA into CPU requests; ``wanted`` is where new storages lie, None: where the inputs lie."""
 
     def __init__(self, tracker: MemoryTracker, *, one_device: bool = True) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class DevicePlacement(TorchFunctionMode):
         self.tracker = tracker
         self.wanted: bool | None = None
         self.transfer: torch.device | None = None
-        """The target of the copy under way."""
+        """The target of the copy in progress."""
         self.copies = 0
         self._constructors = frozenset(_device_constructors())
         tensor = torch.Tensor
@@ -82,8 +82,8 @@ class DevicePlacement(TorchFunctionMode):
         if func in self._constructors:
             if kwargs.get("pin_memory"):
                 kwargs = {**kwargs, "pin_memory": False}
-            # Torch's own code sees the CPU where a tensor lies on the device, and so asks for it by name; its modules
-            # pass on what their maker asked for.
+            # Torch's own code sees the CPU where a tensor lies on the device, and so requests it by name; its modules
+            # pass on the user's request.
             caller = sys._getframe(1)
             if device is None or _asked_by_user(caller) or _makes_module(caller):
                 with self.placed(False):
@@ -92,7 +92,7 @@ class DevicePlacement(TorchFunctionMode):
 
     @contextmanager
     def placed(self, on_device: bool | None, transfer: torch.device | None = None) -> Iterator[None]:
-        """Within the block, count new storages as on the device or on the host (None: where their inputs are)."""
+        """Count new storages in the block as on the device or on the host (None: where their inputs are)."""
         before = self.wanted, self.transfer
         self.wanted, self.transfer = on_device, transfer
         try:
@@ -101,7 +101,7 @@ class DevicePlacement(TorchFunctionMode):
             self.wanted, self.transfer = before
 
     def install(self, site: Site) -> None:
-        """Show users the device that fake tensors lie on."""
+        """Show users the device of fake tensors."""
         if "device" in vars(FakeTensor):
             site.patch(FakeTensor, "device", _Seen(vars(FakeTensor)["device"], self))
         for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
@@ -110,7 +110,7 @@ class DevicePlacement(TorchFunctionMode):
         site.patch(torch.cuda, "mem_get_info", lambda *_, **__: (max(total - self.tracker.device_bytes(), 0), total))
 
     def check(self, func: Any, inputs: list[Any]) -> None:
-        """Refuse, as a GPU does, the host's and the device's tensors in one operation."""
+        """Raise, as a GPU does, if an operation mixes the host's and the device's tensors."""
         pointwise = torch.Tag.pointwise in func.tags
         if func.namespace != "aten" or not (pointwise or func.overloadpacket.__name__.rstrip("_") in _ONE_PLACE):
             return
@@ -124,7 +124,7 @@ class DevicePlacement(TorchFunctionMode):
                                f"and cpu, in {func._schema.name}; move the batch or the model to the GPU")
 
     def _is_gpu(self, device: Any) -> bool:
-        """Return whether a device argument asks for the GPU; raise ``ShapeOnlyError`` if for a second one."""
+        """Return whether a device argument means the GPU; raise ``ShapeOnlyError`` for a second GPU."""
         gpu = is_gpu(device)
         if gpu and self._one_device:
             index = device if isinstance(device, int) else torch.device(str(device)).index
@@ -134,7 +134,7 @@ class DevicePlacement(TorchFunctionMode):
         return gpu
 
     def on_device(self, tensor: Any) -> bool:
-        """Return whether a tensor, or a DTensor's part here, lies on the device."""
+        """Return whether a tensor, or the local part of a DTensor, lies on the device."""
         with torch._C.DisableTorchFunction():
             local = getattr(tensor, "_local_tensor", tensor)
             return bool(self.tracker.on_device(local))
@@ -173,7 +173,7 @@ class DevicePlacement(TorchFunctionMode):
                 options["device"] = device
             return _original_to(tensor, **options) if options else tensor
         if sys._getframe(2).f_globals.get("__name__") == _MODULE_MOVES:
-            self.tracker.move(tensor, self._is_gpu(device))  # a model that moves: nothing of it stays behind
+            self.tracker.move(tensor, self._is_gpu(device))  # a model that moves leaves nothing behind
             return _original_to(tensor, **options) if options else tensor
         return self._moved(tensor, GPU if self._is_gpu(device) else _HOST, options)
 
@@ -188,7 +188,7 @@ class DevicePlacement(TorchFunctionMode):
 
 
 class _Seen:
-    """``FakeTensor.device`` (which asks no torch-function mode): the GPU for users, the truth for torch."""
+    """``FakeTensor.device``, which no torch-function mode sees: the GPU for users, the CPU for torch."""
 
     def __init__(self, original: Any, placement: DevicePlacement) -> None:
         self._original = original
@@ -209,7 +209,7 @@ def _asked_by_user(frame: Any) -> bool:
 
 
 def _makes_module(frame: Any) -> bool:
-    """Return whether a module of torch is made there."""
+    """Return whether a frame creates a module of torch."""
     return frame.f_code.co_name == "__init__" and str(frame.f_globals.get("__name__", "")).startswith(_MODULES)
 
 
@@ -231,7 +231,7 @@ def _true_device(tensor: Any) -> torch.device:
 
 
 def placement(site: Site) -> None:
-    """Make ``torch.cuda`` answer users as on a machine with one such GPU, and torch's own code with the truth."""
+    """Make ``torch.cuda`` answer users as on a machine with one such GPU, and torch's own code truthfully."""
     cuda = torch.cuda
     capability = site.device.capability
     properties = SimpleNamespace(name=site.device.reported, major=capability[0], minor=capability[1],
@@ -268,14 +268,14 @@ def placement(site: Site) -> None:
 
     site.patch(torch, "compile", compiled)
     stance = getattr(torch.compiler, "set_stance", None)
-    if stance is not None and compiler_imported():  # else nothing was compiled yet, and it is slow to import
+    if stance is not None and compiler_imported():  # else nothing is compiled yet, and importing it is slow
         site.stack.enter_context(stance("force_eager"))
 
     _distributed(site)
 
 
 def _distributed(site: Site) -> None:
-    """Let device meshes, DDP and ``init_process_group`` be called as for GPUs."""
+    """Let device meshes, DDP and ``init_process_group`` accept calls for GPUs."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -294,7 +294,7 @@ def _distributed(site: Site) -> None:
 
     site.patch(DeviceMesh, "__init__", mesh_init)
     site.patch(DistributedDataParallel, "__init__", ddp_init)
-    for module in (dist, dist.distributed_c10d):  # the world is up already
+    for module in (dist, dist.distributed_c10d):  # the world exists already
         site.patch(module, "init_process_group", lambda *_, **__: None)
 
 
@@ -323,4 +323,4 @@ _STREAM: dict[str, Callable[..., Any]] = {
     **_EVENT, "wait_stream": _idle, "wait_event": _idle,
     "record_event": lambda _, event=None: event or torch.cuda.Event(),
     "__enter__": lambda self: self, "__exit__": _idle}
-"""A stream of it; also its own context."""
+"""A stream of such a device; also its own context."""

@@ -1,6 +1,6 @@
 """Language models: BERT, GPT-2, Llama, a mixture of experts, and stacked LSTM layers.
 
-Llama's queries, keys and values have their own layers, and heads are counted from the layers' outputs. So tensor
+Llama's queries, keys and values have separate layers, and heads are counted from the layers' outputs. So tensor
 parallelism may split ``q``, ``k``, ``v``, ``gate`` and ``up`` by columns, and ``out`` and ``down`` by rows.
 """
 
@@ -31,9 +31,9 @@ from tracer.workloads.models.parts import (
 BERT_EPSILON = 1e-12
 """Epsilon of BERT's layer norms, as published."""
 SEGMENTS = 2  # BERT's: sentence A and B
-MASK_TOKEN = 0  # any one: the text is random
+MASK_TOKEN = 0  # any token: the text is random
 IGNORED = -100
-"""Target of a token that is not scored (what ``cross_entropy`` leaves out)."""
+"""Target of a token without a loss (``cross_entropy`` ignores it)."""
 EPSILON = 1e-5  # of RMS norms, as in the published Llama 2
 ROTARY_BASE = 10_000.0
 """Base of the rotary angles, as in the published Llama and Llama 2."""
@@ -77,7 +77,7 @@ class Bert(nn.Module):
         initialise(self)
 
     def forward(self, text: Tensor, segments: Tensor) -> Tensor:
-        """Predict every token; the loss looks at the masked ones."""
+        """Predict every token; the loss uses the masked ones."""
         places = torch.arange(text.shape[1], device=text.device)
         x = self.dropout(self.norm(self.tokens(text) + self.positions(places) + self.segments(segments)))
         for block in self.blocks:
@@ -89,7 +89,7 @@ def _masked_batch(settings: BertSettings, generator: torch.Generator) -> Batch:
     shape = (settings.batch, settings.seq)
     text = tokens(*shape, settings.vocabulary, generator)
     masked = torch.rand(shape, generator=generator) < settings.masked
-    masked[:, 0] = True  # so that there is always something to score
+    masked[:, 0] = True  # at least one token per sample has a loss
     segments = (torch.arange(settings.seq) >= settings.seq // 2).long().expand(shape).contiguous()
     return Batch((text.masked_fill(masked, MASK_TOKEN), segments), text.masked_fill(~masked, IGNORED))
 
@@ -132,7 +132,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 class GroupedAttention(nn.Module):
-    """Causal attention whose key and value heads each serve several query heads."""
+    """Causal attention in which each key and value head serves several query heads."""
 
     def __init__(self, settings: LlamaSettings) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class Llama(nn.Module):
 
 
 class Experts(nn.Module):
-    """All experts' SwiGLU at once: ``[experts, places, width]`` → the same."""
+    """The SwiGLU layers of all experts at once: ``[experts, places, width]`` → the same shape."""
 
     def __init__(self, settings: MoeSettings) -> None:
         super().__init__()
@@ -221,18 +221,18 @@ class Experts(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Let each expert treat its own places."""
+        """Apply each expert to its own places."""
         return torch.bmm(F.silu(torch.bmm(x, self.gate)) * torch.bmm(x, self.up), self.down)
 
 
 class RoutedFeedForward(nn.Module):
-    """Send each token to ``top_k`` experts of fixed capacity and add up their answers by the router's weights.
+    """Send each token to ``top_k`` experts of fixed capacity, and add their outputs with the router's weights.
 
-    Routing decides at run time, shapes and Python do not. Every expert has ``capacity`` places for the tokens of a
-    micro-batch. A token's place is its rank among the choices of that expert (a running count). Choices beyond the
-    capacity go to one spare row that is thrown away, so those tokens pass the block by its residual only. All experts
-    then run as one batched product. No Python control flow reads a tensor, so the step compiles to one graph, never
-    waits for the device and can be traced by shapes. The price is work on empty places, as in GShard and Switch.
+    Routing depends on values; shapes and Python control flow do not. Every expert has ``capacity`` places for the
+    tokens of a micro-batch. A token's place is its rank among the choices of that expert (a running count). Choices
+    beyond the capacity go to one spare row that is discarded: those tokens pass the block by its residual only. All
+    experts then run as one batched product. No Python control flow reads a tensor, so the step compiles to one graph,
+    never waits for the device and can be traced by shapes. The price is work on empty places, as in GShard and Switch.
     """
 
     def __init__(self, settings: MoeSettings) -> None:
@@ -259,11 +259,11 @@ class RoutedFeedForward(nn.Module):
         sent = rows.repeat_interleave(self.top_k, dim=0, output_size=rows.shape[0] * self.top_k)
         table = rows.new_zeros(spare + 1, rows.shape[1]).index_copy(0, slots, sent)
         answers = self.experts(table[:spare].unflatten(0, (self.experts_count, places))).flatten(0, 1)
-        answers = torch.cat((answers, answers.new_zeros(1, answers.shape[1])))  # what the spare row answers
+        answers = torch.cat((answers, answers.new_zeros(1, answers.shape[1])))  # the output of the spare row
         received = answers.index_select(0, slots).unflatten(0, (-1, self.top_k))  # [tokens, top_k, width]
         mixed = (received * weights.to(received.dtype).unsqueeze(-1)).sum(dim=1)
 
-        load = choices.float().mean(dim=0)  # share of choices each expert got
+        load = choices.float().mean(dim=0)  # share of choices of each expert
         balance = self.experts_count * (load * shares.mean(dim=0)).sum()
         return mixed.view_as(x), balance
 
@@ -307,8 +307,8 @@ def _balanced_loss(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
 class Lstm(nn.Module):
     """Token numbers ``[batch, seq]`` → logits ``[batch, seq, vocabulary]``; each sample starts from a zero state.
 
-    ``torch.compile`` does not take ``nn.LSTM``: met in the middle of a function it gives up on all of it. Put aside in
-    a module, as here, the LSTM runs as it is, and the embedding before and the head after it are compiled.
+    ``torch.compile`` cannot compile ``nn.LSTM``: inside a function, it stops the compilation of all of it. In a module
+    of its own, as here, the LSTM runs eagerly, and the embedding before and the head after it are compiled.
     """
 
     def __init__(self, settings: LstmSettings) -> None:
@@ -324,7 +324,7 @@ class Lstm(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Return the stack of layers, which is one module."""
+        """Return the stack of layers, one module."""
         return [self.layers]
 
     def forward(self, text: Tensor) -> Tensor:

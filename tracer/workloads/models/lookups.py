@@ -1,8 +1,8 @@
-"""Embedding tables as recommendation models look them up, and the synthetic look-ups: plain, or batched as FBGEMM does.
+"""Embedding tables of recommendation models, plain or batched as in FBGEMM, and their synthetic look-ups.
 
-Both take all look-ups of a batch and give each table's vectors. ``PlainTables`` runs one operation a table,
-``BatchedTables`` one for all tables of equal columns. These lie behind one another in one weight: rows are numbered
-through, bags of one table follow those of the one before.
+Both classes take all look-ups of a batch and return each table's vectors. ``PlainTables`` runs one operation for each
+table, ``BatchedTables`` one for all tables of equal columns. These lie one after another in one weight: rows are
+numbered consecutively, and the bags of one table follow those of the previous one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPREAD = 2_654_435_761
 
 
 class PlainTables(nn.ModuleList):
-    """One ``nn.EmbeddingBag`` a table."""
+    """One ``nn.EmbeddingBag`` for each table."""
 
     def __init__(self, tables: Sequence[EmbeddingTable], batch: int, *, sparse: bool) -> None:
         super().__init__(nn.EmbeddingBag(table.rows, table.columns, mode="sum", sparse=sparse) for table in tables)
@@ -62,24 +62,24 @@ class BatchedTables(nn.ModuleList):
 
 
 def sizes_of(tables: Sequence[EmbeddingTable], batch: int) -> list[int]:
-    """Return a batch's look-ups in each table."""
+    """Return the number of a batch's look-ups in each table."""
     return [round(table.lookups(batch)) for table in tables]
 
 
 def by_columns(columns: Sequence[int]) -> list[list[int]]:
-    """Return the numbers of what has equal columns, widest first."""
+    """Return the indices of equal columns in groups, widest first."""
     return [[number for number, own in enumerate(columns) if own == each]
             for each in sorted(set(columns), reverse=True)]
 
 
 def initialise_rows(weight: Tensor, rows: int) -> None:
-    """Draw a table's weights evenly within ±1/√rows, as DLRM does at the start."""
+    """Draw a table's weights uniformly within ±1/√rows, the initialisation of DLRM."""
     with torch.no_grad():
         weight.uniform_(-rows**-0.5, rows**-0.5)
 
 
 def zipf_rows(rows: int, count: int, skew: float, generator: torch.Generator) -> Tensor:
-    """Draw ``count`` rows, int64, the k-th most popular with a probability proportional to ``k ** -skew``."""
+    """Draw ``count`` rows, int64; the k-th most popular has a probability proportional to ``k ** -skew``."""
     weights = torch.arange(1, rows + 1, dtype=torch.float64) ** -skew
     steps = weights.cumsum(0)
     draws = torch.rand(count, generator=generator, dtype=torch.float64) * steps[-1]
@@ -95,7 +95,7 @@ def bag_starts(batch: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 def single_rows(tables: Sequence[EmbeddingTable], batch: int, generator: torch.Generator) -> Tensor:
-    """Draw one look-up a sample in each table by the table's law, int64 ``[tables, batch]``."""
+    """Draw one look-up for each sample in each table by the table's distribution, int64 ``[tables, batch]``."""
     return torch.stack([zipf_rows(table.rows, batch, table.law_skew(), generator) for table in tables])
 
 

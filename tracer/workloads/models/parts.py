@@ -1,7 +1,7 @@
-"""What models of the suite share: blocks, initialisation, losses, and synthetic data served in a circle.
+"""Shared parts of the suite's models: blocks, initialisation, losses, and synthetic data that is repeated.
 
-Making random data takes longer than many a GPU step. A real loader's work must not be imitated by making each
-batch again; and serving few batches repeatedly lets the loss of a random task fall.
+Making random data takes longer than many GPU steps, so new data for each batch would not imitate a real loader. A few
+batches are repeated instead, which also lets the loss of a random task fall.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 POOL_STEPS = 4
-"""Distinct steps' batches in the circle."""
+"""Number of different steps' batches before they repeat."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch. ``model(*inputs)`` gives the output that ``loss_fn(output, targets)`` scores."""
+    """One micro-batch. ``model(*inputs)`` is the output for ``loss_fn(output, targets)``."""
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
@@ -32,7 +32,7 @@ class Batch:
         return Batch(tuple(function(tensor) for tensor in self.inputs), function(self.targets))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """Return the batch on a device, its floating-point inputs as ``dtype`` (cast there, not on the host)."""
+        """Return the batch on a device, with floating-point inputs as ``dtype`` (cast there, not on the host)."""
         moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
         inputs = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in moved.inputs)
         return Batch(tuple(inputs), moved.targets)
@@ -40,12 +40,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Definition:
-    """A workload's definition, which a file of ``tracer.workloads.models`` has among its ``DEFINITIONS``.
+    """A workload's definition; each file of ``tracer.workloads.models`` lists its own in ``DEFINITIONS``.
 
     Attributes:
-        model: The module for given settings. Its ``blocks`` lists the repeated parts that are checkpointed, and
-            that a sharding wrapper may treat one by one.
-        batch: One micro-batch on the host, drawn from a generator.
+        model: Settings → the module. Its ``blocks`` lists the repeated parts that are checkpointed, and that a sharding
+            wrapper may treat one by one.
+        batch: Settings and generator → one random micro-batch on the host.
         loss: Output and targets → the loss, a scalar in fp32.
     """
 
@@ -59,10 +59,10 @@ StepBatch = tuple[Batch, ...]
 
 
 def serve(make: Callable[[torch.Generator], Batch], *, accumulation: int, seed: int, pin: bool) -> Iterator[StepBatch]:
-    """Yield the same ``POOL_STEPS`` steps' batches for ever, made when the first is asked for.
+    """Yield the batches of ``POOL_STEPS`` steps in endless repetition; they are made at the first request.
 
     Args:
-        make: draws one micro-batch from a generator.
+        make: returns one random micro-batch from a generator.
         accumulation: micro-batches of a step.
         pin: put the tensors into page-locked memory, so that copies to the GPU are asynchronous.
     """
@@ -108,17 +108,17 @@ def initialise(module: nn.Module, std: float = 0.02) -> None:
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in fp32 of ``[batch, seq, vocabulary]`` against ``[batch, seq]``; targets of -100 are out."""
+    """Mean cross entropy in fp32 of ``[batch, seq, vocabulary]`` and ``[batch, seq]``, without targets of -100."""
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 def click_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean binary cross entropy in fp32 of logits ``[batch]`` against 0 and 1."""
+    """Mean binary cross entropy in fp32 of logits ``[batch]`` and targets 0 or 1."""
     return F.binary_cross_entropy_with_logits(logits.float(), targets)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention with one product for queries, keys and values. ``[batch, seq, width]`` → the same."""
+    """Multi-head attention with one product for queries, keys and values. ``[batch, seq, width]`` → the same shape."""
 
     def __init__(self, width: int, heads: int, dropout: float, *, causal: bool) -> None:
         super().__init__()

@@ -6,8 +6,8 @@
   that shapes stay the same from step to step.
 - DeepFM: a factorisation machine and an MLP over the same embeddings (Guo et al., 2017, arXiv 1703.04247).
 - DCN-v2: cross layers over embeddings and dense features, then an MLP (Wang et al., 2021, arXiv 2008.13535).
-- NCF: users and items by the product of their vectors, and an MLP of others (NeuMF, He et al., 2017, 1708.05031).
-  A batch has one item in five that the user liked; the others are drawn as negatives.
+- NCF: users and items, scored by the product of one pair of vectors and an MLP of another (NeuMF, He et al., 2017,
+  1708.05031). One in five items of a batch was liked by its user; the others are drawn as negatives.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tracer.workloads.models.lookups import (
 from tracer.workloads.models.parts import Batch, Definition, click_loss, run_block
 
 NEGATIVES = 4
-"""Sampled for each item that was liked, as published."""
+"""Negatives drawn for each liked item, as published."""
 
 
 def mlp(features: list[int]) -> nn.Sequential:
-    """Return linear layers with a ReLU after each but the last."""
+    """Return linear layers with a ReLU after each one except the last."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(features):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -64,8 +64,8 @@ class Dlrm(nn.Module):
     """Dense features, look-ups and bag starts → click logits ``[batch]``.
 
     Attributes:
-        tables: gives each table's vectors; another module of the same interface may take its place.
-        projections: of tables with fewer columns, to as many as the dense vector has.
+        tables: returns each table's vectors; another module with the same interface may replace it.
+        projections: map tables with fewer columns to the width of the dense vector.
     """
 
     def __init__(self, settings: DlrmSettings) -> None:
@@ -169,7 +169,7 @@ class CrossLayer(nn.Module):
         self.wide = nn.Linear(rank or features, features)
 
     def forward(self, x: Tensor, first: Tensor) -> Tensor:
-        """Cross once."""
+        """Apply the layer."""
         return first * self.wide(self.narrow(x)) + x
 
 

@@ -1,4 +1,4 @@
-"""Embedding tables spread over ranks, as TorchRec does it: each rank's samples look rows up on any rank.
+"""Embedding tables spread over ranks, as in TorchRec: each rank's samples look up rows on any rank.
 
 ::
 
@@ -10,15 +10,15 @@
 
 The first all-to-all, the input distribution, is as uneven as tables and bags. Own pieces take one operation each, or
 one for all of equal columns. The second all-to-all sends even and receives uneven parts; gradients go the other way.
-Vectors of pieces by rows are added up, of pieces by columns put side by side. Each rank looks up tables without a
-piece itself. The input distribution of a batch that was announced overlaps the batch before, as in TorchRec's
+Vectors of pieces by rows are added; vectors of pieces by columns are concatenated. Each rank looks up tables without a
+piece itself. The input distribution of an announced batch overlaps the previous batch, as in TorchRec's
 ``TrainPipelineSparseDist``::
 
     host        lengths of n + 1 ─▶ vectors of n ─▶ indices of n + 1 ─▶ dense part of n, update
     backend        [lengths n + 1]   [vectors n]       [indices n + 1]     [gradients of vectors n]
 
-Both are waited for where the step of n + 1 looks up. Where a table is cut by rows, the host waits for the lengths
-before the look-ups of n, since they say how many indices come.
+The step of n + 1 waits for both where it looks up. If a table is cut by rows, the host waits for the lengths before the
+look-ups of n, since they give the number of indices to receive.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from tracer.workloads.places import TablePiece
 
 @dataclass
 class _Distribution:
-    """A batch's look-ups on their way to the ranks that have the rows.
+    """A batch's look-ups on their way to the ranks with the rows.
 
     Attributes:
-        rows: Of the batch, by which it is known again.
-        indices: Own look-ups, by rank and piece.
-        given: How many of them each rank gets.
-        lengths: Of the bags that come, [ranks * own pieces, batch].
-        counts: Of the look-ups that come, [ranks, own pieces].
-        arrived: Those look-ups, once they are sent.
-        under_way: Exchanges to be waited for.
+        rows: The batch's rows, by which the batch is recognised.
+        indices: This rank's look-ups, by rank and piece.
+        given: Number of look-ups sent to each rank.
+        lengths: Lengths of the received bags, [ranks * own pieces, batch].
+        counts: Numbers of received look-ups, [ranks, own pieces].
+        arrived: The received look-ups, once they were sent.
+        under_way: Running exchanges.
     """
 
     rows: Tensor
@@ -61,15 +61,15 @@ class _Distribution:
 
 
 class ShardedTables(nn.Module):
-    """One rank's pieces of tables in the place of all of them; takes and gives what ``PlainTables`` does.
+    """One rank's pieces of tables in place of all tables; inputs and outputs are those of ``PlainTables``.
 
     Args:
-        tables: Of the model.
-        pieces: Of all ranks (``tracer.workloads.places.pieces_of``).
+        tables: The model's tables.
+        pieces: Pieces of all ranks (``tracer.workloads.places.pieces_of``).
         batch: Samples of a rank.
-        sparse: Gradients of the tables.
-        batched: Pieces of equal columns lie in one weight and are looked up by one operation.
-        group: Its ranks.
+        sparse: The tables have sparse gradients.
+        batched: Pieces of equal columns share one weight and are looked up by one operation.
+        group: Process group of the ranks.
     """
 
     def __init__(self, tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], batch: int, *, sparse: bool,
@@ -99,9 +99,9 @@ class ShardedTables(nn.Module):
         self._ahead: _Distribution | None = None
 
     def announce(self, rows: Tensor, starts: Tensor) -> None:
-        """Announce what the call after the next one will be given: the next call distributes it during its own work.
+        """Announce the input of the call after the next one, so that the next call distributes it during its own work.
 
-        A call that is given other tensors distributes them itself. All ranks must announce alike.
+        A call with other tensors distributes them itself. All ranks must announce in the same order.
         """
         self._announced = rows, starts
 
@@ -122,7 +122,7 @@ class ShardedTables(nn.Module):
         return [found[number] for number in range(self.count)]
 
     def _looked_up(self, rows: Tensor, starts: Tensor) -> list[Tensor]:
-        """Return vectors of own samples, one a piece of any rank; what was announced is distributed meanwhile."""
+        """Return vectors of own samples, one for each piece of any rank, while the announced batch is distributed."""
         (own, self._ahead), announced, self._announced = (self._ahead, None), self._announced, None
         if own is None or own.rows is not rows:
             own = self._begun(rows, starts, waits=True)
@@ -135,7 +135,7 @@ class ShardedTables(nn.Module):
         return vectors
 
     def _begun(self, rows: Tensor, starts: Tensor, *, waits: bool) -> _Distribution:
-        """Sort a batch's look-ups by piece and exchange bag lengths, overlapping what follows unless it ``waits``."""
+        """Sort a batch's look-ups by piece and exchange bag lengths, asynchronously unless it ``waits``."""
         lengths = torch.diff(starts, append=starts.new_tensor(self.sizes).unsqueeze(1))
         asked = self._asked(rows.flatten().split(self.sizes), lengths)
         mine = len(self.own)
@@ -143,8 +143,8 @@ class ShardedTables(nn.Module):
         received = sent.new_empty((self.ranks * mine, self.batch))
         work = dist.all_to_all_single(received, sent, [mine] * self.ranks, [len(of) for of in self.pieces],
                                       group=self.group, async_op=not waits)
-        # Known ahead where a piece has every row of its table, as a batch's look-ups are of fixed number; else read
-        # from the lengths, for which the host waits, as it does for TorchRec's.
+        # The numbers are known if each piece has all rows of its table, since a batch has a fixed number of look-ups.
+        # Otherwise they are read from the lengths, for which the host waits, as in TorchRec.
         counts = [[self.sizes[piece.table] for piece in self.own]] * self.ranks
         if not self.whole:
             if work is not None:
@@ -157,14 +157,14 @@ class ShardedTables(nn.Module):
                              under_way=[work])
 
     def _send(self, batch: _Distribution, *, waits: bool) -> None:
-        """Exchange a batch's look-ups, overlapping what follows unless it ``waits``."""
+        """Exchange a batch's look-ups, asynchronously unless it ``waits``."""
         batch.arrived = batch.indices.new_empty(sum(map(sum, batch.counts)))
         batch.under_way.append(dist.all_to_all_single(
             batch.arrived, batch.indices, [sum(of) for of in batch.counts], batch.given, group=self.group,
             async_op=not waits))
 
     def _received(self, batch: _Distribution) -> tuple[list[Tensor], Tensor]:
-        """Wait; return each own piece's look-ups, rank after rank, and bag lengths ``[pieces, ranks, batch]``."""
+        """Wait; return each own piece's look-ups, rank by rank, and bag lengths ``[pieces, ranks, batch]``."""
         for work in batch.under_way:
             if work is not None:
                 work.wait()
@@ -175,7 +175,7 @@ class ShardedTables(nn.Module):
                 batch.lengths.view(self.ranks, mine, self.batch).transpose(0, 1).contiguous())
 
     def _asked(self, parts: Sequence[Tensor], lengths: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return own samples' look-ups in each piece's rows, and how many each bag has there, by rank and piece."""
+        """Return own samples' look-ups in each piece's rows and the number in each bag, by rank and piece."""
         by_block = {number: self._blocks(number, parts[number], lengths[number])
                     for number in sorted({piece.table for of in self.pieces for piece in of if self._is_cut(piece)})}
         return [by_block[piece.table][piece.first_row] if self._is_cut(piece)
@@ -185,8 +185,8 @@ class ShardedTables(nn.Module):
         return piece.rows < self.rows[piece.table]
 
     def _blocks(self, number: int, rows: Tensor, lengths: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
-        """Return a table's look-ups sorted by blocks of rows, within each in their order: first row of the block → rows
-        from there, and bag lengths. All blocks but the last are equal."""
+        """Return a table's look-ups by blocks of rows, in stable order: first row of the block → (rows relative to it,
+        bag lengths). All blocks except the last are equally large."""
         blocks = sorted({(piece.first_row, piece.rows): piece for of in self.pieces for piece in of
                          if piece.table == number}.items())
         size, count = blocks[0][0][1], len(blocks)
@@ -199,7 +199,7 @@ class ShardedTables(nn.Module):
         return {first: (run, own) for ((first, _), _), run, own in zip(blocks, runs, bags, strict=True)}
 
     def _share(self, piece: TablePiece) -> int:
-        """Return the look-ups to expect in a piece, all rows being equally popular; the pieces' add up."""
+        """Return the expected look-ups in a piece if all rows are equally popular; they add up exactly over pieces."""
         size, rows = self.sizes[piece.table], self.rows[piece.table]
         return round(size * (piece.first_row + piece.rows) / rows) - round(size * piece.first_row / rows)
 
@@ -207,7 +207,7 @@ class ShardedTables(nn.Module):
         return [[self._share(piece) for piece in self.own]] * self.ranks
 
     def _exchanged(self, indices: list[Tensor], lengths: Tensor) -> list[Tensor]:
-        """Look up own pieces for every rank, and give each rank the vectors of its samples: one a piece of any rank."""
+        """Look up own pieces for every rank, and exchange vectors; return those of own samples, one for each piece."""
         vectors = []
         for places, table in zip(self.groups, self.weights.values(), strict=True):
             bases = [sum(self.own[other].rows for other in places[:place]) for place in range(len(places))]
@@ -229,26 +229,26 @@ class ShardedTables(nn.Module):
         return found
 
     def _grouped(self, pieces: Sequence[TablePiece]) -> list[list[int]]:
-        """Return the places of a rank's pieces that one operation looks up together, in the order it does."""
+        """Return the indices of a rank's pieces in groups that one operation looks up together, in its order."""
         if self.batched:
             return by_columns([piece.columns for piece in pieces])
         return [[place] for place in range(len(pieces))]
 
     def _nothing(self, lengths: Tensor) -> Tensor:
-        """Return what a rank without pieces sends; it takes part in backward too."""
+        """Return the empty tensor that a rank without pieces sends; it takes part in backward too."""
         return torch.zeros(0, device=lengths.device, requires_grad=True)
 
 
 class _Exchange(torch.autograd.Function):
     """All-to-all of parts of any sizes; gradients go the other way.
 
-    Each rank's loss is a mean over its own samples, and gradients of all ranks add up in a table. So they are divided
-    by the number of ranks: here, where they are smallest (as in TorchRec's exchange), not as gradients of rows.
+    Each rank's loss is a mean over its own samples, and gradients of all ranks are added in a table. So they are
+    divided by the number of ranks: here, where they are smallest (as in TorchRec's exchange), not as gradients of rows.
     """
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, received: list[int], given: list[int], group: Any) -> Tensor:
-        """Exchange the parts; ``received`` and ``given`` are elements from and for each rank."""
+        """Exchange the parts; ``received`` and ``given`` are numbers of elements from and for each rank."""
         ctx.received, ctx.given, ctx.group = received, given, group
         result = sent.new_empty(sum(received))
         dist.all_to_all_single(result, sent.contiguous(), received, given, group=group)
@@ -263,7 +263,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _numbers(counts: Tensor, expected: list[list[int]]) -> list[list[int]]:
-    """Return the values of a tensor; what is expected where a step is traced by shapes, and has none."""
+    """Return the values of a tensor, or ``expected`` if a step is traced by shapes, where tensors have no values."""
     if _has_no_values(counts):
         return expected
     found: list[list[int]] = counts.tolist()
@@ -277,6 +277,6 @@ def _has_no_values(tensor: Tensor) -> bool:
 
 
 def sharded_parameters(model: nn.Module) -> list[str]:
-    """Return the names of the parameters that lie on this rank only."""
+    """Return the names of the parameters that exist only on this rank."""
     inside = [f"{name}.weights." for name, part in model.named_modules() if isinstance(part, ShardedTables)]
     return [name for name, _ in model.named_parameters() if name.startswith(tuple(inside))]

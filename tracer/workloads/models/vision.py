@@ -1,4 +1,4 @@
-"""Models of images: a bottleneck ResNet, a U-Net that gives every pixel a class, and a vision transformer."""
+"""Models of images: a bottleneck ResNet, a U-Net that classifies every pixel, and a vision transformer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracer.workloads.models.parts import Batch, Definition, PreNormBlock, image
 from tracer.workloads.settings import Norm
 
 EXPANSION = 4
-"""Channels out of a bottleneck, as a multiple of its inner channels."""
+"""Output channels of a bottleneck, as a multiple of its inner channels."""
 VIT_EPSILON = 1e-6
 """Epsilon of ViT's layer norms, as published."""
 
@@ -76,7 +76,7 @@ def _resnet_batch(settings: ResnetSettings, generator: torch.Generator) -> Batch
 
 
 class DoubleConvolution(nn.Sequential):
-    """Twice a 3×3 convolution, norm and ReLU: ``[batch, inputs, h, w]`` → ``[batch, outputs, h, w]``."""
+    """Two times a 3×3 convolution, norm and ReLU: ``[batch, inputs, h, w]`` → ``[batch, outputs, h, w]``."""
 
     def __init__(self, inputs: int, outputs: int, settings: UnetSettings) -> None:
         layers: list[nn.Module] = []
