@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 
 BUCKET_PARAMETERS, BUCKET_PARAMETERS_A_REPLICA = 40_000_000, 1_000_000
-"""Parameters whose gradients Megatron-Core reduces at once: the larger of the first and of the second for each replica
-(``DistributedDataParallelConfig.bucket_size``); all at once where nothing is to be overlapped."""
+"""Parameters whose gradients Megatron-Core reduces at once if these overlap: the larger of the first number and of the
+second times the replicas (``DistributedDataParallelConfig.bucket_size``). Without overlap, all at once."""
 
 
 class CommCause(str, Enum):
@@ -84,13 +84,13 @@ _NAMED = {"block": CommCause.TENSOR, "beside": CommCause.TENSOR, "context": Comm
 
 @dataclass(frozen=True, slots=True)
 class StepMessages:
-    """Equal collectives of a rank's step.
+    """A group of equal collectives in a rank's step.
 
     Attributes:
-        cause, kind: why they are sent, and which collective they are.
-        ranks, nodes: how many ranks take part, on how many nodes.
-        payload_bytes: of one message (nccl-tests' size).
-        count: in a step; not whole if backward recomputes a part of a block.
+        cause, kind: reason for the messages, and kind of collective.
+        ranks, nodes: number of ranks that take part, and of nodes.
+        payload_bytes: payload of one message (nccl-tests' size).
+        count: number in a step; not whole if backward recomputes a part of a block.
         us: time of one message that overlaps nothing.
     """
 
@@ -115,8 +115,8 @@ class StepMessages:
 
 @dataclass(frozen=True, slots=True)
 class ExposedTime:
-    """The time that a step would save if the collectives of one cause, or all, cost nothing, µs. ``low`` and ``high``:
-    the same if these last to the ends of their 80% interval in published steps (``PlanSpreads.collectives``)."""
+    """The time that a step would save if the collectives of one cause, or all, cost nothing, µs. ``low`` and ``high``
+    are that time with collectives at the ends of the 80% interval of published steps (``PlanSpreads.collectives``)."""
 
     us: float
     low: float
@@ -256,7 +256,7 @@ def _counts(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, stage
         # Of fully sharded parameters: gathered in forward and again in backward.
         counts[row, "gather"], counts[row, "reduce"] = 2 * every * blocks, every * blocks
     counts["root gather"], counts["root reduce"] = every, every
-    # Every chunk has a neighbour on either side, but for the model's two ends: activations one way, gradients back.
+        # Every chunk has a neighbour on either side, except at the model's two ends.
     counts["transfer", stage] = 2 * every * (plan.chunks - last)
     before = "transfer", (stage - 1) % plan.pp
     counts[before] = counts.get(before, 0) + 2 * every * (plan.chunks - first)
@@ -286,7 +286,7 @@ def _last_left_out(calls: PlanCalls, key: CallName, row: int, plan: ParallelPlan
 
 
 def _exposed(costs: PlanCosts, causes: set[CommCause], whole: Estimate, rates: CorrectionFactors) -> ExposedTime:
-    # What the slowest GPU takes longer is a share of the whole step, and no communication.
+    # The slowest GPU's excess is a share of the whole step and not communication.
     rates = replace(rates, jitter=0.0)
 
     def time(change: Callable[[Exchange], Exchange]) -> float:
@@ -342,14 +342,13 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
                comm_choices: str | None = None, profile: DeviceProfile | None = None) -> CommStudy:
     """Find the messages of a decoder's plans, and how long their steps wait for them.
 
-    Args:
-        source: as ``plan`` takes it.
+        source: as in ``plan``.
         gpus: numbers of GPUs to study.
-        device, topology: of the cluster; nodes are the device's usual ones by default.
-        settings: of the model, as "layers=4".
-        presets: of the workload; by default its first.
-        seqs: tokens of a sequence; by default what the source says.
-        plans: such as "fsdp2,tp=8": one size may be left out. By default ``usual_plans``.
+        device, topology: the cluster; by default the device's usual nodes.
+        settings: assignments for the model, such as "layers=4".
+        presets: presets of the workload; by default its first.
+        seqs: tokens of a sequence; by default the source's.
+        plans: such as "fsdp2,tp=8"; one size may be left out. By default ``usual_plans``.
         global_batch: sequences of a step; sets the micro-batches of a plan that does not name them.
         comm_profile: a file of measured collectives.
         comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.

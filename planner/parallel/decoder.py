@@ -29,9 +29,9 @@ from tracer.workloads.settings import PRESETS
 
 CONFIG = "config.json"
 KNOWN = {**FAMILIES, **HYBRIDS}
-"""Model types that are known."""
+"""Families of all known model types, by ``model_type``."""
 MOST_BYTES = 1 << 20
-"""A config has some kilobytes; some list every token of theirs."""
+"""Largest config that is read. Configs have some kilobytes; some list every token."""
 _NOT_DECODERS = frozenset((
     "albert", "bart", "bert", "clip", "convnext", "deberta", "deberta-v2", "distilbert", "electra", "longt5", "marian",
     "mbart", "mt5", "pegasus", "resnet", "roberta", "siglip", "swin", "t5", "umt5", "vit", "wav2vec2", "whisper",
@@ -85,7 +85,7 @@ def config_path(source: str) -> Path | None:
     path = Path(source)
     try:
         if path.is_dir():
-            # What a capture or a campaign wrote into a folder is no model's.
+            # A folder of a capture or a campaign has no model's config.
             return path / CONFIG if (path / CONFIG).is_file() else None
         if path.name == CONFIG and path.exists():
             return path
@@ -283,7 +283,7 @@ def _number(given: Mapping[str, str], name: str, most: int, least: int = 1) -> i
 
 
 _MOST_DIGITS = 10
-"""Most digits of a number of samples, and one."""
+"""A setting's number of samples must have fewer digits than this."""
 DECODERS = ("llama", "gpt2", "moe")
 """Workloads whose layers can be split over ranks and stages."""
 
@@ -357,7 +357,7 @@ def decoder_of(name: str, settings: Mapping[str, Any]) -> TransformerShape:
 
 
 def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> None:
-    """Raise ``PlanError``, in one sentence, unless the model divides as the plan wants it and the cluster holds it."""
+    """Raise ``PlanError``, in one sentence, unless the plan divides the model and the cluster is large enough."""
     if plan.world_size > on.gpus:
         raise PlanError(f"The plan's {plan.world_size:,} ranks do not fit on {on.name}, which has {on.gpus:,} GPUs; "
                         "name a larger topology.")
@@ -434,7 +434,7 @@ def _how_trained(assignments: Sequence[str]) -> tuple[list[str], dict[str, Any]]
     how: dict[str, Any] = {}
     for item in assignments:
         name, _, value = item.partition("=")
-        if name == "dtype" and _DTYPES.get(value) == "fp16":  # no workload runs in it
+        if name == "dtype" and _DTYPES.get(value) == "fp16":  # workloads have no fp16
             how["dtype"] = "fp16"
         elif name == "attention":
             if value not in ("fused", "unfused"):
@@ -481,7 +481,7 @@ def config_model(source: str, assignments: Sequence[str]) -> ConfigModel | None:
 
 
 def _whole(values: Mapping[str, Any], name: str) -> int:
-    """Return a setting that is a number of samples, 1 if it is not there. Raises ``PlanError``."""
+    """Return a setting that is a number of samples; 1 if it is missing. Raises ``PlanError``."""
     text = str(values.get(name, 1))
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < _MOST_DIGITS and int(text)):
         raise PlanError(f"The setting {name}={text[:_MOST_DIGITS]} is no number of samples; give --set {name}=8.")
