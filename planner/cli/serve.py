@@ -1,4 +1,4 @@
-"""``foretrace serve``: how a decoder is served, and the search for the best way."""
+"""``foretrace serve``: times, memory and load of a served decoder, and the search for its best configuration."""
 
 from __future__ import annotations
 

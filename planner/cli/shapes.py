@@ -1,4 +1,4 @@
-"""``foretrace shapes``: which sizes of a decoder cost its GPUs more than their neighbours."""
+"""``foretrace shapes``: sizes of a decoder that cost more GPU time than similar sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tracer.lazy import numpy as np
 
 BEST = 12  # chosen: more rows are not read by eye
 MOST_LOSING = 5
-"""Rows of the table of kernels that lose most."""
+"""Rows of the table of kernels with the largest loss."""
 DEFAULT_PLAN = "microbatch=1"
 SETTINGS = {"heads": "heads", "ffn": "inner width", "vocab": "vocabulary", "hidden": "width",
             "microbatch": "micro-batch", "tp": "tensor parallelism"}
@@ -106,7 +106,7 @@ def _now(found: parallel_shapes.ShapeReport, setting: str) -> str:
 
 
 def _report_losing(out: Report, found: parallel_shapes.ShapeReport) -> None:
-    """The kernels whose sizes cost most."""
+    """Print the kernels whose sizes cost most."""
 
     cost = found.cost
     total = np.sum(list(cost.lost_us.values()), axis=0)

@@ -54,7 +54,7 @@ class BlockPass:
     def calls(self, shape: TransformerShape, part: TransformerPart, *, back: bool) -> list[OpCall]:
         """Return the kernels in forward or in backward of a block on one rank."""
         count, size = self.backward if back else self.forward, self.size(shape, part)
-        if self.width:  # as many elements of the decoder's type as have these bytes
+        if self.width:  # convert to the number of elements of the decoder's type with these bytes
             size = round(size * self.width / (2 * shape.element_bytes))
         moved = float(size * shape.element_bytes)
         call = OpCall(Family.ELEMENTWISE, "copy", (size, 1, size), shape.dtype, flops=float(size), bytes_read=moved,
