@@ -1,4 +1,4 @@
-"""foretrace: capture a real PyTorch training step once, then know what any other step would cost.
+"""foretrace: capture a real PyTorch training step once, then predict the time of any other step.
 
     import foretrace
 
@@ -101,7 +101,7 @@ _lazy, __dir__ = lazily(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, imported now, or ``__version__``."""
+    """Return a public name, imported at this moment, or ``__version__``."""
     if name == "__version__":
         return installed_version("foretrace")
     return _lazy(name)
