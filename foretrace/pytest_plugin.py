@@ -4,7 +4,7 @@
     def test_training_step(foretrace):
         foretrace(build)                   # ``build()`` makes model, optimizer and data and returns the step
 
-The step is traced from shapes, without a GPU and without running its kernels. Only the function that ``build()``
+The step is traced by shapes, without a GPU and without running its kernels. Only the function that ``build()``
 returns is traced. To check the rest of a training loop, or sleeps, run ``foretrace check SCRIPT.py --base COMMIT``.
 If foretrace is installed, every pytest run loads this module. Therefore it imports nothing from foretrace until
 a test uses the fixture.

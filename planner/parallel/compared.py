@@ -57,9 +57,9 @@ _PLAN = {"ep": "experts' ranks", "etp": "experts' ranks", "schedule": "schedule"
          "recompute_layers": "recomputation", "recompute_modules": "recomputation", "first_layers": "layers of stages",
          "last_layers": "layers of stages", "embedding_layer": "layers of stages", "loss_layer": "layers of stages",
          "balanced": "layers of stages", "microbatch": "micro-batch"}
-"""Fields of a plan that go together; any other is a setting by its own name."""
-_FOLLOW = ("dp", "microbatches", "lone_ddp")
 """Fields of a plan that belong to one setting; every other field is a setting of its own name."""
+_FOLLOW = ("dp", "microbatches", "lone_ddp")
+"""Fields of a plan that follow from others, or change no estimate."""
 Settings = Mapping[str, Mapping[str, Any]]
 """A recipe's values by setting, each a field's."""
 

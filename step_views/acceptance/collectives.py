@@ -21,7 +21,7 @@ from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
 MOST_RANKS = 2
-"""Most ranks of the job, and on GPUs one for each GPU, because NCCL requires it."""
+"""Most ranks of the job; with NCCL also at most one for each GPU, because it requires a GPU for each rank."""
 
 
 def collectives(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:

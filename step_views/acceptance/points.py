@@ -111,8 +111,8 @@ def guarded(name: str, points: Iterable[AcceptancePoint]) -> Iterator[Acceptance
 
 
 def verdict_of(points: Iterable[AcceptancePoint]) -> PointVerdict:
-    """Return a part's verdict: failed if a point failed or there is none; passed if a point passed and times were
-    judged; noted otherwise."""
+    """Return a part's verdict. It is failed if a point failed or there is none, and passed if a point passed and times
+    were judged. Else it is noted, or absent if all points are."""
     all_ = list(points)
     found = {point.verdict for point in all_}
     if any(point.name == UNJUDGED for point in all_):

@@ -41,7 +41,7 @@ VERSION = 1  # of the format; rises when an older reader would misread it
 OUTPUT = "output.txt"
 TAIL_LINES, BEFORE_CRASH, TAIL_CHARACTERS = 6, 2, 800  # chosen: a crash and what led to it
 NOISE = ("USDT:", "Extension modules:", "During handling of the above", "The above exception was")
-"""Begins of lines, from PyTorch's profiler and Python's reports of crashes and exceptions, that have no information."""
+"""Beginnings of lines without information, from PyTorch's profiler and Python's reports of crashes and exceptions."""
 INTERRUPTIONS = (COULD_NOT_RUN, -signal.SIGINT, *(-number for number in TERMINATIONS))
 """Exit statuses of a part that say nothing about the machine."""
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*", re.MULTILINE)

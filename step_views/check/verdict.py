@@ -20,7 +20,7 @@ class Status(Enum):
     PASSED = "passed"
     FAILED = "failed"
     INCONCLUSIVE = "inconclusive"
-    """The measurements show no growth, but do not exclude a large growth either."""
+    """The measurements neither prove a growth nor exclude a large one."""
     SKIPPED = "skipped"
     """Not compared; ``Verdict.text`` has the reason."""
     STORED = "stored"

@@ -1,4 +1,4 @@
-"""``foretrace campaign``: run a plan of captures and micro-benchmarks, list the plans, look at what is done."""
+"""``foretrace campaign``: run a plan of captures and micro-benchmarks, list the plans, show what a directory has."""
 
 from __future__ import annotations
 

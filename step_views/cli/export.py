@@ -1,4 +1,4 @@
-"""``foretrace export`` and ``foretrace convert``: a job in other programs' formats, and in one file of foretrace's."""
+"""``foretrace export`` and ``foretrace convert``: a job in other programs' formats, and in the one-file format."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def _report(found: inspection.Inspection) -> None:
 
 
 def _without_times(facts: dict[str, str], found: inspection.Inspection) -> None:
-    """Add the facts about a step traced from shapes: that it has no times, and its memory."""
+    """Add the facts about a step traced by shapes: that it has no times, and its memory."""
     for name in ("recorded step", "launches", "kernels", "GPU active", "host outside ops", "profiler",
                  "execution trace"):
         facts.pop(name)

@@ -231,7 +231,7 @@ def _points(number: int) -> str:
 
 
 def _warnings(priced: pd.DataFrame) -> Iterator[str]:
-    """Yield the warnings of points with their numbers; of warnings that differ only in figures, the first."""
+    """Yield points' warnings, each with the number of its points; of those that differ only in figures, the first."""
     texts = priced["warnings"].fillna("")
     kinds = texts.str.replace(_FIGURES, "#", regex=True)
     for kind, number in kinds[kinds != ""].value_counts(sort=False).items():

@@ -66,7 +66,7 @@ class PageColumn:
     number: bool = True
     note: str = ""
     path: bool = False
-    """Whether a long text is shortened at its begin, because its end matters."""
+    """Whether a long text is shortened at its beginning, because its end matters."""
 
 
 def text_column(title: str, note: str = "", *, path: bool = False) -> PageColumn:

@@ -55,12 +55,12 @@ class RankInspection:
     step_ns: float | None = None
     """Recorded step, under the profiler: mean of the steps that are not excluded."""
     memory: dict[str, int] = field(default_factory=dict)
-    """Bytes of a step traced from shapes; see ``Meta.memory``."""
+    """Bytes of a step traced by shapes; see ``Meta.memory``."""
     substitutions: dict[str, int] = field(default_factory=dict)
 
     @property
     def has_times(self) -> bool:
-        """Return whether the step ran; a step traced from shapes did not."""
+        """Return whether the step ran; a step traced by shapes did not."""
         return self.era != SHAPE_ONLY
 
     def to_json(self) -> dict[str, Any]:
