@@ -1,4 +1,4 @@
-"""foretrace: capture a real PyTorch training step once, then predict the time of any other step.
+"""foretrace: capture a real PyTorch training step once, then know what any other step would cost.
 
     import foretrace
 

@@ -289,8 +289,8 @@ def _plain_plan(each: search.Ranked, first: search.Ranked, price: float | None) 
 
 
 def heads_text(shape: transformer.TransformerShape, *, sized: bool = False) -> str:
-    """Describe a decoder's attention heads, with the width of a head if ``sized``. If only some layers have attention,
-    give the number of layers of each kind."""
+    """Describe a decoder's attention heads, with the width of a head if ``sized``. With state-space mixers, also give
+    the numbers of layers with attention and with mixers."""
     mixed = sum(run.layers for run in shape.runs if run.state is not None)
     attended = [run for run in shape.runs if run.attends]
     heads = f"{attended[0].heads} heads" if attended else "no attention"

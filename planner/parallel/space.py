@@ -153,8 +153,8 @@ def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape
 
 
 def lacking(plan: ParallelPlan, shape: TransformerShape) -> int:
-    """Return the number of layers that lack for equal chunks on all stages. Megatron-Core allows one fewer on the last
-    stage and one on the first, where loss and embedding then count as layers."""
+    """Return the number of layers that are missing for equal chunks on all stages. Megatron-Core allows one fewer on
+    the last stage and one on the first, where loss and embedding then count as layers."""
     return -shape.layers % (plan.pp * plan.chunks)
 
 

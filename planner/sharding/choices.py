@@ -220,7 +220,7 @@ def _kinds(problem: ShardingProblem, table: EmbeddingTable, split: bool, copied:
 
 
 def _worth_splitting(problem: ShardingProblem, whole: list[TablePart]) -> list[bool]:
-    """Return which tables take so much of a rank's mean time, indices or memory that a whole one may limit the step."""
+    """Return which tables take so much of a rank's mean time, look-ups, columns or memory that splits are tried."""
     count = len(whole)
     if count <= FEW_TABLES:
         return [True] * count

@@ -228,7 +228,7 @@ def _priced(problem: ShardingProblem, calls: list[list[OpCall]], anchor: WorkAnc
 
 def _interval(problem: ShardingProblem, total: float, phases: Mapping[str, float], ahead: RankCalls,
               back: RankCalls, waited: list[PricedExchange]) -> tuple[float, float]:
-    """Return the ends of the step's 80% interval; errors of look-ups, exchanges and dense work are independent."""
+    """Return the ends of the step's 80% interval; look-ups, exchanges, dense work and host have independent errors."""
     exchanged = sum(each.us for each in waited)
     share = sum(phases[name] for name in EXCHANGES) / exchanged if exchanged else 0.0
     dense = phases["dense"] / problem.dense.us if problem.dense.us else 0.0

@@ -35,8 +35,8 @@ KEEP = 6
 
 
 def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: list[str], *, as_json: bool) -> None:
-    """Record, fit, write and report. ``refused`` are options that were given but have no effect with --host. Raises
-    ``ForetraceError`` if an option is impossible, PyTorch is missing, or a file cannot be written."""
+    """Record, fit, write and report. Raises ``ForetraceError`` if options were given that --host refuses (``refused``),
+    an option is impossible, PyTorch is missing, or a file cannot be written."""
     if refused:
         raise ForetraceError(f"{refused[0]} is for a device's kernels; leave it out with --host.")
     if on not in DEVICES:

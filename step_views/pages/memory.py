@@ -100,8 +100,8 @@ def _plot(found: MemoryMoments) -> PagePlot:
 
 
 def _fullest(found: MemoryMoments) -> tuple[list[int], int]:
-    """Return the moments to draw, and how many moments each represents: the one of largest total in its group. Kinds'
-    own peaks may lie at different times, so their sum would never have existed."""
+    """Return the moments to draw (of each group, the one of largest total), and the number of moments in a group.
+    Kinds' own peaks may lie at different times, so their sum would never have existed."""
     total = [sum(float(column[i]) for column in found.kinds.values()) for i in range(len(found.at))]
     places = [max(same, key=total.__getitem__)
               for _, same in groupby(range(len(total)), key=lambda i: found.at[i])]

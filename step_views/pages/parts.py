@@ -147,7 +147,7 @@ class IntervalBar:
 
     @property
     def scale(self) -> tuple[float, float]:
-        """The drawn range, ns: all drawn times, plus a tenth on either side."""
+        """The drawn range, ns: all drawn times, plus 12% of their range on either side."""
         every = [self.low_ns, self.high_ns, self.value_ns, *(ns for _, ns in self.marks)]
         low, high = min(every), max(every)
         margin = 0.12 * max(high - low, 1e-3 * high, 1.0)
