@@ -1,7 +1,7 @@
 """``foretrace plan``: the best way to spread a decoder's step over a cluster.
 
-The report, as text and as plain values: the best plans, how sure their order is, what separates them, the Pareto front,
-and the best plan as a framework's arguments. Over devices and their figures: tables of the best plan of each case."""
+The report has the best plans, how sure their order is, what separates them, the Pareto front, and the best plan as a
+framework's arguments, as text or plain values. For several devices and figures it has each case's best plan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tracer import output_kind
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer
 
-BEST = 10  # chosen: more rows are not read by eye
+BEST = 10  # chosen: nobody reads more rows
 
 
 @in_one_sentence

@@ -63,7 +63,7 @@ second times the replicas (``DistributedDataParallelConfig.bucket_size``). Witho
 
 
 class CommCause(str, Enum):
-    """Why ranks communicate."""
+    """The reason why ranks communicate."""
 
     TENSOR = "tensor parallelism"
     CONTEXT = "context parallelism"
@@ -109,7 +109,7 @@ class StepMessages:
 
     @property
     def wire_bytes(self) -> float:
-        """Return the bytes that leave a rank."""
+        """Return the bytes of these messages that leave a rank."""
         return self.volume_bytes * bus_factor(self.kind, self.ranks)
 
 
@@ -129,13 +129,13 @@ class PlanCommunication:
 
     Attributes:
         model: the decoder's name.
-        shape: its sizes.
-        estimate: of the step.
-        fit: whether it fits the device.
+        shape: sizes of the decoder.
+        estimate: the estimated step.
+        fit: whether the plan fits the device.
         stage: the stage whose ranks send most bytes.
-        messages: of one rank of that stage in a step, by cause.
+        messages: messages of one rank of that stage in a step, by cause.
         exposed: exposed time of each cause.
-        all_exposed: of all causes together; less than their sum, as they hide behind the same work.
+        all_exposed: exposed time of all causes together; less than their sum, because they hide behind the same work.
         mixture: the best backend of each message, if there are several; ``single_us``: the step with one backend.
     """
 
@@ -157,7 +157,7 @@ class PlanCommunication:
 
     @property
     def alone_us(self) -> float:
-        """All collectives one after another, µs."""
+        """Time of all collectives one after another, µs."""
         return sum(each.count * each.us for each in self.messages)
 
     def histogram(self) -> dict[tuple[CollectiveKind, int], tuple[float, float]]:
@@ -176,7 +176,7 @@ def study_communication(model: str, shape: TransformerShape, plan: ParallelPlan,
     """Find a plan's messages and how long its step waits for them.
 
     Raises:
-        PlanError: the model does not divide as the plan wants it, or the cluster is too small.
+        PlanError: the plan does not divide the model, or the cluster is too small.
     """
     costs = costs_of_plan(plan, shape, pieces, collectives)
     whole = estimate(costs, rates)
@@ -223,7 +223,7 @@ def calls_of(plan: ParallelPlan, shape: TransformerShape, on: Topology,
 
 
 def cause_of(name: CallName) -> CommCause:
-    """Return why collectives of a name are done."""
+    """Return the cause of the collectives with this name."""
     text = name if isinstance(name, str) else next(part for part in name if isinstance(part, str))
     return _NAMED[text.removeprefix("root ").split()[0]]
 
@@ -310,10 +310,10 @@ class CommStudy(Shown):
     """The communication of several plans.
 
     Attributes:
-        device, topology: of the cluster, or of the largest of them.
+        device, topology: the cluster, or the largest of several clusters.
         cases: each plan at each size, in the order of the request.
         refused: plans that are impossible, each with the reason.
-        notes: what was assumed.
+        notes: assumptions.
     """
 
     device: str
@@ -323,7 +323,7 @@ class CommStudy(Shown):
     notes: tuple[str, ...]
 
     def headline(self) -> str:
-        """Say how much of the steps is exposed."""
+        """Return in a line how much of the steps is exposed."""
         shares = [each.all_exposed.us / each.estimate.time_us for each in self.cases]
         found = f"; {min(shares):.1%} to {max(shares):.1%} of the step is exposed communication" if shares else ""
         return f"{len(self.cases)} plans on {self.device}{found}"
@@ -352,7 +352,7 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
         global_batch: sequences of a step; sets the micro-batches of a plan that does not name them.
         comm_profile: a file of measured collectives.
         comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
-        profile: fitted models of the device.
+        profile: models fitted for the device.
 
     Raises:
         PlanError: the source is no decoder, a plan cannot be parsed, or there are too many cases.

@@ -110,7 +110,7 @@ class Comparison:
 
     Attributes:
         exact: every order was computed.
-        notes: what was assumed.
+        notes: assumptions.
     """
 
     first: RecipeSide

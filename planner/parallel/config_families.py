@@ -27,7 +27,7 @@ class ConfigFields:
     Attributes:
         values: the fields of the file, or of an object within it.
         where: the file, for messages.
-        notes: what was assumed while fields were read.
+        notes: assumptions that were made while fields were read.
         asked: names of all fields that were looked up.
     """
 
@@ -92,7 +92,7 @@ class ConfigFields:
         return value
 
     def within(self, name: str) -> ConfigFields:
-        """Return the fields of an object in this object; no fields where it is absent."""
+        """Return the fields of an object inside this object; no fields if it is absent."""
         value = self._value(name)
         if value is not None and not isinstance(value, Mapping):
             raise PlanError(f"{name}={_shown(value)} in {self.where} is no object of fields; check the file.")

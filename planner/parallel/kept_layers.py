@@ -61,7 +61,7 @@ def layers_digest() -> str:
 
 
 def torch_version() -> str:
-    """Return the installed PyTorch's version, such as ``2.13.0``, without importing it; empty where there is none."""
+    """Return the installed PyTorch's version, such as ``2.13.0``, without importing it; "" if it is not installed."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -82,7 +82,7 @@ def ship(pieces: dict[str, bytes]) -> None:
 
 Traced = TypeVar("Traced")
 USUAL = (True, True, True, True, False, True, "torch.float32")
-"""``_settings`` of a process that changed none."""
+"""``_settings`` of a process with PyTorch's defaults."""
 
 
 class KeptLayers:

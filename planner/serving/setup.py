@@ -80,7 +80,7 @@ class Engine:
         sequences: most sequences that run at once.
         memory: share of the device's memory that the engine uses.
         step_us: host time of a step that the GPU waits for: scheduler, inputs, sampling's results, detokenisation, µs.
-        sequence_us: the same, for each sequence of the step, µs.
+        sequence_us: further host time for each sequence of the step, µs.
         request_us: time that the server's front takes for each request, one after another: parsing, tokenisation,
             sending. Requests that arrive together thus reach the engine one by one, in different steps.
         reply_us: transport time of a request and of its first token to the client; it delays no other request.

@@ -128,7 +128,7 @@ def match_kernels(kernels: Sequence[RecordedKernel], step: Sequence[StepOperatio
     """Return the operations of a step's kernels.
 
     Args:
-        kernels: of one recorded step, in the order in which they ran.
+        kernels: kernels of one recorded step, in the order in which they ran.
         step: operations of the predicted step, in the order in which they run (``ServingModel.in_order``).
     """
     roles = [kernel_role(each.name, each.operator) for each in kernels]
@@ -344,7 +344,7 @@ class TraceCalibration:
         return sum(each.us for each in found if each.name in self.factors) / total if total else 0.0
 
     def __str__(self) -> str:
-        """Say what was learned, in one sentence."""
+        """Return the calibration's result in one sentence."""
         factors = ", ".join(f"{name} × {getattr(self.rates, name):.2f}" for name in KINDS if self.measured[name])
         total = sum(self.measured.values()) / sum(self.predicted.values())
         doubt = "" if 1 / DOUBTFUL < total < DOUBTFUL else (

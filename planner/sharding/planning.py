@@ -176,7 +176,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
         pinned: rank of each table that must lie whole on that rank, by name.
         kinds: kinds of sharding that tables may have (``ShardKind``); all by default.
         skews: exponents of Zipf laws for which the plans are priced again.
-        preset, settings: of the workload.
+        preset, settings: preset and settings of the workload.
         profile: models fitted for the device.
         comm_profile: a file of measured collectives.
         comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.

@@ -254,7 +254,7 @@ class DenseWork:
     Attributes:
         bottom_forward, bottom_backward: the MLP that needs no look-ups; it hides the exchange of pooled vectors.
         top_forward, top_backward: the rest: interaction, top MLP and loss.
-        optimizer: of the dense parameters.
+        optimizer: the optimizer's pass over the dense parameters.
         inputs: copies of a batch to the device; with a pipeline, those of the next batch, which overlap the rest.
         low, high: ends of the interval of the sum.
         gradient_bytes: gradients that data parallelism all-reduces.

@@ -265,7 +265,7 @@ def sharding_source(source: str, device: DeviceSpec, models: Models | None = Non
         source: a workload's name, a file of tables, or a trace or capture.
         device: the device for which the dense part is traced and priced.
         samples: samples of a rank; by default the source's own, for a file ``BATCH``.
-        preset, settings: of the workload.
+        preset, settings: preset and settings of the workload.
         step_region: name of the regions that are steps of a trace or capture.
 
     Raises:

@@ -310,7 +310,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number a step: of the typical step, whether more than half of the steps have it, and the largest."""
+    """A count per step: that of the typical step, whether more than half of the steps have it, and the largest."""
 
     typical: Number
     steady: bool
@@ -324,7 +324,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         recorded: date of the recording.
         step_ns: times of steps without the profiler; if there are none, under the profiler (``profiled``).
         profiled_ns: times of the recorded steps, under the profiler.
-        gpu_active_ns: for each recorded step, time in which device work other than collectives ran; empty without such.
+        gpu_active_ns: for each recorded step, time in which device work except collectives ran; empty without any.
         peak_device_bytes: most memory allocated on the device; 0 if unknown.
         peak_host_bytes: most resident memory of the process; 0 if unknown.
     """

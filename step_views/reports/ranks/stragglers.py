@@ -119,7 +119,7 @@ def collective_name(times: JobTimes, kernel: int) -> str:
 
 
 TOGETHER_NS = 1_000
-"""Largest difference of arrivals that counts as none: clocks of one host are no more exact."""
+"""Ranks whose arrivals differ by at most this count as simultaneous: clocks of one host are no more exact."""
 MOST_TRIED = 8
 """Most ranks that are simulated again with the median rank's work."""
 LEVEL = 0.005
