@@ -58,7 +58,7 @@ class StepLimits:
         Returns:
             The prediction (``graph_predictor.Prediction``).
         """
-        from tracer.errors import ForetraceError  # pytest loads this module in every run
+        from tracer.errors import ForetraceError  # imported here because pytest loads this module in every run
 
         try:
             prediction, told = self._check(build, limits)

@@ -16,7 +16,7 @@ from step_views.cli.console import Column, Report, print_json, working
 from step_views.cli.options import Json, Top, in_one_sentence, profile_of, shared
 from tracer.lazy import numpy as np
 
-BEST = 12  # chosen: more rows are not read by eye
+BEST = 12  # chosen: nobody reads more rows
 MOST_LOSING = 5
 """Rows of the table of kernels with the largest loss."""
 DEFAULT_PLAN = "microbatch=1"

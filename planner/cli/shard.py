@@ -20,7 +20,7 @@ from tracer import output_kind
 from tracer.lookup_data import plan_file
 from tracer.lookup_data import tables as lookup_data_tables
 
-BEST = 5  # chosen: each is a block of rows
+BEST = 5  # chosen: each plan is a block of rows
 PROVEN = "Every sharding was weighed: by the search's sums over the tables of a rank no other is faster."
 
 

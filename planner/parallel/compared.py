@@ -240,7 +240,7 @@ class _Recipes:
         if key not in self._pieces:
             spec = find_device(request.device)
             like = next((each for each in self._pieces.values() if each.runs_as(spec)), None)
-            measured = request.profile if request.device == self._base.device else None  # says nothing of others
+            measured = request.profile if request.device == self._base.device else None  # for this device only
             self._pieces[key] = LayerCosts(request.technology.device(spec), measured, like, request.runs)
         return self._pieces[key]
 

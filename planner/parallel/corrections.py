@@ -96,8 +96,8 @@ class ResidualModel:
     @staticmethod
     def of(places: Float64, left: Float64, reach: float = REACH, noise: float = NOISE,
            wild: float = WILD) -> ResidualModel:
-        """Learn from steps' features [n, d] and logarithms of measured over estimated time [n]. A very large logarithm
-        counts as ``wild`` times the median."""
+        """Learn from steps' features [n, d] and logarithms of measured over estimated time [n]. The logarithms are
+        clipped at ``wild`` times the median of their sizes."""
         usual = max(float(np.median(np.abs(left))), LEAST_USUAL)
         left = np.clip(left, -wild * usual, wild * usual)
         weights = np.linalg.solve(_alike(places, places, reach) + noise * np.eye(len(places)), left)

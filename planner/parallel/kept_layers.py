@@ -105,7 +105,7 @@ class KeptLayers:
             return None
         try:
             return msgspec.msgpack.decode(content, type=kind)
-        except msgspec.MsgspecError:  # of another version's types
+        except msgspec.MsgspecError:  # a file with another version's types
             return None
 
     def of(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced],

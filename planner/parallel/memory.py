@@ -249,7 +249,7 @@ def timeline(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, st
     kinds = order.kind[stage]
     lets_go = WEIGHTS if plan.schedule is Schedule.ZERO_BUBBLE else BACKWARD
     after = np.cumsum(np.where(kinds == FORWARD, each, np.where(kinds == lets_go, -each, 0.0)))
-    # The step's fullest moment is a backward while most is kept.
+    # The step's fullest moment is assumed in the backward at which most is kept.
     beside = most - float(np.max(after))
     found = []
     for i, kind in enumerate(kinds.tolist()):

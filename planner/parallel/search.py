@@ -376,11 +376,11 @@ class _Search:
         self._best, self._reach, self._named = best, reach, named
         self._wanted, self._asked = wanted if wanted not in ANY else None, wanted
         self._bounds = Bounds(shape, pieces, collectives, rates)
-        self._left: list[tuple[float, int, PlanFamily | ParallelPlan, bool]] = []  # whether bounds know the pieces
+        self._left: list[tuple[float, int, PlanFamily | ParallelPlan, bool]] = []  # last: whether pieces were traced
         self._order = count()
         self._states: dict[tuple[object, ...], float] = {}
         self._unmeasured: dict[str, list[tuple[float, int, PlanFamily, State]]] = {}
-        self._times: list[float] = []  # negative: the slowest of the best is the heap's first
+        self._times: list[float] = []  # negated, so that the heap's first is the slowest of the best
         self._fastest = float("inf")
         self._found = Found()
         self._reasons: dict[str, Refused] = {}

@@ -188,7 +188,7 @@ def _megatron(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     found += _megatron_stages(plan, shape)
     if plan.sharding:
         found.append("--use-distributed-optimizer")
-    if plan.bucket_mb is not None:  # in parameters
+    if plan.bucket_mb is not None:  # the option counts parameters
         found.append(f"--ddp-bucket-size {plan.bucket_mb * MIB // shape.element_bytes}")
     found += ["--grad-reduce-in-bf16"] * plan.half_gradients + ["--optimizer-cpu-offload"] * plan.offload_optimizer
     if plan.sharding in _STRATEGY:

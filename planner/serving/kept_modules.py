@@ -87,7 +87,7 @@ class _Keeps:
     def __init__(self, patterns: Sequence[str]) -> None:
         plain = [each for each in patterns if "*" not in each and not each.startswith("re:")]
         self._names = {each[each.find("layers."):] if "layers." in each else each for each in plain}
-        self._patterns: dict[int | None, list[re.Pattern[str]]] = {}  # by the layer that they name
+        self._patterns: dict[int | None, list[re.Pattern[str]]] = {}  # by the layer that the pattern names
         for each in dict.fromkeys(patterns):
             if "*" in each or each.startswith("re:"):
                 layer = _LAYER.search(each)

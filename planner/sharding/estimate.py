@@ -331,7 +331,7 @@ def anchored_problem(problem: ShardingProblem, found: RecordedSharding, same_clu
     dense = measured_dense(problem.dense, found.dense, step, elsewhere, noise)
     growth = problem.samples / found.samples
     unscaled = growth != 1.0 and problem.dense == found.dense
-    if unscaled:  # of a trace that cannot be traced again
+    if unscaled:  # the trace cannot be traced again with more samples
         dense = replace(dense, low=dense.low * min(growth, 1.0), high=dense.high * max(growth, 1.0))
     idle = "of the host outside operations" if spec.vendor == "host" else "in which its device waited for the host"
     notes = [f"Measured in the recorded step: the dense part, {dense.us / 1e3:,.3f} ms"

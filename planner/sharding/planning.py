@@ -196,7 +196,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     found = sharding_source(source, spec, profile, samples=batch, preset=preset, settings=settings,
                             step_region=step_region)
     collectives = cluster_of(topology, comm_profile, None, comm_choices, lambda: planned_topology(spec, gpus))
-    if collectives.mixed:  # exchanges are priced one by one: all have one base
+    if collectives.mixed:  # exchanges are priced one by one, all with the usual backend
         collectives = replace(collectives, backend=collectives.backends.usual)
     usual = topology is None and measured_file(comm_profile, comm_choices) is None
     allowed = frozenset(ShardKind.of(kind) for kind in kinds) or frozenset(ShardKind)

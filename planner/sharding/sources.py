@@ -166,7 +166,7 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
     collective = kernels.kind[rows] == KernelKind.COLLECTIVE
     of_kernel = part[np.where(kernels.op[rows] < 0, NONE, kernels.op[rows])]
     group = scenario.work.kernel_group[low:high][rows]
-    for i in np.flatnonzero(group >= 0).tolist():  # fused look-ups are known by what the device did
+    for i in np.flatnonzero(group >= 0).tolist():  # fused look-ups are recognised by device work
         calls = scenario.work.calls[int(scenario.work.call_row[group[i]])]
         if calls and calls[0].family is Family.EMBEDDING:
             of_kernel[i] = StepPart.GRADIENTS if "backward" in calls[0].kind else StepPart.LOOKUPS
@@ -410,7 +410,7 @@ def _tables_of_ranks(job: Job) -> tuple[list[EmbeddingTable], tuple[TableShardin
             lookups, bags, rows_each, columns, count = call.dims
             samples = max(samples, bags // count // (1 if copied else ranks))
             bag = lookups / max(bags, 1)
-            longest = ceil(bag * sum(1 / i for i in range(1, count + 1)))  # as look-ups of unknown tables are priced
+            longest = ceil(bag * sum(1 / i for i in range(1, count + 1)))  # as in prices for unknown tables
             for i in range(count):
                 tables.append(EmbeddingTable(f"rank{rank}.{number}.{i}", max(rows_each, 1), columns, bag=bag,
                                              longest_bag=longest))

@@ -37,7 +37,7 @@ from tracer.output_file import Busy, DirectoryLock, whole_file, writing_error
 from tracer.versions import installed_version
 
 RESULTS = "results.json"
-VERSION = 1  # of the format; rises when an older reader would misread it
+VERSION = 1  # of the format; to be raised if an older reader would misread it
 OUTPUT = "output.txt"
 TAIL_LINES, BEFORE_CRASH, TAIL_CHARACTERS = 6, 2, 800  # chosen: a crash and what led to it
 NOISE = ("USDT:", "Extension modules:", "During handling of the above", "The above exception was")

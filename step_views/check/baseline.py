@@ -153,7 +153,7 @@ def _typed(job: Job) -> Operations:
 
 
 FORMAT = "foretrace-baseline"
-VERSION = 1  # of the format; rises when an older reader would misread it
+VERSION = 1  # of the format; to be raised if an older reader would misread it
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

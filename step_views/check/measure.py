@@ -188,7 +188,7 @@ def _by_name_and_shapes(graph: ExecutionGraph) -> Counter[tuple[str, str]]:
 def likeness(one: Job, other: Job) -> float:
     """Return the share of the smaller program's operations, by name and shapes, that the larger program has too."""
     a, b = operations(one), operations(other)
-    if not a or not b:  # traces of device work alone
+    if not a or not b:  # traces with device work only
         a, b = _kernel_checks(one), _kernel_checks(other)
     least = min(a.total(), b.total())
     return (a & b).total() / least if least else 0.0

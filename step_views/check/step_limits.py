@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
 
 FORMAT = "foretrace-limits"
-VERSION = 1  # of the format; rises when an older reader would misread it
+VERSION = 1  # of the format; to be raised if an older reader would misread it
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class StepStore:
             stream.write(text + b"\n")
 
 
-TOP = 5  # chosen: more rows are not read in a test's report
+TOP = 5  # chosen: nobody reads more rows in a test's report
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
            "communicated_bytes": "communicated_bytes"}
 """Counts that ``no_added`` may name apart from memory, with their keys in ``COUNTS``; "syncs" are calls that wait."""

@@ -286,7 +286,7 @@ def _open_closed_streams() -> None:
 def _printable(character: str) -> str:
     if character.isprintable() or character == "\n":
         return character
-    if unicodedata.category(character) == "Zs":  # a space of another width
+    if unicodedata.category(character) == "Zs":  # spaces of any width
         return " "
     return character.encode("unicode_escape").decode("ascii")
 

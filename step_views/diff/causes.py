@@ -150,7 +150,7 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
         for resource in resources:
             eligible[resource, : pairs + 1] = [kind in unchanged for kind in kinds[resource]]
             comparable[resource, :pairs] = [kind in COMPARABLE for kind in kinds[resource][:pairs]]
-        eligible[Resource.COMPUTE, pairs] = False  # what was launched before the recording
+        eligible[Resource.COMPUTE, pairs] = False  # work launched before the recording
         ratio = _ratio(names, comparable, steady.own_a, steady.own_b)
         ratios.append(ratio)
         # Work that replaces other work is slowed down like that work.

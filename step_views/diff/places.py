@@ -29,7 +29,7 @@ from tracer.arrays import Int64
 from tracer.errors import listed
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 
-MOST_NAMES = 5  # chosen: a line
+MOST_NAMES = 5  # chosen: they fit one line
 
 
 @dataclass(slots=True)

@@ -137,7 +137,7 @@ class _Process:
         descriptor = packet.track_descriptor
         descriptor.uuid = self.base
         descriptor.process.pid, descriptor.process.process_name = self.process.number, _text(self.process.name)
-        descriptor.child_ordering = 3  # explicit: by rank
+        descriptor.child_ordering = 3  # EXPLICIT: by ``sibling_order_rank``
         yield _framed(packet.SerializeToString())
         for (order, name), track in self.process.tracks.items():
             packet = self._packet()

@@ -44,8 +44,8 @@ from tracer.arrays import Float64, Int64
 
 LEAST_SHARE = 0.001
 """Smallest share of the whole for which the icicle draws a node; smaller nodes are merged with their parent."""
-MOST_NODES = 1_500  # chosen: what a browser draws at once
-ROW_PX = 22  # chosen: a line of text
+MOST_NODES = 1_500  # chosen: a browser draws these at once
+ROW_PX = 22  # chosen: height of a line of text
 TREE_PAGE = 40
 """Rows of the module tree that are visible at once."""
 _PHASES = ("forward", "backward", "optimizer", "data", "other")

@@ -272,7 +272,7 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
         stack.enter_context(safe_paths())
         stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
     calls = [delayed(_rows)(source, chunk, price) for chunk in chunks]
-    if backend == RAY:  # returns whole lists only
+    if backend == RAY:  # Ray returns whole lists only
         size = ROUND * max(os.cpu_count() or 1, 1)
         for at in range(0, len(calls), size):
             yield from Parallel()(calls[at:at + size])
