@@ -104,7 +104,7 @@ _lazy, __dir__ = lazily(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, imported now, or ``__version__``."""
+    """Return a public name, imported at this moment, or ``__version__``."""
     if name == "__version__":
         return installed_version("foretrace")
     return _lazy(name)

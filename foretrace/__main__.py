@@ -1,18 +1,18 @@
-"""The command line as a program: ready for Ctrl-C before it imports anything that takes time."""
+"""The command line as a program; Ctrl-C is handled before any slow import."""
 
 import os
 import signal
 
 
 def main() -> None:
-    """Run the command line, which Ctrl-C ends in one sentence at any time."""
-    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell may have it ignored
+    """Run the command line; at any time, Ctrl-C ends it with one sentence."""
+    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell may have set it to be ignored
     if heeded:
         signal.signal(signal.SIGINT, _stop)
-    from foretrace.commands import main as run  # an interruption of it is answered by now
+    from foretrace.commands import main as run  # Ctrl-C during this import is already handled
 
     try:
-        if heeded:  # commands have files to put away
+        if heeded:  # commands must be able to clean up their files
             signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
     except KeyboardInterrupt:
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def _stop(*_: object) -> None:
-    """End at once: modules that are being imported or taken down would print where they were."""
+    """End at once, because modules that are partly imported or partly shut down would print tracebacks."""
     try:
         os.write(2, b"foretrace: Interrupted.\n")
     finally:

@@ -1,4 +1,4 @@
-"""The command ``foretrace``: the table of all commands, each imported when it runs, and what starts them."""
+"""The command ``foretrace``: a table of all commands, each imported when it runs, and the function that starts them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from step_views.cli.running import LazyCommand, lazy_group, run_program
 from tracer.versions import installed_version
 
 PLANS = frozenset({"plan", "serve", "price-layer", "shapes", "shard", "comm"})
-"""Commands of ``planner``; the others are of ``graph_predictor``."""
+"""Commands of ``planner``; the others are in ``step_views``."""
 COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'step_views'}.cli.{home}",
                               name.replace("-", "_"), group, sentence, own)
             for group, commands in {
@@ -88,7 +88,7 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'step_views'}.c
          "List the nodes and networks that are known, or show a cluster with the source of each figure.", None),
     ),
 }.items() for name, home, sentence, own in commands}
-"""Commands by name: their heading and module, the first sentence of their help, and a class of their own there."""
+"""Commands by name: heading and module, the first sentence of the help, and sometimes a special class."""
 
 app = typer.Typer(
     name="foretrace", cls=lazy_group(COMMANDS), no_args_is_help=True, pretty_exceptions_enable=False,
@@ -113,7 +113,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; ends the process with 0, or 2 for bad input (see ``running.one_sentence``)."""
+    """Run the command line. The process ends with 0, or with 2 for bad input (see ``running.one_sentence``)."""
     run_program(app)
 
 

@@ -1,4 +1,4 @@
-"""Edits: changes of a step, each a small class that documents what it assumes."""
+"""Edits: changes of a step. Each is a small class that documents its assumptions."""
 
 from graph_predictor.edits.attention import FlashAttention
 from graph_predictor.edits.compile import Compile

@@ -1,4 +1,4 @@
-"""Hooks of training frameworks, as ``tracer.hooks`` has and explains them: ``foretrace.hooks.TrainerCapture``, …"""
+"""Hooks for training frameworks, from ``tracer.hooks``, which explains them: ``foretrace.hooks.TrainerCapture``, …"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Limits of a training step as a test: the pytest plugin of foretrace.
+"""Limits for a training step in a test: foretrace's plugin for pytest.
 
     @pytest.mark.foretrace(device="h100-sxm", max_step_ms=12, max_memory_gb=40, no_added=["launches", "syncs"])
     def test_training_step(foretrace):
         foretrace(build)                   # ``build()`` makes model, optimizer and data and returns the step
 
-The step is traced by shapes alone, without a GPU and without running its kernels. Only the function that ``build()``
+The step is traced by shapes, without a GPU and without running its kernels. Only the function that ``build()``
 returns is traced. To check the rest of a training loop, or sleeps, run ``foretrace check SCRIPT.py --base COMMIT``.
-Every pytest run loads this module where foretrace is installed, so it imports nothing of foretrace until a test uses
-the fixture.
+If foretrace is installed, every pytest run loads this module. Therefore it imports nothing from foretrace until
+a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MARKER = ("foretrace(device, max_step_ms, max_gpu_ms, max_memory_gb, no_added, 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option and the ini value."""
+    """Add the option and the ini value."""
     group = parser.getgroup("foretrace", "limits of training steps")
     group.addoption(UPDATE, action="store_true", default=False,
                     help="store the counts of the tests' training steps, which no_added compares with")
@@ -35,30 +35,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker; refuse to update from several processes at once."""
+    """Register the marker, and refuse updates from several processes at once."""
     config.addinivalue_line("markers", _MARKER)
     if config.getoption(UPDATE) and hasattr(config, "workerinput"):
         raise pytest.UsageError(f"{UPDATE} writes one file: run it without -n.")
 
 
 class StepLimits:
-    """The fixture's value: called with a function that builds a step, it fails the test if the step breaks a limit."""
+    """The fixture's value. It is called with a function that builds a step, and fails the test if a limit is broken."""
 
     def __init__(self, test: str, store: Path, update: bool, marked: dict[str, Any]) -> None:
         self._test, self._store, self._update, self._marked = test, store, update, marked
         self._calls = 0
 
     def __call__(self, build: Callable[[], Callable[[], Any]], **limits: Any) -> Any:
-        """Trace and predict a step, and compare it with the limits.
+        """Trace and predict a step, and compare the prediction with the limits.
 
         Args:
-            build: makes model, optimizer and data and returns the step, a function without arguments.
-            limits: as the marker's, which they add to or replace.
+            build: function that makes model, optimizer and data and returns the step, a function without arguments.
+            limits: limits in addition to those of the marker, or instead of them.
 
         Returns:
             The prediction (``graph_predictor.Prediction``).
         """
-        from tracer.errors import ForetraceError  # pytest loads this module in every run
+        from tracer.errors import ForetraceError  # imported here because pytest loads this module in every run
 
         try:
             prediction, told = self._check(build, limits)
@@ -68,15 +68,15 @@ class StepLimits:
             if (error.name or "").partition(".")[0] != "torch":
                 raise
             told = "tracing a step needs PyTorch; install it with: pip install 'foretrace[capture]'."
-        if told:  # outside of the except clauses, whose exceptions pytest would print too
+        if told:  # outside the except clauses, because pytest would also print their exceptions
             from step_views.cli.running import printable  # as above
 
             pytest.fail(printable(f"foretrace: {told}"), pytrace=False)
         return prediction
 
     def _check(self, build: Callable[[], Callable[[], Any]], limits: dict[str, Any]) -> tuple[Any, str]:
-        """The prediction, and what is broken."""
-        # pytest loads this module in every run.
+        """Return the prediction, and which limits are broken."""
+        # Imported here because pytest loads this module in every run.
         from step_views.check.step_limits import StepBounds, StepStore, broken_limits, predict_step
 
         self._calls += 1

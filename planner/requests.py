@@ -1,4 +1,4 @@
-"""``by_fields``: a function of one request, called with the request's fields."""
+"""``by_fields``: turns a function of a request into a function of the request's fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = TypeVar("Answer")
 
 
 def by_fields(request: Callable[P, Request]) -> Callable[[Callable[[Request], Answer]], Callable[P, Answer]]:
-    """Return a decorator that gives a function the arguments of its request's class."""
+    """Return a decorator. The decorated function takes the arguments of its request's class instead of a request."""
     def decorated(answer: Callable[[Request], Answer]) -> Callable[P, Answer]:
         @wraps(answer)
         def asked(*args: P.args, **kwargs: P.kwargs) -> Answer:

@@ -1,4 +1,4 @@
-"""Functions of the commands that show and compare steps: ``ranks``, ``report`` and ``sweep``, with their options."""
+"""Functions for the commands that show and compare steps, ``ranks``, ``report`` and ``sweep``, with their options."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def ranks(source: Job | str | os.PathLike[str], *, step: str | None = None, prof
     """Compare the ranks of a recorded job: waits, stragglers, bubbles and the path across ranks.
 
     Args:
-        source: a job, or the path of one.
-        step: the step to look at, by name or number; by default the mean of all.
-        profiled: keep what the profiler costs.
+        source: a job, or its path.
+        step: name or number of a step; by default the mean of all steps is shown.
+        profiled: whether to keep the cost of the profiler.
 
     Raises:
-        ForetraceError: the job cannot be read, has one rank or no such step.
+        ForetraceError: the job cannot be read, has only one rank, or has no such step.
     """
     times, notes = replayed_ranks(job_of(source), step, profiled=profiled)
     found = rank_report(times)
@@ -36,15 +36,15 @@ def ranks(source: Job | str | os.PathLike[str], *, step: str | None = None, prof
 
 def report(source: Job | str | os.PathLike[str], out: str | os.PathLike[str], *, step: str | None = None,
            profiled: bool = False) -> None:
-    """Write one HTML page of a recording, which needs no network to be looked at.
+    """Write one HTML page about a recording, which needs no network when it is read.
 
     Args:
-        source: a job, or the path of one.
+        source: a job, or its path.
         out: the page's file.
-        step, profiled: as for ``ranks``.
+        step, profiled: as in ``ranks``.
 
     Raises:
-        ForetraceError: the job cannot be read or shown, or the file not written.
+        ForetraceError: the job cannot be read or shown, or the file cannot be written.
     """
     job = job_of(source)
     names = [graph.meta.source or "a job" for graph in job.graphs]
@@ -61,24 +61,24 @@ def sweep(source: str | Sequence[str], *, sizes: Mapping[str, int | Iterable[int
           scheduler: str | None = None, jobs: int = -1, progress: Callable[[int, int], None] | None = None,
           from_device: str | None = None, profile: Sequence[str] = (), step: str | int | None = None,
           profiled: bool = False, **options: Any) -> Sweep:
-    """Predict every combination of sizes, devices, ranks and edits, in parallel. One value needs no list.
+    """Predict every combination of sizes, devices, ranks and edits, in parallel. A single value needs no list.
 
     Args:
         source: path of a recording, paths of its ranks, or SCRIPT.py:FUNCTION.
-        sizes: values of each size, such as ``{"batch": [8, 16, 32]}``.
+        sizes: values of each size, for example ``{"batch": [8, 16, 32]}``.
         device, world_size, parallel, topology: values of these options of ``foretrace predict``.
-        edits: combinations of edits that take no value, such as ``["none", "cuda-graphs"]``.
-        fixed: what all points share.
-        output: table that is written, FILE.parquet or FILE.csv; a run that was stopped goes on from its journal.
-        price_per_hour: of one device.
-        workers: "local", "dask" or "ray"; scheduler: their address; jobs: local processes, -1 for one a core.
-        progress: called with the points done and all points.
-        from_device, profile, step, profiled: as for ``foretrace.predict``.
-        options: values of edits by the name of their option, such as ``clock=[1.0, 1.5]``.
+        edits: combinations of edits without a value, for example ``["none", "cuda-graphs"]``.
+        fixed: changes that all points have.
+        output: file for the table, FILE.parquet or FILE.csv; an interrupted run continues from its journal.
+        price_per_hour: price of one device.
+        workers: "local", "dask" or "ray"; scheduler: their address; jobs: local processes, -1 for one per core.
+        progress: function that is called with the number of finished points and of all points.
+        from_device, profile, step, profiled: as in ``foretrace.predict``.
+        options: values of edits by the name of the option, for example ``clock=[1.0, 1.5]``.
 
     Raises:
         SweepError: nothing varies, or an option cannot be swept.
-        ForetraceError: the source cannot be read, or the table not written.
+        ForetraceError: the source cannot be read, or the table cannot be written.
     """
     listed: dict[str, Any] = {
         "device": device, "world_size": world_size, "topology": topology, "parallel": parallel, **options,
@@ -96,5 +96,5 @@ def sweep(source: str | Sequence[str], *, sizes: Mapping[str, int | Iterable[int
 
 
 def _values(given: Any) -> tuple[Any, ...]:
-    """Return an axis' values; a text or a number is one."""
+    """Return an axis's values; a text or a number is a single value."""
     return (given,) if isinstance(given, str | int | float) else tuple(given)

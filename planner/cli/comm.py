@@ -352,7 +352,7 @@ def report_communication(
 
 
 def _payload(kind: collectives.CollectiveKind, size: str | None, sizes: str | None) -> tuple[float, int | None]:
-    """Bytes of a rank's buffer, and the number of ranks where ``--sizes`` says it."""
+    """Return the bytes of a rank's buffer, and the number of ranks if ``--sizes`` gives it."""
     if (size is None) == (sizes is None):
         raise collectives.CommError("The size is given twice; give --bytes or --sizes." if size is not None else
                                     "Nothing says how large the collective is; give --bytes.")
@@ -366,7 +366,7 @@ def _payload(kind: collectives.CollectiveKind, size: str | None, sizes: str | No
 
 
 def _overlap(where: collectives.Topology, busbw_gbps: float) -> dict[str, float] | None:
-    """Return how much a collective and overlapping computation slow each other down; ``None`` for a host's."""
+    """Return by how much a collective and overlapping work slow each other down; ``None`` on a host."""
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
     return asdict(price.overlap_slowdown(known_devices.find_device(where.node.device), busbw_gbps))
@@ -382,7 +382,7 @@ def _finite(value: Any) -> Any:
 
 def report_fit(profile: collectives.CommProfile, rows: collectives.CollectiveMeasurements, out: str, notes: list[str],
                json: bool) -> None:
-    """Show what was fitted."""
+    """Print a fitted profile."""
     found: list[dict[str, Any]] = [{
               "backend": name, "collective": CollectiveKind(kind).label, "dtype": collectives_call.DTYPES[dtype],
               "ranks": ranks, "nodes": nodes, "sizes": len(size), "smallest_bytes": float(size[0]),
@@ -414,7 +414,7 @@ def report_fit(profile: collectives.CommProfile, rows: collectives.CollectiveMea
 
 
 def tuned_json(tuned: tuned_workload.TunedWorkload | None) -> dict[str, Any] | None:
-    """A workload's steps as plain values."""
+    """Return a workload's steps as plain values."""
     return None if tuned is None else {
             "step_us": {name: value / 1e3 for name, value in tuned.step_ns.items()},
             "best_step_us": tuned.best_ns / 1e3, "default": tuned.default, "gain": tuned.gain,
@@ -424,7 +424,7 @@ def tuned_json(tuned: tuned_workload.TunedWorkload | None) -> dict[str, Any] | N
 
 def report_tuning(backends: list[str], choices: list[tuner.TunedChoice], changes: list[tuner.Crossover],
                   tuned: tuned_workload.TunedWorkload | None, notes: list[str]) -> None:
-    """Show winners, crossovers and the steps of a workload."""
+    """Print the fastest backends, the sizes at which these change, and a workload's steps."""
     report = Report()
     report.table("Times in µs, and who wins (ties within 5% stay with the default)",
                  [Column("collective", name=True), Column("ranks"), Column("size"),
@@ -452,7 +452,7 @@ def report_tuning(backends: list[str], choices: list[tuner.TunedChoice], changes
 
 def report_found(found: comm_report.CommReport, beside: dict[str, contention.SlowDown],
                  checks: list[traffic.VolumeCheck], notes: list[str]) -> None:
-    """Show what a job communicated."""
+    """Print the communication of a job."""
     report = Report()
     if not found.traffic:
         report.line("There are no collectives in what was recorded.")
@@ -510,7 +510,7 @@ TRACE_ENDINGS = (".json", ".json.gz", ".foretrace")
 
 def read_measurements(path: str, hints: measurements.Hints,
                       where: collectives.Topology) -> collectives.CollectiveMeasurements:
-    """Read a log, table or trace."""
+    """Read collectives from a log, table or trace."""
     if logs.inspector_folder(Path(path)):
         return logs.read_log(path, hints)
     if os.path.isdir(path) or path.lower().endswith(TRACE_ENDINGS):
@@ -521,13 +521,13 @@ def read_measurements(path: str, hints: measurements.Hints,
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Return name and path of "NAME=FILE"; no name of a file that is there, or has none."""
+    """Split "NAME=FILE" into name and path; the name is "" for an existing file or a text without a name."""
     name, equals, path = text.partition("=")
     return (name.strip(), path) if equals and name.strip() and not os.path.exists(text) else ("", text)
 
 
 def _is_profile(path: str) -> bool:
-    """Return whether a file is a profile of collectives, which is no trace though both are JSON."""
+    """Return whether a file is a profile of collectives, not a trace in JSON."""
     if not os.path.isfile(path):
         return False
     try:
@@ -548,7 +548,7 @@ def _fitted(path: str, hints: measurements.Hints, where: collectives.Topology) -
 
 
 def _add(joined: collectives.CommProfile, one: collectives.CommProfile, name: str, path: str) -> None:
-    """Add a profile's backends to the others; a profile with a single backend may be given a name."""
+    """Add a profile's backends to others; ``name`` may rename a single backend."""
     if one.topology.node.name != joined.topology.node.name:
         raise collectives.CommError(f"{path} was measured on {one.topology.node.name} nodes, and the others on "
                                     f"{joined.topology.node.name}; join backends of one cluster.")

@@ -1,4 +1,4 @@
-"""``foretrace comm study``: what a decoder's plans communicate, and what of it their steps wait for."""
+"""``foretrace comm study``: communication of a decoder's plans, and how long their steps wait for it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from step_views.cli.console import Column, Report, print_json, working
 from step_views.cli.mixture import mixture_json, report_mixture
 from step_views.cli.options import Json, Top, axis, in_one_sentence, numbers, profile_of, shared
 
-BEST = 40  # chosen: more rows are not read by eye
+BEST = 40  # chosen: nobody reads more rows
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
-"""Bytes between the columns of the table of sizes; powers of two, as ``PlanCommunication.histogram`` counts."""
+"""Limits of the columns of the table of sizes, bytes; powers of two, as in ``PlanCommunication.histogram``."""
 
 
 @in_one_sentence
@@ -66,7 +66,7 @@ def study(
 
 
 def _mixture_json(cases: Sequence[comm_study.PlanCommunication]) -> dict[str, Any]:
-    """Who does what, where one plan is studied."""
+    """Return which backend does each collective, if one plan is studied."""
     if len(cases) != 1 or cases[0].mixture is None:
         return {}
     return mixture_json(cases[0].mixture, cases[0].estimate.time_us, cases[0].single_us)

@@ -1,7 +1,7 @@
 """``foretrace plan``: the best way to spread a decoder's step over a cluster.
 
-The report, as text and as plain values: the best plans, how sure their order is, what separates them, the Pareto front,
-and the best plan as a framework's arguments. Over devices and their figures: tables of the best plan of each case."""
+The report has the best plans, how sure their order is, what separates them, the Pareto front, and the best plan as a
+framework's arguments, as text or plain values. For several devices and figures it has each case's best plan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tracer import output_kind
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer
 
-BEST = 10  # chosen: more rows are not read by eye
+BEST = 10  # chosen: nobody reads more rows
 
 
 @in_one_sentence
@@ -197,7 +197,7 @@ def plan(
 
 
 def _explained(request: planning.PlanRequest, measured: str) -> explained.ExplainedStep:
-    """Explain a measured step. Raises ``PlanError``: no plan is named, or the time is none."""
+    """Explain a measured step. Raises ``PlanError`` without a named plan, or if the time cannot be read."""
     us = plan_causes.milliseconds_of(measured)
     if request.only is None:
         raise PlanError("A measured step is of one plan; give it with --parallel, such as --parallel dp=8,tp=4.")
@@ -220,7 +220,7 @@ _SCHEDULES = {Schedule.GPIPE: "gpipe", Schedule.ONE_F_ONE_B: "1f1b", Schedule.IN
 
 def plain(found: Sequence[planning.Plans], price: float | None, top: int | None, target: frameworks.Framework
           | None) -> dict[str, Any]:
-    """Return everything as values: of one size itself, of several each and what is worth having of all."""
+    """Return all results as plain values; for several sizes, each size's results and the common Pareto front."""
     every = [_plain_size(each, price, top, target) for each in found]
     return every[0] if len(every) == 1 else {
         "sizes": every, "front": [_figures(each, price) for each in search.front(_all(found))]}
@@ -289,8 +289,8 @@ def _plain_plan(each: search.Ranked, first: search.Ranked, price: float | None) 
 
 
 def heads_text(shape: transformer.TransformerShape, *, sized: bool = False) -> str:
-    """Return the text of a decoder's attention heads, with the width of a head if ``sized``. For a decoder with both
-    attention and state-space layers it gives the number of each."""
+    """Describe a decoder's attention heads, with the width of a head if ``sized``. With state-space mixers, also give
+    the numbers of layers with attention and with mixers."""
     mixed = sum(run.layers for run in shape.runs if run.state is not None)
     attended = [run for run in shape.runs if run.attends]
     heads = f"{attended[0].heads} heads" if attended else "no attention"
@@ -303,7 +303,7 @@ def heads_text(shape: transformer.TransformerShape, *, sized: bool = False) -> s
 
 
 def report(found: Sequence[planning.Plans], price: float | None, top: int, target: frameworks.Framework | None) -> None:
-    """Print the tables of every size, and of all sizes what is worth having."""
+    """Print the tables of every size, and the Pareto front over all sizes."""
     out, shape = Report(), found[0].shape
     count = shape.parameters
     said = f"{count / 1e9:,.3g} billion" if count >= 1e8 else f"{count / 1e6:,.3g} million"
@@ -329,7 +329,7 @@ def report(found: Sequence[planning.Plans], price: float | None, top: int, targe
 def _report_size(out: Report, found: planning.Plans, price: float | None, top: int) -> None:
     plans = "plan" if found.considered == 1 else "plans"
     possible = f"{len(found.plans):,} estimated" if found.slower else f"{len(found.plans):,} possible"
-    # The topology's name has the device's, unless this one was changed or stands in another's nodes.
+    # A topology's name includes its device. The device is named too if it was changed or differs from the topology's.
     on = f" ({found.device})" if "(" in found.device else ""
     out.line(f"{found.gpus:,} GPUs of {found.topology}{on}: {found.considered:,} {plans}, {possible}.")
     batches = sorted({each.plan.global_batch for each in found.plans})
@@ -385,7 +385,7 @@ def _report_size(out: Report, found: planning.Plans, price: float | None, top: i
 
 
 def _report_order(out: Report, found: planning.Plans, top: int) -> None:
-    """Say which plans the estimate cannot tell apart, and what separates the first from the next."""
+    """Print which plans the estimate cannot tell apart, and what separates the first plan from the next."""
     first = found.plans[0].estimate
     ties = sum(search.tied(first, each.estimate) for each in found.plans[1:])
     out.line()
@@ -429,7 +429,7 @@ def _report_front(out: Report, found: Sequence[planning.Plans], price: float | N
 
 
 def _sizes(plan: ParallelPlan) -> dict[str, str]:
-    """The cells of a plan itself."""
+    """Return a plan's cells of a table."""
     shared = plan.sharding is not Sharding.NONE
     again = f"{plan.recompute.value} {plan.recompute_layers or '+'.join(plan.recompute_modules)}".rstrip()
     return {
@@ -444,7 +444,7 @@ def _sizes(plan: ParallelPlan) -> dict[str, str]:
 
 
 def plain_exploration(found: Sequence[exploration.Explored]) -> dict[str, Any]:
-    """Return every case as values."""
+    """Return all cases as plain values."""
     return {"model": found[0].plans.model, "gpus": found[0].plans.gpus, "cases": [_values(each) for each in found],
             "notes": list(dict.fromkeys(note for each in found for note in each.plans.notes))}
 
@@ -464,7 +464,7 @@ def _values(each: exploration.Explored) -> dict[str, Any]:
 
 
 def report_exploration(found: Sequence[exploration.Explored]) -> None:
-    """Print the table of all cases and, over two changed figures, the map of what binds."""
+    """Print the table of all cases and, if two figures change, the map of bounds."""
     out, first = Report(), found[0].plans
     out.line(f"{first.model} on {first.gpus} GPUs, the best plan of each device that was asked for.")
     columns = [Column("device", name=True, whole=True), Column("step\nms"), Column("80% between\nms"),
@@ -498,7 +498,7 @@ def report_exploration(found: Sequence[exploration.Explored]) -> None:
 
 
 def _sources(found: Sequence[exploration.Explored]) -> list[str]:
-    """Say of every changed device where its figures are from; figures of one source together."""
+    """Return sentences on the sources of each changed device's figures, joined for figures of one source."""
     lines = {}
     for each in found:
         keys: dict[str, dict[str, None]] = {}
@@ -512,7 +512,7 @@ def _sources(found: Sequence[exploration.Explored]) -> list[str]:
 
 
 def _report_map(out: Report, found: Sequence[exploration.Explored]) -> None:
-    """Print what binds over two figures, with the step's time relative to the first case's."""
+    """Print the bound for each pair of values of two figures, and the step's time relative to the unchanged device."""
     values = {axis: list(dict.fromkeys(getattr(each.case.technology, axis) for each in found))
               for axis in exploration.AXES}
     axes = [axis for axis, factors in values.items() if len(factors) > 1]
@@ -520,7 +520,7 @@ def _report_map(out: Report, found: Sequence[exploration.Explored]) -> None:
         return
     down, across = axes
     by = {(getattr(each.case.technology, down), getattr(each.case.technology, across)): each for each in found}
-    # Relative to the device as it is, where that is among them.
+    # Times are relative to the case nearest to the unchanged device.
     start = min(found, key=lambda each: abs(getattr(each.case.technology, down) - 1)
                 + abs(getattr(each.case.technology, across) - 1)).best
 

@@ -1,5 +1,5 @@
-"""Reports of ``foretrace plan``, as text and as plain values. They show the causes of the difference between two
-recipes, what would make a plan fit, and which parts may explain the gap to a measured step."""
+"""Reports of ``foretrace plan``, as text and as plain values. They show causes of the difference between two recipes,
+changes that make a plan fit, and possible causes of the gap to a measured step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracer.parallel_plan import PlanError
 
 
 def plain_comparison(both: compared.Comparison) -> dict[str, Any]:
-    """Return both recipes and the causes as values."""
+    """Return both recipes and the causes as plain values."""
     return {
         "recipes": [_plain_side(each) for each in (both.first, both.second)],
         "difference_ms": both.us / 1e3,
@@ -78,14 +78,14 @@ def _signed(us: float | None) -> str:
 
 
 def _mostly(cause: compared.SettingCause) -> str:
-    """Name the part of a step that a setting changes most, with its share of all changes."""
+    """Return the part of a step that a setting changes most, with its share of all changes, as text."""
     every = sum(map(abs, cause.parts.values()))
     name = max(cause.parts, key=lambda part: abs(cause.parts[part]))
     return f"{name} ({percent(abs(cause.parts[name]) / every, 0)})" if every else "–"
 
 
 def report_relief(out: Report, found: search.Found) -> None:
-    """Print what a plan that does not fit needs, the cheapest change with which it fits, and all of them."""
+    """Print the memory that a plan lacks, the fastest change with which it fits, and all changes."""
     needs = found.needs
     assert needs is not None
     sure = memory_fit.fit_probability(needs, found.limit_bytes)
@@ -109,10 +109,10 @@ def report_relief(out: Report, found: search.Found) -> None:
 
 
 def milliseconds_of(text: str) -> float:
-    """Return the µs of a measured step: "37700" and "37700ms" are milliseconds, "37.7s" seconds.
+    """Return the µs of a measured step's text: "37700" and "37700ms" are milliseconds, "37.7s" seconds.
 
     Raises:
-        PlanError: it is no time above 0.
+        PlanError: the text is not a positive time.
     """
     number, factor = text.strip().lower(), 1e3
     for unit, us in (("ms", 1e3), ("us", 1.0), ("µs", 1.0), ("s", 1e6)):
@@ -129,7 +129,7 @@ def milliseconds_of(text: str) -> float:
 
 
 def plain_explained(found: explained.ExplainedStep) -> dict[str, Any]:
-    """Return a measured step and its causes as values."""
+    """Return a measured step and its possible causes as plain values."""
     e = found.estimate
     return {
         "plan": str(e.plan), "measured_ms": found.measured_us / 1e3, "step_ms": e.time_us / 1e3,
@@ -147,7 +147,7 @@ def _plain_cause(each: explained.Explanation) -> dict[str, Any]:
 
 
 def report_explained(found: explained.ExplainedStep) -> None:
-    """Print a measured step, its estimate, and the causes of the gap."""
+    """Print a measured step, its estimate, and possible causes of the gap."""
     out, e = Report(), found.estimate
     out.line(f"Measured {found.measured_us / 1e3:,.1f} ms, estimated {e.time_us / 1e3:,.1f} (80% between "
              f"{e.low_us / 1e3:,.1f} and {e.high_us / 1e3:,.1f}): {signed_percent(found.gap_us / e.time_us)}, "

@@ -1,4 +1,4 @@
-"""``foretrace price-layer``: each operation of a decoder's layer on several devices, with what bounds it."""
+"""``foretrace price-layer``: each operation of a decoder's layer on several devices, with its bound."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _report(found: layer_prices.PricedLayer) -> None:
 
 
 def _in_rows(mine: list[layer_prices.LayerOperation]) -> dict[tuple[str, int], layer_prices.LayerOperation]:
-    """Operations by name and place among those of the name: what is the same on devices that compute in other types."""
+    """Return operations by name and index among equal names: the same key on devices that compute in other types."""
     seen: Counter[str] = Counter()
     found = {}
     for each in mine:
@@ -88,7 +88,7 @@ def _in_rows(mine: list[layer_prices.LayerOperation]) -> dict[tuple[str, int], l
 
 
 def _named(each: layer_prices.LayerOperation) -> tuple[str, str]:
-    """An operation's name, and the sizes of a product or a collective; the others' follow from them."""
+    """Return an operation's name, and the sizes of a product or a collective; other sizes follow from these."""
     return (f"{each.count} × {each.name}" if each.count > 1 else each.name,
             each.sizes if each.product or each.intensity is None else "")
 

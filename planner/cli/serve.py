@@ -1,4 +1,4 @@
-"""``foretrace serve``: how a decoder is served, and the search for the best way."""
+"""``foretrace serve``: times, memory and load of a served decoder, and the search for its best configuration."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from step_views.cli.options import (
     with_edits_but,
 )
 
-MOST_OPERATIONS = 8  # chosen: the rest is small, and more rows are not read by eye
-MOST_CHOICES = 10  # chosen: more rows are not read by eye
+MOST_OPERATIONS = 8  # chosen: other operations are short, and nobody reads more rows
+MOST_CHOICES = 10  # chosen: nobody reads more rows
 
 
 def report(found: serving.Served, top: int | None) -> None:

@@ -1,4 +1,4 @@
-"""``foretrace shapes``: which sizes of a decoder cost its GPUs more than their neighbours."""
+"""``foretrace shapes``: sizes of a decoder that cost more GPU time than similar sizes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from step_views.cli.console import Column, Report, print_json, working
 from step_views.cli.options import Json, Top, in_one_sentence, profile_of, shared
 from tracer.lazy import numpy as np
 
-BEST = 12  # chosen: more rows are not read by eye
+BEST = 12  # chosen: nobody reads more rows
 MOST_LOSING = 5
-"""Rows of the table of kernels that lose most."""
+"""Rows of the table of kernels with the largest loss."""
 DEFAULT_PLAN = "microbatch=1"
 SETTINGS = {"heads": "heads", "ffn": "inner width", "vocab": "vocabulary", "hidden": "width",
             "microbatch": "micro-batch", "tp": "tensor parallelism"}
@@ -157,7 +157,7 @@ def _now(found: parallel_shapes.ShapeReport, setting: str) -> str:
 
 
 def _report_losing(out: Report, found: parallel_shapes.ShapeReport) -> None:
-    """The kernels whose sizes cost most."""
+    """Print the kernels whose sizes cost most."""
 
     cost = found.cost
     total = np.sum(list(cost.lost_us.values()), axis=0)

@@ -20,7 +20,7 @@ from tracer import output_kind
 from tracer.lookup_data import plan_file
 from tracer.lookup_data import tables as lookup_data_tables
 
-BEST = 5  # chosen: each is a block of rows
+BEST = 5  # chosen: each plan is a block of rows
 PROVEN = "Every sharding was weighed: by the search's sums over the tables of a rank no other is faster."
 
 
@@ -94,7 +94,7 @@ def shard(
 
 
 def _pins(texts: Sequence[str]) -> dict[str, int]:
-    """Tables and ranks of ``--pin``. Raises ``ForetraceError``."""
+    """Return the tables and ranks of ``--pin``. Raises ``ForetraceError``."""
     found: dict[str, int] = {}
     for text in texts:
         name, equals, rank = text.rpartition("=")
@@ -107,7 +107,7 @@ def _pins(texts: Sequence[str]) -> dict[str, int]:
 
 
 def _exponents(text: str | None) -> list[float]:
-    """Exponents of ``--skews``. Raises ``ForetraceError``."""
+    """Return the exponents of ``--skews``. Raises ``ForetraceError``."""
     found = []
     for each in (text or "").split(","):
         if not each.strip():
@@ -190,5 +190,5 @@ def _cells(problem: sharding_problem.ShardingProblem, name: str, each: estimate.
 
 
 def _size_text(gb: float) -> str:
-    """Whole numbers from 10 on, two digits below."""
+    """Return a size as text: a whole number from 10 on, two digits below."""
     return f"{gb:,.0f}" if gb >= 10 else f"{gb:.2g}"

@@ -1,1 +1,1 @@
-"""A step on a cluster, from one GPU's: parallel plans, their memory, their schedule and their collectives."""
+"""Parallel plans of a training step on a cluster: their memory, schedule, collectives and time."""

@@ -1,9 +1,9 @@
 """``bucket_shares``: how PyTorch's DDP cuts a stage's gradients into buckets. Each bucket is one all-reduce.
 
 ``graph_predictor.comm.traffic.buckets_of`` is the rule. Gradients become complete in the order of backward: the head's,
-the blocks' from the last to the first, then the embedding's with those of a tied head. A block's order is the
-feed-forward part's last product, its others, attention's output, the rest. The last bucket is full only when backward
-ends, so nothing hides its all-reduce. A large embedding is in it.
+the blocks' from the last to the first, then the embedding's with those of a tied head. In a block the order is: last
+product of the feed-forward part, its other products, attention's output, all others. The last bucket is full only when
+backward ends, so nothing hides its all-reduce. A large embedding is in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracer.shape_only.transformer import TransformerShape
 def bucket_shares(plan: ParallelPlan, shape: TransformerShape, stage: int, *, experts: bool = False
                   ) -> tuple[float, ...]:
     """Return each bucket's share of a stage's gradients, in the order of reduction; ``plan.bucket_mb`` (MiB) limits a
-    bucket. ``experts`` selects the experts' gradients, else all others count."""
+    bucket. Counted are the experts' gradients with ``experts``, else all others."""
     sizes = [size for size in (_experts if experts else _dense)(plan, shape, stage) if size]
     whole = sum(sizes)
     found = buckets_of([(shape.dtype, size * shape.element_bytes) for size in sizes], plan.bucket_mb)

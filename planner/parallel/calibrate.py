@@ -11,11 +11,11 @@ to similar plans (``ResidualModel``).
 Columns of a table of plans that were run:
 
     ``plan``       as ``foretrace plan --parallel`` takes it: "dp=8,tp=4,pp=2,microbatch=1,microbatches=16,sharding=1".
-    ``step_ms``    what a step took without a profiler, milliseconds.
-    ``gpus``       where the plan leaves one size out (default: as many as the plan has).
-    ``model``      a workload, a config.json or a published model (default: the model that is planned for).
-    ``preset``     of a workload (default: the model's that is planned for).
-    ``set``        settings of the model, separated by spaces, such as "seq=4096 layers=12" (default: those asked for).
+    ``step_ms``    measured time of a step without a profiler, milliseconds.
+    ``gpus``       needed if the plan leaves one size out (default: as many as the plan has).
+    ``model``      a workload, a config.json or a published model (default: the requested model).
+    ``preset``     preset of a workload (default: the requested one).
+    ``set``        settings of the model, separated by spaces, such as "seq=4096 layers=12" (default: the requested).
 """
 
 from __future__ import annotations
@@ -39,48 +39,48 @@ from tracer.table_input import TableInputError, TableRow, read_rows
 
 SPREADS: Mapping[str, float] = {"products": 0.3, "others": 0.3, "collectives": 0.5, "network": 0.5, "host_us": 0.7,
                                 "host_collective_us": 0.7, "meet": 0.5}
-"""Each fitted rate, and the standard deviation of its logarithm around where it starts: what a job may reasonably
-differ by. It keeps a handful of steps from running away with what they say nothing of."""
+"""Each fitted factor, and the standard deviation of its logarithm around its start: how much a job may reasonably
+differ. It keeps a few steps from changing factors that they say nothing about."""
 ERROR = 0.05
-"""Log scale of a step's error against which strangeness is weighed, and beyond which errors count by their size, not
-its square. Of 0.02, 0.04 and 0.08 on five rows of each of LLM-Foundry's tables, predicting the others: 7.6, 7.1, 7.0%
-in the mean of six draws (benchmarks/weak_scaling.py reads them)."""
+"""Scale of a step's error, as a logarithm, relative to which deviations of factors are weighed; larger errors count
+linearly, not squared. Of 0.02, 0.04 and 0.08 on five rows of each of LLM-Foundry's tables, predicting the others: 7.6,
+7.1, 7.0% in the mean of six draws (benchmarks/weak_scaling.py reads them)."""
 MOST_FOLDS, MOST_OFF = 10, 100.0
-"""Choices: fits that leave steps out, and times that a step may be off what is expected; more is another unit, model
+"""Choices: most fits that leave steps out, and largest ratio of a step to its estimate; more means another unit, model
 or device."""
 
 
 class MeasuredPlanError(ForetraceError):
-    """Measured steps that nothing can be learned from."""
+    """Measured steps from which nothing can be learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlan:
-    """A plan's step that was run: what it is made of, and how long it took, µs."""
+    """A measured step of a plan: name, costs of its parts, and time, µs."""
 
     name: str
     costs: PlanCosts
     us: float
 
     def log_ratio(self, rates: CorrectionFactors) -> float:
-        """Natural logarithm of predicted over measured time."""
+        """Return the natural logarithm of predicted over measured time."""
         return float(np.log(estimate(self.costs, rates).time_us / self.us))
 
     def expected(self, rates: CorrectionFactors) -> float:
-        """Standard deviation of that logarithm to expect."""
+        """Return the expected standard deviation of ``log_ratio``."""
         found = estimate(self.costs, rates)
         return float(np.log(found.high_us / found.time_us)) / Z80
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCalibration:
-    """CorrectionFactors fitted to measured steps.
+    """Correction factors fitted to measured steps.
 
     Attributes:
-        steps: that were measured.
-        rates: fitted to all of them; their spreads shrink or grow with the errors of the steps left out.
-        before: log of predicted over measured time of each step by the rates it started from [n].
-        after: the same by rates fitted to other steps, all but it or but a tenth of all [n].
+        steps: the measured steps.
+        rates: factors fitted to all steps; their spreads scale with the errors of left-out steps.
+        before: logarithm of predicted over measured time of each step, by the factors before the fit [n].
+        after: the same, by factors fitted without this step (or without a tenth of the steps that includes it) [n].
     """
 
     steps: tuple[MeasuredPlan, ...]
@@ -89,14 +89,14 @@ class PlanCalibration:
     after: Float64
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the rates, and each step with its errors as shares."""
+        """Return the factors, and each step with its errors as shares."""
         rows = zip(self.steps, np.expm1(self.before).tolist(), np.expm1(self.after).tolist(), strict=True)
         return {"rates": {name: getattr(self.rates, name) for name in SPREADS}, "spreads": asdict(self.rates.spreads),
                 "steps": [{"plan": step.name, "measured_ms": step.us / 1e3, "error_before": one, "error_after": other}
                           for step, one, other in rows]}
 
     def __str__(self) -> str:
-        """Say what was learned, in one sentence."""
+        """Return the calibration's result in one sentence."""
         fitted = ", ".join(f"{name} {getattr(self.rates, name):.3g}" for name in SPREADS)
         return (f"Calibrated on {len(self.steps)} measured steps: off by {_percent(self.before)} in the mean before, "
                 f"by {_percent(self.after)} after, each step predicted from the others ({fitted}).")
@@ -104,10 +104,10 @@ class PlanCalibration:
 
 def calibrate(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORRECTED,
               widths: Mapping[str, float] = SPREADS) -> PlanCalibration:
-    """Fit the rates to measured steps, and to all but some of them in turn; ``widths``: as ``fit_factors`` takes them.
+    """Fit factors to measured steps, and without some of these to judge the fit. ``widths`` as in ``fit_factors``.
 
     Raises:
-        MeasuredPlanError: fewer than two steps, or one that took no time.
+        MeasuredPlanError: there are fewer than two steps, or a time is not positive.
     """
     if len(steps) < 2:
         raise MeasuredPlanError("A calibration needs two measured steps or more, of which one can be predicted from "
@@ -129,7 +129,7 @@ def calibrate(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORREC
     after = np.array([each.log_ratio(others[i % folds]) for i, each in enumerate(steps)])
     rates = fit_plans(steps, start, widths=widths)
     expected = [each.expected(rates) for each in steps]
-    # Variance of a scaled inverse chi-squared's mean: what was expected counts as a step of its own.
+    # Mean of a scaled inverse chi-squared distribution: the expectation counts as one step.
     factor = float(np.sqrt((1 + np.sum((after / expected) ** 2)) / (1 + len(steps))))
     return PlanCalibration(tuple(steps), replace(rates, spreads=start.spreads.scaled(factor)),
                        np.array([each.log_ratio(start) for each in steps]), after)
@@ -137,8 +137,8 @@ def calibrate(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORREC
 
 def fit_plans(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORRECTED, error: float = ERROR,
               widths: Mapping[str, float] = SPREADS) -> CorrectionFactors:
-    """Fit factors to measured steps, and what is left of plans like theirs; as ``fit_factors``. Around factors of a
-    framework's own, fewer steps than factors leave nothing that is more than chance."""
+    """Fit factors and residuals to measured steps, with arguments as in ``fit_factors``. If a framework has its own
+    factors, fewer steps than factors give no residuals, which would be chance."""
     rates = fit_factors(lambda rates: np.array([each.log_ratio(rates) for each in steps]), start, widths, error)
     if widths is not SPREADS and len(steps) < len(widths):
         return rates
@@ -154,22 +154,22 @@ PLAN, STEP_MS = "plan", "step_ms"
 OPTIONAL = ("gpus", "model", "preset", "set")
 
 Model = Callable[[str, str, "list[str] | None"], TransformerShape]
-"""The decoder of a row's model, preset and settings, each empty where the row says nothing."""
+"""Returns the decoder for a row's model, preset and settings, each empty if the row lacks it."""
 
 
 def read_measured_plans(path: str, model: Model, pieces: LayerCosts, cluster: Callable[[int], CollectiveModel],
                         planned: Callable[[ParallelPlan], ParallelPlan] = lambda plan: plan) -> list[MeasuredPlan]:
-    """Read the steps of a table (CSV or Parquet), and price what they are made of.
+    """Read measured steps from a table (CSV or Parquet), and price their parts.
 
     Args:
-        model: makes the decoder of a row.
-        pieces: of the device that they ran on.
-        cluster: returns the nodes of a number of GPUs.
-        planned: turns a plan into the plan that the framework carries out.
+        model: returns the decoder of a row.
+        pieces: costs on the measured device.
+        cluster: returns the collectives of a number of GPUs.
+        planned: returns a plan as the framework runs it.
 
     Raises:
-        TableInputError: the table cannot be read or lacks a column, or a row's plan or time cannot be.
-        MeasuredPlanError: it has a column of what all its rows share.
+        TableInputError: the table cannot be read or lacks a column, or a row's plan or time is invalid.
+        MeasuredPlanError: the table has a column for a value that all rows must share.
     """
     rows = read_rows(path, (PLAN, STEP_MS), "measured plans", "docs/parallel.md")
     if unknown := [str(name) for name in rows[0].cells if name in ("device", "seq", "batch", "layers", "dtype")]:

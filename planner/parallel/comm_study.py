@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 
 
 BUCKET_PARAMETERS, BUCKET_PARAMETERS_A_REPLICA = 40_000_000, 1_000_000
-"""Parameters whose gradients Megatron-Core reduces at once: the larger of the first and of the second for each replica
-(``DistributedDataParallelConfig.bucket_size``); all at once where nothing is to be overlapped."""
+"""Parameters whose gradients Megatron-Core reduces at once if these overlap: the larger of the first number and of the
+second times the replicas (``DistributedDataParallelConfig.bucket_size``). Without overlap, all at once."""
 
 
 class CommCause(str, Enum):
-    """Why ranks communicate."""
+    """The reason why ranks communicate."""
 
     TENSOR = "tensor parallelism"
     CONTEXT = "context parallelism"
@@ -84,13 +84,13 @@ _NAMED = {"block": CommCause.TENSOR, "beside": CommCause.TENSOR, "context": Comm
 
 @dataclass(frozen=True, slots=True)
 class StepMessages:
-    """Equal collectives of a rank's step.
+    """A group of equal collectives in a rank's step.
 
     Attributes:
-        cause, kind: why they are sent, and which collective they are.
-        ranks, nodes: how many ranks take part, on how many nodes.
-        payload_bytes: of one message (nccl-tests' size).
-        count: in a step; not whole if backward recomputes a part of a block.
+        cause, kind: reason for the messages, and kind of collective.
+        ranks, nodes: number of ranks that take part, and of nodes.
+        payload_bytes: payload of one message (nccl-tests' size).
+        count: number in a step; not whole if backward recomputes a part of a block.
         us: time of one message that overlaps nothing.
     """
 
@@ -109,14 +109,14 @@ class StepMessages:
 
     @property
     def wire_bytes(self) -> float:
-        """Return the bytes that leave a rank."""
+        """Return the bytes of these messages that leave a rank."""
         return self.volume_bytes * bus_factor(self.kind, self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class ExposedTime:
-    """The time that a step would save if the collectives of one cause, or all, cost nothing, µs. ``low`` and ``high``:
-    the same if these last to the ends of their 80% interval in published steps (``PlanSpreads.collectives``)."""
+    """The time that a step would save if the collectives of one cause, or all, cost nothing, µs. ``low`` and ``high``
+    are that time with collectives at the ends of the 80% interval of published steps (``PlanSpreads.collectives``)."""
 
     us: float
     low: float
@@ -129,13 +129,13 @@ class PlanCommunication:
 
     Attributes:
         model: the decoder's name.
-        shape: its sizes.
-        estimate: of the step.
-        fit: whether it fits the device.
+        shape: sizes of the decoder.
+        estimate: the estimated step.
+        fit: whether the plan fits the device.
         stage: the stage whose ranks send most bytes.
-        messages: of one rank of that stage in a step, by cause.
+        messages: messages of one rank of that stage in a step, by cause.
         exposed: exposed time of each cause.
-        all_exposed: of all causes together; less than their sum, as they hide behind the same work.
+        all_exposed: exposed time of all causes together; less than their sum, because they hide behind the same work.
         mixture: the best backend of each message, if there are several; ``single_us``: the step with one backend.
     """
 
@@ -157,7 +157,7 @@ class PlanCommunication:
 
     @property
     def alone_us(self) -> float:
-        """All collectives one after another, µs."""
+        """Time of all collectives one after another, µs."""
         return sum(each.count * each.us for each in self.messages)
 
     def histogram(self) -> dict[tuple[CollectiveKind, int], tuple[float, float]]:
@@ -176,7 +176,7 @@ def study_communication(model: str, shape: TransformerShape, plan: ParallelPlan,
     """Find a plan's messages and how long its step waits for them.
 
     Raises:
-        PlanError: the model does not divide as the plan wants it, or the cluster is too small.
+        PlanError: the plan does not divide the model, or the cluster is too small.
     """
     costs = costs_of_plan(plan, shape, pieces, collectives)
     whole = estimate(costs, rates)
@@ -223,7 +223,7 @@ def calls_of(plan: ParallelPlan, shape: TransformerShape, on: Topology,
 
 
 def cause_of(name: CallName) -> CommCause:
-    """Return why collectives of a name are done."""
+    """Return the cause of the collectives with this name."""
     text = name if isinstance(name, str) else next(part for part in name if isinstance(part, str))
     return _NAMED[text.removeprefix("root ").split()[0]]
 
@@ -256,7 +256,7 @@ def _counts(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, stage
         # Of fully sharded parameters: gathered in forward and again in backward.
         counts[row, "gather"], counts[row, "reduce"] = 2 * every * blocks, every * blocks
     counts["root gather"], counts["root reduce"] = every, every
-    # Every chunk has a neighbour on either side, but for the model's two ends: activations one way, gradients back.
+        # Every chunk has a neighbour on either side, except at the model's two ends.
     counts["transfer", stage] = 2 * every * (plan.chunks - last)
     before = "transfer", (stage - 1) % plan.pp
     counts[before] = counts.get(before, 0) + 2 * every * (plan.chunks - first)
@@ -286,7 +286,7 @@ def _last_left_out(calls: PlanCalls, key: CallName, row: int, plan: ParallelPlan
 
 
 def _exposed(costs: PlanCosts, causes: set[CommCause], whole: Estimate, rates: CorrectionFactors) -> ExposedTime:
-    # What the slowest GPU takes longer is a share of the whole step, and no communication.
+    # The slowest GPU's excess is a share of the whole step and not communication.
     rates = replace(rates, jitter=0.0)
 
     def time(change: Callable[[Exchange], Exchange]) -> float:
@@ -310,10 +310,10 @@ class CommStudy(Shown):
     """The communication of several plans.
 
     Attributes:
-        device, topology: of the cluster, or of the largest of them.
+        device, topology: the cluster, or the largest of several clusters.
         cases: each plan at each size, in the order of the request.
         refused: plans that are impossible, each with the reason.
-        notes: what was assumed.
+        notes: assumptions.
     """
 
     device: str
@@ -323,7 +323,7 @@ class CommStudy(Shown):
     notes: tuple[str, ...]
 
     def headline(self) -> str:
-        """Say how much of the steps is exposed."""
+        """Return in a line how much of the steps is exposed."""
         shares = [each.all_exposed.us / each.estimate.time_us for each in self.cases]
         found = f"; {min(shares):.1%} to {max(shares):.1%} of the step is exposed communication" if shares else ""
         return f"{len(self.cases)} plans on {self.device}{found}"
@@ -342,18 +342,17 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
                comm_choices: str | None = None, profile: DeviceProfile | None = None) -> CommStudy:
     """Find the messages of a decoder's plans, and how long their steps wait for them.
 
-    Args:
-        source: as ``plan`` takes it.
+        source: as in ``plan``.
         gpus: numbers of GPUs to study.
-        device, topology: of the cluster; nodes are the device's usual ones by default.
-        settings: of the model, as "layers=4".
-        presets: of the workload; by default its first.
-        seqs: tokens of a sequence; by default what the source says.
-        plans: such as "fsdp2,tp=8": one size may be left out. By default ``usual_plans``.
+        device, topology: the cluster; by default the device's usual nodes.
+        settings: assignments for the model, such as "layers=4".
+        presets: presets of the workload; by default its first.
+        seqs: tokens of a sequence; by default the source's.
+        plans: such as "fsdp2,tp=8"; one size may be left out. By default ``usual_plans``.
         global_batch: sequences of a step; sets the micro-batches of a plan that does not name them.
         comm_profile: a file of measured collectives.
         comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
-        profile: fitted models of the device.
+        profile: models fitted for the device.
 
     Raises:
         PlanError: the source is no decoder, a plan cannot be parsed, or there are too many cases.

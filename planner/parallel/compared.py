@@ -57,7 +57,7 @@ _PLAN = {"ep": "experts' ranks", "etp": "experts' ranks", "schedule": "schedule"
          "recompute_layers": "recomputation", "recompute_modules": "recomputation", "first_layers": "layers of stages",
          "last_layers": "layers of stages", "embedding_layer": "layers of stages", "loss_layer": "layers of stages",
          "balanced": "layers of stages", "microbatch": "micro-batch"}
-"""Fields of a plan that go together; any other is a setting by its own name."""
+"""Fields of a plan that belong to one setting; every other field is a setting of its own name."""
 _FOLLOW = ("dp", "microbatches", "lone_ddp")
 """Fields of a plan that follow from others, or change no estimate."""
 Settings = Mapping[str, Mapping[str, Any]]
@@ -90,7 +90,7 @@ class SettingCause:
 
 @dataclass(frozen=True, slots=True)
 class RecipeSide:
-    """One of the recipes: its origin, its step, tokens of a step, and memory of its fullest stage, bytes."""
+    """One of the two recipes: name, step, tokens of a step, memory of its fullest stage and its limit, bytes."""
 
     name: str
     estimate: Estimate
@@ -110,7 +110,7 @@ class Comparison:
 
     Attributes:
         exact: every order was computed.
-        notes: what was assumed.
+        notes: assumptions.
     """
 
     first: RecipeSide
@@ -121,24 +121,24 @@ class Comparison:
 
     @property
     def us(self) -> float:
-        """Return what the second takes longer."""
+        """By how much the second step is longer, µs."""
         return self.second.estimate.time_us - self.first.estimate.time_us
 
     @property
     def unsure_us(self) -> float:
-        """80% half-width of that."""
+        """Half-width of the 80% interval of that difference, µs."""
         return unsure_us(self.first.estimate, self.second.estimate)
 
 
 def read_recipe(path: str, base: PlanRequest) -> PlanRequest:
-    """Return a request with what a file says of it.
+    """Return a request with the values of a recipe file.
 
     Args:
-        path: of a TOML file.
-        base: what the options say.
+        path: a TOML file.
+        base: the request of the command's options.
 
     Raises:
-        PlanError: it cannot be read, or says something else than ``KEYS``, or no plan.
+        PlanError: the file cannot be read, has unknown keys or values, or names no model or no plan.
     """
     try:
         said_there = from_toml(read_input(path))
@@ -171,11 +171,11 @@ def compare(paths: Sequence[str], base: PlanRequest) -> Comparison:
     """Find the causes of the difference between two recipes' steps.
 
     Args:
-        paths: of both files.
-        base: what both leave out.
+        paths: the two files.
+        base: the request for options that both files leave out.
 
     Raises:
-        ForetraceError: a recipe cannot be read, or its plan cannot be.
+        ForetraceError: a recipe cannot be read, or its plan is not possible.
     """
     recipes = _Recipes(base)
     ends = [recipes.settings_of(read_recipe(path, base)) for path in paths]
@@ -198,7 +198,7 @@ def compare(paths: Sequence[str], base: PlanRequest) -> Comparison:
 
 
 class _Recipes:
-    """Estimates of recipes by their settings, whose pieces are traced once for each kind of device."""
+    """Estimates of recipes by their settings. Pieces are traced once for each kind of device."""
 
     def __init__(self, base: PlanRequest) -> None:
         self._base = base
@@ -206,13 +206,13 @@ class _Recipes:
         self._jobs: dict[tuple[Any, ...], PlanJob] = {}
 
     def settings_of(self, request: PlanRequest) -> dict[str, dict[str, Any]]:
-        """Return a request's settings, its plan's among them."""
+        """Return the settings of a request and of its plan."""
         found: dict[str, dict[str, Any]] = {}
         for name, setting in _JOB.items():
             found.setdefault(setting, {})[name] = getattr(request, name)
         for text in request.settings:
             name, _, value = (part.strip() for part in text.partition("="))
-            if name != "batch":  # it is in the sequences of a step
+            if name != "batch":  # "sequences a step" includes it
                 found[f"set {name}"] = {name: value}
         assert request.only is not None
         plan = request.said_plan(request.only, read_decoder(request.source, request.settings, request.preset)[2])
@@ -240,12 +240,12 @@ class _Recipes:
         if key not in self._pieces:
             spec = find_device(request.device)
             like = next((each for each in self._pieces.values() if each.runs_as(spec)), None)
-            measured = request.profile if request.device == self._base.device else None  # says nothing of others
+            measured = request.profile if request.device == self._base.device else None  # for this device only
             self._pieces[key] = LayerCosts(request.technology.device(spec), measured, like, request.runs)
         return self._pieces[key]
 
     def plan(self, settings: Settings) -> ParallelPlan:
-        """Return the plan of settings. Raises ``PlanError``: it cannot be."""
+        """Return the plan of settings. Raises ``PlanError`` if it is not possible."""
         values = {name: value for setting, each in settings.items() if setting not in ("GPUs", "sequences a step")
                   and not setting.startswith("set ") for name, value in each.items() if name not in _JOB}
         gpus, batch = settings["GPUs"]["gpus"], settings["sequences a step"]["batch"]
@@ -256,7 +256,7 @@ class _Recipes:
         return self.job(settings).request.runs.planned(ParallelPlan(dp=dp, microbatches=passes, **values))
 
     def possible(self, settings: Settings) -> Estimate | None:
-        """Return the step of settings, ``None`` where they cannot be together."""
+        """Return the estimate for settings; ``None`` if they are not possible together."""
         try:
             return self.job(settings).estimate(self.plan(settings))
         except (PlanError, ShapeOnlyError):
@@ -271,11 +271,11 @@ def _side(path: str, recipes: _Recipes, settings: Settings) -> RecipeSide:
 
 
 Edges = Mapping[tuple[int, int], float]
-"""Share of all orders in which a setting is changed where those of a mask are already."""
+"""By (mask, i): share of all orders in which exactly the settings of a bit mask are changed before setting i."""
 
 
 def _every_order(count: int, step: Callable[[int], Estimate | None]) -> Edges:
-    """Weigh each change by the share of the possible orders that it is in."""
+    """Return the share of the possible orders that contain each change."""
     full = (1 << count) - 1
 
     @cache
@@ -299,7 +299,7 @@ def _every_order(count: int, step: Callable[[int], Estimate | None]) -> Edges:
 
 
 def _some_orders(count: int, step: Callable[[int], Estimate | None]) -> Edges:
-    """Weigh each change by random orders; a change that is not possible yet is moved behind the next possible one."""
+    """Return the share of random orders that contain each change; a change that is not possible yet is postponed."""
     random, found, ended = np.random.default_rng(SEED), dict[tuple[int, int], float](), 0
     drawn = [random.permutation(count).tolist() for _ in range(ORDERS)]
     for order in [*drawn, *(each[::-1] for each in drawn)]:
@@ -356,7 +356,7 @@ def _together(differing: Sequence[str], ends: Sequence[Settings], first: Estimat
 
 
 def _values(name: str, ends: Sequence[Settings]) -> tuple[str, str]:
-    """Return a setting's values in both recipes as text, of the fields that differ."""
+    """Return a setting's values in both recipes as text, only for fields that differ."""
     first, second = (end.get(name, {}) for end in ends)
     own = [field for field in {**first, **second} if first.get(field) != second.get(field)]
     return _shown({field: first.get(field) for field in own}), _shown({field: second.get(field) for field in own})

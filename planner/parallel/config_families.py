@@ -1,8 +1,8 @@
-"""Decoders of Hugging Face's model types: a function for each family makes a ``TransformerShape`` of a ``config.json``.
+"""Decoders of Hugging Face's model types: a function per family makes a ``TransformerShape`` of a ``config.json``.
 
-What a field means and what it is where it is left out is that of the types' configuration classes in the package
-``transformers``. Parameters come out as published (``tests/planner/test_configs.py``).
-Some have state-space mixers: all Mamba-2, or some and attention in others.
+Meanings and defaults of fields are those of the types' configuration classes in the package ``transformers``. Parameter
+counts come out as published (``tests/planner/test_configs.py``). Some families have state-space mixers: Mamba-2 in all
+layers, or in some layers with attention in the others.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tracer.parallel_plan import PlanError
 from tracer.shape_only.transformer import Latent, StateSpace, TransformerShape
 
 MOST_LAYERS = 10_000
-"""Ten times the deepest decoder there has been; more is damage."""
+"""Ten times the deepest known decoder; a larger number is taken for damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """Values by name; what one field means may have several names.
+    """The fields of a config by name. A value may be known by several names.
 
     Attributes:
-        values: of the file, or of one object within it.
+        values: the fields of the file, or of an object within it.
         where: the file, for messages.
-        notes: what was assumed while fields were read.
-        asked: names of the fields that were read, or would have been.
+        notes: assumptions that were made while fields were read.
+        asked: names of all fields that were looked up.
     """
 
     values: Mapping[str, Any]
@@ -37,15 +37,15 @@ class ConfigFields:
     asked: set[str] = field(default_factory=set)
 
     def has(self, *names: str) -> str | None:
-        """Return the first of the names that has a value, if any has."""
+        """Return the first of these names that has a value; ``None`` if none has."""
         self.asked.update(names)
         return next((name for name in names if self.values.get(name) is not None), None)
 
     def size(self, *names: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
-        """Return a whole number by the first of its names that is there.
+        """Return a whole number, by the first of its names that has a value.
 
         Raises:
-            PlanError: it is missing and has no default, or is no whole number of that range.
+            PlanError: the number is missing and has no default, is not whole, or is out of range.
         """
         name = self.has(*names)
         if name is None:
@@ -68,21 +68,21 @@ class ConfigFields:
         return value
 
     def words(self, name: str) -> list[str]:
-        """Return a list of words; empty where it is not there."""
+        """Return a list of words; empty where the field is absent."""
         value = self._value(name) or []
         if not isinstance(value, list) or any(not isinstance(each, str) for each in value):
             raise PlanError(f"{name}={_shown(value)} in {self.where} is no list of words; check the file.")
         return value
 
     def word(self, name: str) -> str:
-        """Return a word; the empty one where it is not there."""
+        """Return a word; "" where the field is absent."""
         value = self._value(name)
         if value is not None and not isinstance(value, str):
             raise PlanError(f"{name}={_shown(value)} in {self.where} is no word; check the file.")
         return value or ""
 
     def flag(self, *names: str, default: bool) -> bool:
-        """Return a yes or no."""
+        """Return a boolean."""
         name = self.has(*names)
         if name is None:
             return default
@@ -92,7 +92,7 @@ class ConfigFields:
         return value
 
     def within(self, name: str) -> ConfigFields:
-        """Return the fields of an object within; empty where there is none."""
+        """Return the fields of an object inside this object; no fields if it is absent."""
         value = self._value(name)
         if value is not None and not isinstance(value, Mapping):
             raise PlanError(f"{name}={_shown(value)} in {self.where} is no object of fields; check the file.")
@@ -113,16 +113,16 @@ IMBALANCE = 1.04
 Wang et al., 2024, "Auxiliary-Loss-Free Load Balancing", table 2; with the loss they find 1.5 to 1.7. Over a rank's
 experts together the ratio is no larger."""
 SEQUENCE = 4096
-"""Default tokens of a sequence, a usual length of pre-training; fewer where the model takes fewer. A config's
-``max_position_embeddings`` is what later stages stretch it to."""
+"""Default tokens of a sequence, a usual length of pre-training; fewer if the model takes fewer. A config's
+``max_position_embeddings`` is not used, because later training stages stretch sequences to it."""
 
 
 Family = Callable[[ConfigFields], TransformerShape]
-"""The decoder of a model type's fields."""
+"""Makes the decoder of one model type from a config's fields."""
 
 
 def _like(family: Family, **values: Any) -> Family:
-    """Return a family like another with some other values: constants, or functions of the fields."""
+    """Return a family that changes some values of another family: to constants, or to functions of the fields."""
     return lambda f: replace(family(f), **{
         name: value(f) if callable(value) else value for name, value in values.items()})
 
@@ -136,14 +136,14 @@ def _head(default: int) -> Callable[[ConfigFields], int]:
 
 
 def _near(family: Family, near: Callable[[int], bool], default: int = 0, switch: str = "") -> Family:
-    """A family with a window where ``layer_types`` says so, else on the layers that are near; where it has a switch,
-    only with it."""
+    """Return a family with sliding windows: on layers that ``layer_types`` names, else on layers where ``near`` is
+    true. If ``switch`` names a field, only where that field is true."""
     return lambda f: family(f) if switch and not f.flag(switch, default=False) else _windowed(
         f, family(f), near, default)
 
 
 def _routed(family: Family, *names: str) -> Family:
-    """A family with experts in every layer; the names of their number."""
+    """Return a family with experts in every layer; ``names`` are the fields with their number."""
     def made(f: ConfigFields) -> TransformerShape:
         experts = f.size(*names)
         return replace(family(f), experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE)
@@ -156,7 +156,7 @@ def _shared(f: ConfigFields) -> int:
 
 
 def llama(f: ConfigFields) -> TransformerShape:
-    """Llama, Mistral and what has their fields: RMSNorm, rotary positions, grouped queries, a gate."""
+    """Llama, Mistral and types with their fields: RMSNorm, rotary positions, grouped queries, gated feed-forward."""
     heads = f.size("num_attention_heads")
     hidden = f.size("hidden_size")
     head = f.size("head_dim", default=0, least=0)
@@ -180,7 +180,7 @@ def qwen2(f: ConfigFields) -> TransformerShape:
 
 
 def gemma3(f: ConfigFields) -> TransformerShape:
-    """Gemma 2 with normalised queries and keys, and windows on five of six layers; of the vision model its text part.
+    """Gemma 2 with normalised queries and keys, and windows on five of six layers. A vision model's text part counts.
     """
     if f.has("text_config"):
         f.notes.append("The text part of the model is planned; its vision encoder is left out.")
@@ -211,7 +211,7 @@ def gpt_neox(f: ConfigFields) -> TransformerShape:
 
 
 def deepseek(f: ConfigFields) -> TransformerShape:
-    """Latent attention; dense layers, then layers with many experts and some that all tokens go to."""
+    """Latent attention; dense layers, then layers with many routed experts and some shared by all tokens."""
     if f.has("kv_lora_rank") is None:
         raise PlanError(f"{f.where} lacks kv_lora_rank, without which latent attention's size is not known; give the "
                         "model's whole config.json.")
@@ -241,7 +241,7 @@ def sparse_deepseek(f: ConfigFields) -> TransformerShape:
 
 
 def falcon(f: ConfigFields) -> TransformerShape:
-    """LayerNorm, one or few heads of keys and values, attention and feed-forward part side by side."""
+    """LayerNorm, one or few key and value heads, attention parallel to the feed-forward part."""
     hidden, heads = f.size("hidden_size", "n_embed"), f.size("num_attention_heads", "n_head")
     newer = f.flag("new_decoder_architecture", default=False)
     shared = f.flag("multi_query", default=True) and not newer
@@ -302,7 +302,7 @@ def dbrx(f: ConfigFields) -> TransformerShape:
 
 
 def by_fields(f: ConfigFields) -> TransformerShape:
-    """A type that is not known: what its fields are usually taken to mean."""
+    """Decoder of an unknown model type, with the usual meanings of its fields."""
     if f.has("kv_lora_rank"):
         return deepseek(f)
     if f.has("n_embd"):
@@ -348,28 +348,28 @@ FAMILIES: dict[str, Family] = {
     "grok-1": _routed(_like(llama, norms=4, tied=_flag("tie_word_embeddings", default=True)),
                       "num_experts", "num_local_experts"),
 }
-"""Model types that are known, by their ``model_type``."""
+"""Families without state-space mixers, by ``model_type``."""
 
 
 def stacked(usual: TransformerShape, kinds: Sequence[TransformerShape]) -> TransformerShape:
-    """Return the decoder whose blocks are of these kinds, one after the other."""
+    """Return a decoder with blocks of these kinds, in order."""
     runs = [replace(kind, layers=len(list(group))) for kind, group in groupby(kinds)]
     return runs[0] if len(runs) == 1 else replace(usual, layers=len(kinds), stack=tuple(runs))
 
 
 def sequence_of(f: ConfigFields, default: int = SEQUENCE) -> int:
-    """Return the tokens of a usual sequence of pre-training."""
+    """Return the tokens of a usual pre-training sequence."""
     return min(SEQUENCE, f.size("max_position_embeddings", default=default))
 
 
 def top_k_of(f: ConfigFields, experts: int) -> int:
-    """Return the experts of a token."""
+    """Return the number of experts that process each token."""
     return f.size("num_experts_per_tok", "experts_per_token", "num_selected_experts", default=2, most=experts)
 
 
 def _windowed(f: ConfigFields, shape: TransformerShape, near: Callable[[int], bool], default: int = 0
               ) -> TransformerShape:
-    """The decoder with a window where ``layer_types`` says so, else on the layers that the type has it on."""
+    """Return the decoder with windows on layers that ``layer_types`` names, else where ``near`` is true."""
     window = f.size("sliding_window", default=default, least=0)
     kinds = f.words("layer_types")
     if kinds and len(kinds) != shape.layers:
@@ -385,7 +385,7 @@ def _windowed(f: ConfigFields, shape: TransformerShape, near: Callable[[int], bo
 
 
 def _sparse(f: ConfigFields, dense: TransformerShape, shared: int) -> TransformerShape:
-    """The decoder with experts in every ``decoder_sparse_step``-th layer but those of ``mlp_only_layers``."""
+    """Return the decoder with experts in every ``decoder_sparse_step``-th layer, except ``mlp_only_layers``."""
     experts = f.size("num_experts", "n_routed_experts")
     routed = replace(dense, ffn=f.size("moe_intermediate_size", "intermediate_size"), experts=experts,
                      top_k=top_k_of(f, experts), shared_ffn=shared, imbalance=IMBALANCE)
@@ -399,12 +399,12 @@ def _sparse(f: ConfigFields, dense: TransformerShape, shared: int) -> Transforme
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _SAME = {"linear_attention": "mamba", "full_attention": "attention"}
-"""Names of the kinds of layers in transformers since its version 5."""
+"""Names of layer kinds in transformers version 5 and later."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """A type's names of a mixer's fields."""
+    """Names of a mixer's fields in the configs of one model type."""
 
     heads: str = "mamba_n_heads"
     head_size: str = "mamba_d_head"
@@ -425,7 +425,7 @@ _NEMOTRON = replace(_PLAIN, heads="mamba_num_heads", head_size="mamba_head_dim",
 
 
 def mamba2(f: ConfigFields) -> TransformerShape:
-    """A mixer in every block and nothing else."""
+    """A Mamba-2 mixer in every block, without attention or feed-forward part."""
     hidden = f.size("hidden_size")
     state = _state(f, hidden, _PLAIN, groups=8)
     return TransformerShape(
@@ -435,7 +435,7 @@ def mamba2(f: ConfigFields) -> TransformerShape:
 
 
 def bamba(f: ConfigFields) -> TransformerShape:
-    """Llama with mixers in place of attention but in the layers that it names."""
+    """Llama with mixers in place of attention, except in layers of ``attn_layer_indices``."""
     shape = llama(f)
     mixed = replace(shape, attends=False, state=_state(f, shape.hidden, _USUAL, state=256))
     attended = set(f.sizes("attn_layer_indices"))
@@ -451,8 +451,8 @@ def falcon_h1(f: ConfigFields) -> TransformerShape:
 
 
 def granite_hybrid(f: ConfigFields) -> TransformerShape:
-    """Mixers and attention, as layer_types says, each with a feed-forward part, or with experts and a shared expert
-    that all tokens go to."""
+    """Mixers and attention in the order of ``layer_types``. Each has a feed-forward part, or routed experts and an
+    expert shared by all tokens."""
     shape = replace(llama(f), tied=f.flag("tie_word_embeddings", default=True))
     shared = f.size("shared_intermediate_size", default=1024)
     experts = f.size("num_local_experts", default=0, least=0)
@@ -465,7 +465,7 @@ def granite_hybrid(f: ConfigFields) -> TransformerShape:
 
 
 def nemotron_h(f: ConfigFields) -> TransformerShape:
-    """One part in a layer: a mixer, attention, a feed-forward part or experts, as the pattern says."""
+    """One part in each layer: a mixer, attention, a feed-forward part or experts, in the order of a pattern."""
     pattern = f.word("hybrid_override_pattern")
     words = [_SAME.get(word, word) for word in f.words("layers_block_type")] or [
         _LETTERS.get(letter, letter) for letter in pattern]
@@ -498,7 +498,7 @@ def nemotron_h(f: ConfigFields) -> TransformerShape:
 
 
 def qwen3_next(f: ConfigFields) -> TransformerShape:
-    """Gated delta rules in place of attention but in every few layers, with experts in all."""
+    """Gated delta rules, with attention instead in every few layers; experts in all layers."""
     f.notes.append("Gated delta rules are taken to be Mamba-2 mixers of their sizes, which move and multiply as much.")
     shape = llama(f)
     experts = f.size("num_experts")
@@ -521,10 +521,10 @@ def qwen3_next(f: ConfigFields) -> TransformerShape:
 HYBRIDS: dict[str, Family] = {
     "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "granitemoehybrid": granite_hybrid,
     "nemotron_h": nemotron_h, "qwen3_next": qwen3_next, "qwen3_5_moe": qwen3_next}
-"""Model types that are known, by their ``model_type``."""
+"""Families with state-space mixers, by ``model_type``."""
 def _named(f: ConfigFields, words: list[str], field: str, layers: int, kinds: Mapping[str, TransformerShape]
            ) -> list[TransformerShape]:
-    """The block of each layer by the names of their kinds."""
+    """Return the block of each layer from the names of the layers' kinds. Raises ``PlanError``."""
     if len(words) != layers:
         raise PlanError(f"{f.where} names the kind of {len(words)} layers ({field}) and has {layers} "
                         "(num_hidden_layers); check the file.")
@@ -536,7 +536,7 @@ def _named(f: ConfigFields, words: list[str], field: str, layers: int, kinds: Ma
 
 def _state(f: ConfigFields, hidden: int, names: _Names, *, inner: int = 0, state: int = 128, groups: int = 1,
            chunk: int = 256, norm: bool = True) -> StateSpace:
-    """The mixer by a type's names of its fields, and what these are where they are left out."""
+    """Return the mixer from fields named by ``names``; the other arguments are defaults of missing fields."""
     inner = inner or hidden * f.size(names.expand, default=2, most=64)
     heads = f.size(names.heads, default=128)
     size = inner // heads if f.values.get(names.head_size) == "auto" else f.size(names.head_size, default=64)

@@ -29,9 +29,9 @@ from tracer.workloads.settings import PRESETS
 
 CONFIG = "config.json"
 KNOWN = {**FAMILIES, **HYBRIDS}
-"""Model types that are known."""
+"""Families of all known model types, by ``model_type``."""
 MOST_BYTES = 1 << 20
-"""A config has some kilobytes; some list every token of theirs."""
+"""Largest config that is read. Configs have some kilobytes; some list every token."""
 _NOT_DECODERS = frozenset((
     "albert", "bart", "bert", "clip", "convnext", "deberta", "deberta-v2", "distilbert", "electra", "longt5", "marian",
     "mbart", "mt5", "pegasus", "resnet", "roberta", "siglip", "swin", "t5", "umt5", "vit", "wav2vec2", "whisper",
@@ -50,9 +50,9 @@ _INERT = frozenset(("architectures", "rope_theta", "max_position_embeddings", "p
 """Fields that change no weight and no operation of a step."""
 _DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout", "hidden_dropout",
              "hidden_dropout_prob", "resid_dropout", "resid_pdrop")
-"""Rates of dropout, as Hugging Face's configs call them."""
+"""Names of dropout rates in Hugging Face's configs."""
 MOST_NAMED = 8
-"""Fields that a note names: a choice."""
+"""Most fields that a note names: a choice."""
 _SETTINGS = ("seq, batch, layers, dtype (bf16, fp16 or fp32), imbalance and predictions, and of training attention "
              "(fused or unfused) and dropout")
 
@@ -62,12 +62,12 @@ class ConfigModel:
     """A decoder that was read from a config.
 
     Attributes:
-        name: of the model, from its file's name.
-        shape: its sizes.
+        name: name of the model, from its file's name.
+        shape: sizes of the decoder.
         batch: sequences of a GPU in a step.
-        notes: what was assumed.
+        notes: assumptions.
         longest: most tokens of a sequence; 0 if the config has no limit.
-        quantised: its ``quantization_config``, the format of the published weights; empty for none.
+        quantised: the config's ``quantization_config``, the format of the published weights; empty for none.
         trained: fields of ``TransformerShape`` that concern training and not the model: ``flash``, ``dropout``.
     """
 
@@ -85,7 +85,7 @@ def config_path(source: str) -> Path | None:
     path = Path(source)
     try:
         if path.is_dir():
-            # What a capture or a campaign wrote into a folder is no model's.
+            # A folder of a capture or a campaign has no model's config.
             return path / CONFIG if (path / CONFIG).is_file() else None
         if path.name == CONFIG and path.exists():
             return path
@@ -103,12 +103,12 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> ConfigModel:
     """Return the decoder of a config file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         settings: assignments of what a config leaves open: "seq=8192", "batch=2", "layers=4" (the first four),
             "dtype=fp16", "imbalance=1.5", "predictions=0".
 
     Raises:
-        PlanError: the file cannot be read, is not JSON, describes no decoder, or lacks or spoils a field.
+        PlanError: the file cannot be read, is not JSON, describes no decoder, or a field is missing or invalid.
     """
     try:
         with open_input(path) as stream:
@@ -131,10 +131,10 @@ def decoder_of_config(values: Mapping[str, Any], name: str, where: str, settings
     """Return the decoder of a config's values.
 
     Args:
-        values: by field.
-        name: of the model.
+        values: the config's values, by field.
+        name: name of the model.
         where: origin of the values, for messages.
-        settings: as for ``read_config``.
+        settings: as in ``read_config``.
 
     Raises:
         PlanError: the values describe no decoder, or a field is missing or invalid.
@@ -172,8 +172,7 @@ def _trained(fields: ConfigFields) -> dict[str, Any]:
 
 
 def _text_part(fields: ConfigFields) -> ConfigFields | None:
-    """Return the fields of the decoder within a model that reads pictures or sound too; ``None`` where there is none.
-    """
+    """Return the fields of the decoder within a model that also reads pictures or sound; ``None`` for other models."""
     if fields.has("num_attention_heads", "n_head", "n_heads", "num_hidden_layers") is not None:
         return None
     name = fields.has(*_TEXT_PARTS)
@@ -202,7 +201,7 @@ def _note_parts(whole: ConfigFields, fields: ConfigFields, *, known: bool) -> No
 
 
 def _check_decoder(fields: ConfigFields, kind: str) -> None:
-    """Raise ``PlanError`` for a config of something else."""
+    """Raise ``PlanError`` if a config describes something else than a decoder."""
     made = fields.words("architectures")
     if kind in _NOT_DECODERS or fields.flag("is_encoder_decoder", default=False) or (
             kind not in KNOWN and made and not any(word in each for each in made for word in _GENERATORS)):
@@ -283,7 +282,7 @@ def _number(given: Mapping[str, str], name: str, most: int, least: int = 1) -> i
 
 
 _MOST_DIGITS = 10
-"""Most digits of a number of samples, and one."""
+"""A setting's number of samples must have fewer digits than this."""
 DECODERS = ("llama", "gpt2", "moe")
 """Workloads whose layers can be split over ranks and stages."""
 
@@ -357,7 +356,7 @@ def decoder_of(name: str, settings: Mapping[str, Any]) -> TransformerShape:
 
 
 def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> None:
-    """Raise ``PlanError``, in one sentence, unless the model divides as the plan wants it and the cluster holds it."""
+    """Raise ``PlanError``, in one sentence, unless the plan divides the model and the cluster is large enough."""
     if plan.world_size > on.gpus:
         raise PlanError(f"The plan's {plan.world_size:,} ranks do not fit on {on.name}, which has {on.gpus:,} GPUs; "
                         "name a larger topology.")
@@ -391,7 +390,7 @@ def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology
 def read_decoder(source: str | Job, assignments: Sequence[str] = (),
                  preset: str | None = None) -> tuple[str, TransformerShape, int, tuple[str, ...]]:
     """Read the decoder of a workload's or a model's name, a config or a trace. Return its name, its sizes, the
-    sequences of its step, and what was assumed."""
+    sequences of its step, and assumptions."""
     changed = f" with {', '.join(assignments)}" if assignments else ""
     assignments, how = _how_trained(assignments)
     if isinstance(source, str) and (model := config_model(source, assignments)) is not None:
@@ -434,7 +433,7 @@ def _how_trained(assignments: Sequence[str]) -> tuple[list[str], dict[str, Any]]
     how: dict[str, Any] = {}
     for item in assignments:
         name, _, value = item.partition("=")
-        if name == "dtype" and _DTYPES.get(value) == "fp16":  # no workload runs in it
+        if name == "dtype" and _DTYPES.get(value) == "fp16":  # workloads have no fp16
             how["dtype"] = "fp16"
         elif name == "attention":
             if value not in ("fused", "unfused"):
@@ -453,7 +452,7 @@ def _how_trained(assignments: Sequence[str]) -> tuple[list[str], dict[str, Any]]
 
 
 def _check_there(source: str) -> None:
-    """Raise ``PlanError`` for a word that is neither a path nor a name of a model."""
+    """Raise ``PlanError`` for a word that is neither a path nor a model's name."""
     if Path(source).name != source or Path(source).suffix or Path(source).exists():
         return
     names = [*DECODERS, *CONFIGS]
@@ -481,7 +480,7 @@ def config_model(source: str, assignments: Sequence[str]) -> ConfigModel | None:
 
 
 def _whole(values: Mapping[str, Any], name: str) -> int:
-    """Return a setting that is a number of samples, 1 if it is not there. Raises ``PlanError``."""
+    """Return a setting that is a number of samples; 1 if it is missing. Raises ``PlanError``."""
     text = str(values.get(name, 1))
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < _MOST_DIGITS and int(text)):
         raise PlanError(f"The setting {name}={text[:_MOST_DIGITS]} is no number of samples; give --set {name}=8.")

@@ -236,7 +236,7 @@ def passes_us(costs: PlanCosts, rates: CorrectionFactors) -> tuple[Float64, Floa
 
 
 def slowest_of(ranks: int) -> float:
-    """Return by how many standard deviations the slowest of equal GPUs is expected to miss the mean (Blom, 1958)."""
+    """Return the expected excess of the slowest of equal GPUs over the mean, in standard deviations (Blom, 1958)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 

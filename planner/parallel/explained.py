@@ -1,12 +1,12 @@
-"""``explain``: by which parts a measured step may differ from its estimate, each cause changed alone.
+"""``explain``: what may cause the difference between a measured step and its estimate, each cause tried alone.
 
-A cause is one change of what the estimate is made of: a factor, a setting of the plan, a kernel of the decoder, the
-framework. Each has a range with a source, and the estimator itself says how far the step moves within it. A cause alone
-reaches the measured step where this lies between the steps at the range's ends.
+A cause changes one input of the estimate: a factor, a setting of the plan, a kernel of the decoder, or the framework.
+Each has a range with a source. The estimator gives the change of the step within the range. A cause alone explains the
+measured step if this lies between the steps at the ends of the range.
 
-Further sources, not named by a cause: *steps*: what published steps differ from their estimates by (``PlanSpreads``,
-80%); *boards*: Sinha et al., "Not All GPUs Are Created Equal", 2022 (arXiv 2208.11035): GPUs of one cluster differ by
-22% at most, outliers take 1.5 times as long.
+Two sources serve several causes. *Steps*: the differences between published steps and their estimates (``PlanSpreads``,
+80%). *Boards*: Sinha et al., "Not All GPUs Are Created Equal", 2022 (arXiv 2208.11035): GPUs of one cluster differ by
+at most 22%, outliers take 1.5 times the time.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ LOADS = "Wang et al., 2024 (Auxiliary-Loss-Free Load Balancing), table 2: up to 
 SETTING = "the plan's setting may be another than was said"
 KERNELS = "the program may lack the kernel"
 EVERY_ROUND = 14
-"""Halvings of a range in which the value that reaches the measured step is looked for."""
+"""Halvings of a range in the search for the value that reaches the measured step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a step is estimated from, apart from its cluster."""
+    """Inputs of a step's estimate, apart from the cluster."""
 
     plan: ParallelPlan
     shape: TransformerShape
@@ -57,15 +57,15 @@ Change = Callable[[_State, float], _State]
 
 @dataclass(frozen=True, slots=True)
 class StepCause:
-    """A cause that may make a step longer or shorter.
+    """A possible cause of a longer or shorter step.
 
     Attributes:
-        name: in words.
-        usual, least, most: the estimate's own value, and the range's ends; a switch goes from 0 to 1.
-        change: makes what the step is estimated from with a value.
-        source: of the range.
-        unit: of the value, for people; empty for a switch.
-        joined: it may be there together with all others.
+        name: description.
+        usual, least, most: the estimate's value, and the ends of the range; a switch goes from 0 to 1.
+        change: returns the inputs of the estimate with a value of the cause.
+        source: source of the range.
+        unit: unit of the value in reports; "" for a switch.
+        joined: whether the cause can occur together with all others.
     """
 
     name: str
@@ -80,13 +80,13 @@ class StepCause:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How far a cause moves the step.
+    """How far a cause changes the step.
 
     Attributes:
-        cause: it.
-        low_us, high_us: the shortest and the longest change of the step within its range; 0 is among them.
-        covers: share of the gap that it can cover; 1.0: alone it reaches the measured step.
-        needed: the value at which it does, of a switch the share of its change; ``None`` where it does not.
+        cause: the cause.
+        low_us, high_us: least and largest change of the step within the range, µs; at most and at least 0.
+        covers: share of the gap that the cause can cover; 1.0 if it alone reaches the measured step.
+        needed: value that reaches the measured step (for a switch, the share of its change); ``None`` if none does.
     """
 
     cause: StepCause
@@ -97,13 +97,13 @@ class Explanation:
 
     @property
     def reaches(self) -> bool:
-        """Return whether it alone reaches the measured step."""
+        """Return whether the cause alone reaches the measured step."""
         return self.covers >= 1.0
 
     @property
     def strain(self) -> float:
-        """Return how far into its range it must go, from 0 to 1, and how much of a switch's change would be left over;
-        1 where it does not reach."""
+        """Return, from 0 to 1, how far into its range the cause must go, or the unused share of a switch's change; 1 if
+        the cause does not reach the measured step."""
         if self.needed is None:
             return 1.0
         if not self.cause.unit:
@@ -114,16 +114,16 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedStep:
-    """A measured step, its estimate, and what may cause the gap, the likeliest first.
+    """A measured step, its estimate, and possible causes of the gap, likeliest first.
 
     Attributes:
-        measured_us: the step.
+        measured_us: the measured step, µs.
         estimate: its estimate.
-        causes: those that move the step towards it; first those that reach it alone, by their ``strain``, then
-            those that cover most.
-        away: those that move it the other way alone or not at all.
-        together_us: the step with all causes that move it towards the measured one at the ends of their ranges.
-        notes: what was assumed.
+        causes: causes that move the step towards the measured one: first those that reach it alone, by ``strain``,
+            then those that cover most.
+        away: causes that only move the step the other way.
+        together_us: the step with all ``causes`` at the ends of their ranges, as far as they can occur together, µs.
+        notes: assumptions.
     """
 
     measured_us: float
@@ -135,7 +135,7 @@ class ExplainedStep:
 
     @property
     def gap_us(self) -> float:
-        """Return what was measured beyond the estimate."""
+        """Measured step minus estimate, µs."""
         return self.measured_us - self.estimate.time_us
 
     @property
@@ -145,7 +145,7 @@ class ExplainedStep:
 
     @property
     def verdict(self) -> str:
-        """Say what explains the gap, in a sentence or two."""
+        """Text that says in a sentence or two what explains the gap."""
         if abs(self.gap_us) <= REPEATED * self.estimate.time_us:
             return "Steps of one plan differ by as much: nothing is left to explain."
         alone = [each for each in self.causes if each.reaches]
@@ -165,15 +165,15 @@ class ExplainedStep:
 
 
 def explain(job: PlanJob, plan: ParallelPlan, measured_us: float) -> ExplainedStep:
-    """Find by which parts a measured step may differ from its estimate.
+    """Find possible causes of the difference between a measured step and its estimate.
 
     Args:
-        job: what the plan is estimated with.
-        plan: as the framework carries it out.
-        measured_us: what a step took, µs.
+        job: models and figures of the estimate.
+        plan: the plan as the framework runs it.
+        measured_us: time of the measured step, µs.
 
     Raises:
-        PlanError: the plan cannot be, or the time is so far off that its unit or its plan is another.
+        PlanError: the plan is not possible, or the time is so far off that its unit or its plan must be wrong.
     """
     start = _State(plan, job.shape, job.rates, job.pieces)
     step = _Steps(job)
@@ -198,7 +198,7 @@ class _Steps:
         self._costs: dict[tuple[Any, ...], Any] = {}
 
     def of(self, state: _State) -> Estimate:
-        """Return the step of a state. Raises ``PlanError``: it cannot be."""
+        """Return the step for these inputs. Raises ``PlanError`` if they are not possible."""
         key = state.plan, state.shape, id(state.pieces)
         if key not in self._costs:
             self._costs[key] = costs_of_plan(state.plan, state.shape, state.pieces, self._job.cluster)
@@ -206,7 +206,7 @@ class _Steps:
 
 
 def _looked(cause: StepCause, start: _State, step: _Steps, found: Estimate, measured_us: float) -> Explanation | None:
-    """Return how far a cause moves the step; ``None`` where its change cannot be."""
+    """Return how far a cause moves the step; ``None`` if the change is not possible."""
     def moved(value: float) -> float:
         return step.of(cause.change(start, value)).time_us - found.time_us
 
@@ -228,7 +228,7 @@ def _looked(cause: StepCause, start: _State, step: _Steps, found: Estimate, meas
 
 
 def _together(start: _State, causes: Sequence[Explanation], step: _Steps, found: Estimate, measured_us: float) -> float:
-    """Return the step with all causes that can be there together at the ends that move it towards the measured one."""
+    """Return the step with all causes that can occur together, each at the end that moves it closer, µs."""
     state, us, longer = start, found.time_us, measured_us > found.time_us
     for each in causes:
         if not each.cause.joined:
@@ -245,7 +245,7 @@ def _together(start: _State, causes: Sequence[Explanation], step: _Steps, found:
 
 
 def _causes(job: PlanJob, start: _State) -> Iterator[StepCause]:
-    """Yield what may be otherwise with a plan."""
+    """Yield all causes that are possible for a plan."""
     yield from _of_rates(start)
     yield from _of_plan(start)
     yield from _of_kernels(start)
@@ -263,7 +263,7 @@ def _causes(job: PlanJob, start: _State) -> Iterator[StepCause]:
 
 
 def _of_rates(start: _State) -> Iterator[StepCause]:
-    """Yield factors that may be others."""
+    """Yield causes that are correction factors."""
     def times(*names: str) -> Change:
         return lambda state, value: replace(state, rates=replace(state.rates, **{
             name: value * getattr(start.rates, name) for name in names}))
@@ -290,7 +290,7 @@ def _of_rates(start: _State) -> Iterator[StepCause]:
 
 
 def _of_plan(start: _State) -> Iterator[StepCause]:
-    """Yield settings of the plan that may be others."""
+    """Yield causes that are settings of the plan."""
     def into(**values: Any) -> Change:
         return lambda state, value: replace(state, plan=replace(state.plan, **values)) if value else state
 
@@ -325,7 +325,7 @@ def _of_plan(start: _State) -> Iterator[StepCause]:
 
 
 def _of_kernels(start: _State) -> Iterator[StepCause]:
-    """Yield how the decoder may be computed otherwise."""
+    """Yield causes that are other kernels of the decoder."""
     def each(**values: Any) -> Change:
         return lambda state, value: replace(state, shape=replace(state.shape, stack=tuple(
             replace(run, **values) for run in state.shape.stack), **values)) if value else state

@@ -1,4 +1,4 @@
-"""``explore``: the best plan of every case of a technology exploration, what binds it, what it costs and takes."""
+"""``explore``: the best plan for each of several devices or changed devices, its bound, its cost and its energy."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ AXES: Mapping[str, Mapping[str, float]] = {
     "clock": {"mhz": 1.0, "ghz": 1e3}, "bandwidth": {"gb/s": 1.0, "tb/s": 1e3},
     "memory": {"gb": 1.0, "tb": 1e3, "gib": 1.073741824}, "link": {"gb/s": 1.0, "tb/s": 1e3},
     "power": {"w": 1.0, "kw": 1e3}}
-"""Figures that may be changed, and units of their values in those of the device's figure."""
+"""Figures that may be changed, and their units as multiples of the device figure's unit."""
 _UNITS = {"clock": "MHz", "bandwidth": "GB/s", "memory": "GB", "link": "GB/s", "power": "W"}
 MOST = 100.0
-"""Largest factor, and one over the smallest."""
+"""Largest factor; the least is its inverse."""
 MOST_CASES = 64
-"""Cases that are explored at once: each is a search of its own."""
+"""Most cases of one exploration: each is a search of its own."""
 BINDS: Mapping[str, tuple[str, ...]] = {
     "compute": ("clock", "power"), "power": ("power",), "memory": ("bandwidth",), "network": ("link",),
     "capacity": ("memory",)}
-"""Resources that a step may wait for, and the figures to raise then: a faster clock needs power too."""
+"""Resources that may limit a step, and the figures that are raised to try it: a faster clock needs power too."""
 TWICE, TELLING, FED = 2.0, 0.03, 0.5
-"""Choices. The factor by which a figure is raised on trial. The least share of the step that this saves where it
-binds. The least share of the saving from twice the compute that power alone gives where power binds."""
+"""Choices. Factor by which a figure is raised to try it. Least saving of a bound, as a share of the step. Least share
+of compute's saving that power alone must give for power to be the bound."""
 NOTHING_FITS = "capacity: nothing fits"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A device, how it is changed, and what it costs.
+    """A device with changes and a price.
 
     Attributes:
-        device, topology: as a user names them; ``None``: the device's usual nodes.
-        technology: changes.
-        price: of a GPU and hour, where it is known.
+        device, topology: names; the topology ``None`` is the device's usual nodes.
+        technology: factors on the device's figures.
+        price: price of one GPU hour, if known.
     """
 
     device: str
@@ -57,11 +57,11 @@ class Explored:
     """A case and its best plan.
 
     Attributes:
-        case: what was asked.
-        spec: the device as it is changed.
-        plans: what was found, the best first.
-        gains: share of the best plan's step that twice the resource saves, by resource: "compute", "power", "memory",
-            "network", "capacity". The last is the best plan of all with twice the memory.
+        case: the case.
+        spec: the changed device.
+        plans: the plans found, best first.
+        gains: share of the best plan's step saved by twice of each resource: "compute", "power", "memory", "network",
+            "capacity". For "capacity", the best plan with twice the memory counts.
     """
 
     case: Case
@@ -71,12 +71,12 @@ class Explored:
 
     @property
     def best(self) -> Ranked | None:
-        """The best plan, if one fits."""
+        """The best plan; ``None`` if none fits."""
         return self.plans.plans[0] if self.plans.plans else None
 
     @property
     def binds(self) -> str:
-        """Return what the step waits for most: what saves most where there is twice as much of it."""
+        """The bound of the step: the resource that saves most if there is twice of it."""
         if self.best is None:
             return NOTHING_FITS
         most = max(self.gains, key=lambda name: self.gains[name])
@@ -86,41 +86,41 @@ class Explored:
 
     @property
     def tokens(self) -> float:
-        """Tokens of a step; 0 where nothing fits."""
+        """Tokens of a step; 0 if no plan fits."""
         return 0.0 if self.best is None else float(self.best.plan.global_batch * self.plans.shape.seq)
 
     @property
     def tokens_per_gpu_second(self) -> float:
-        """Return what a GPU does of them in a second."""
+        """Tokens that one GPU processes in a second."""
         if self.best is None:
             return 0.0
         return self.tokens / self.best.plan.world_size / self.best.estimate.time_us * 1e6
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy of a token with every board at its limit all the time, J: an upper bound of what boards take."""
+        """Energy of a token if all boards run at their power limit, J: an upper bound."""
         rate = self.tokens_per_gpu_second
         return self.spec.power_w / rate if rate and self.spec.power_w else None
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """At the case's price of a GPU and hour."""
+        """Cost of a million tokens at the case's price of a GPU hour; ``None`` without a price."""
         rate = self.tokens_per_gpu_second
         return None if self.case.price is None or not rate else self.case.price / 3600 / rate * 1e6
 
 
 def explore(cases: Iterable[Case], request: PlanRequest) -> list[Explored]:
-    """Find the best plan of every case, and what binds it.
+    """Find the best plan of every case, and its bound.
 
-    What is traced for one device serves all of its generation. Twice as much of each figure is priced for the best plan
-    alone. Where plans are searched for, a further search finds what larger memory would allow.
+    Devices of one generation share traces. For each resource, the best plan alone is priced again with twice as much of
+    it. For capacity, plans are searched again with twice the memory, unless one plan was requested.
 
     Args:
-        cases: devices and how they are changed.
-        request: what is wanted of each; its own device is not looked at.
+        cases: devices and their changes.
+        request: the request for each; its own device is ignored.
 
     Raises:
-        ForetraceError: a device or a plan is not known, or cannot be.
+        ForetraceError: a device or a plan is unknown or not possible.
     """
     traced: list[LayerCosts] = []
     found = []
@@ -131,7 +131,7 @@ def explore(cases: Iterable[Case], request: PlanRequest) -> list[Explored]:
 
 
 def _best_of(case: Case, request: PlanRequest, traced: list[LayerCosts]) -> Plans:
-    """Find a case's best plan with what devices that run the same operations have traced, and note its own."""
+    """Find a case's best plan, with traces of devices that run the same operations, and add its costs to ``traced``."""
     spec = case.technology.device(find_device(case.device))
     pieces = LayerCosts(spec, like=next((each for each in traced if each.runs_as(spec)), None), profile=request.runs)
     traced.append(pieces)
@@ -149,23 +149,23 @@ def _gains(case: Case, plans: Plans, request: PlanRequest, traced: list[LayerCos
             name: TWICE * getattr(case.technology, name) for name in figures}))
         whole = what == "capacity"
         if whole and request.only is not None:
-            continue  # the plan fits, and no other is asked for
+            continue  # only this plan was requested, and it fits
         there = _best_of(more, request if whole else replace(request, only=str(best.plan)), traced)
         gains[what] = 1.0 - there.plans[0].estimate.time_us / best.estimate.time_us if there.plans else 0.0
     return gains
 
 
 def factors_of(axis: str, text: str | None, spec: DeviceSpec, link_gbps: Callable[[], float]) -> list[float]:
-    """Return the factors of an option: "1.5" and "x1.5" are factors, "2100MHz" or "6TB/s" values.
+    """Return the factors of an option: "1.5" and "x1.5" are factors, "2100MHz" or "6TB/s" are values.
 
     Args:
         axis: one of ``AXES``.
-        text: one or several, separated by commas; ``None`` for none, which is a factor of 1.
-        spec: the device that a value is of.
-        link_gbps: the bandwidth of a GPU's links to its node that a value is of.
+        text: one or several, separated by commas; ``None`` for the factor 1.
+        spec: the device to whose figure a value is compared.
+        link_gbps: returns the bandwidth of a GPU's links in its node, to which a link's value is compared.
 
     Raises:
-        PlanError: it is neither, or out of range.
+        PlanError: an item is neither factor nor value, or out of range.
     """
     if text is None:
         return [1.0]
@@ -194,12 +194,12 @@ def cases_of(devices: str, topologies: str | None, prices: str | None, changes: 
     """Return every device with every combination of changes.
 
     Args:
-        devices, topologies, prices: separated by commas; of the latter one for all, or as many as there are devices.
-        changes: texts of ``AXES``.
-        gpus: of the job, whose usual nodes a link's value is of.
+        devices, topologies, prices: separated by commas; of the last two, one for all devices or one for each.
+        changes: texts of the options, by ``AXES``.
+        gpus: number of GPUs of the job, for a link's value on its usual nodes.
 
     Raises:
-        ForetraceError: a name or a number is none, or there are more than ``MOST_CASES``.
+        ForetraceError: a name or a number is invalid, or there are more than ``MOST_CASES`` cases.
     """
     names = [name.strip() for name in devices.split(",")]
     where = _each(topologies, len(names), "--topology")

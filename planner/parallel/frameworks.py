@@ -32,7 +32,7 @@ class BlockPass:
         of: the tensor: "queries", "keys" (with values), or "inner" values of the feed-forward part, each a rank's part
             of the layer; or the block's "parameters".
         forward, backward: number of such kernels.
-        kept: number of such tensors that are kept for backward in addition.
+        kept: number of such tensors that backward additionally keeps.
         width: bytes read plus written per element; 0: twice the decoder's element size.
         source: source of the figures.
     """
@@ -54,7 +54,7 @@ class BlockPass:
     def calls(self, shape: TransformerShape, part: TransformerPart, *, back: bool) -> list[OpCall]:
         """Return the kernels in forward or in backward of a block on one rank."""
         count, size = self.backward if back else self.forward, self.size(shape, part)
-        if self.width:  # as many elements of the decoder's type as have these bytes
+        if self.width:  # convert to the number of elements of the decoder's type with these bytes
             size = round(size * self.width / (2 * shape.element_bytes))
         moved = float(size * shape.element_bytes)
         call = OpCall(Family.ELEMENTWISE, "copy", (size, 1, size), shape.dtype, flops=float(size), bytes_read=moved,
@@ -67,16 +67,16 @@ class FrameworkProfile:
     """How a framework runs a step.
 
     Attributes:
-        name: of the profile.
-        framework: whose profile it is; empty for ``PLAIN``.
-        shape: fields of the decoder that it sets.
-        plan, piped, shared: fields of a plan that it sets: always, with a pipeline, and where replicas share state.
+        name: name of the profile.
+        framework: name of the framework; empty for ``PLAIN``.
+        shape: fields of the decoder that the profile sets.
+        plan, piped, shared: fields of a plan that it sets: always; with a pipeline; and where replicas share state.
         ddp: fields of a plan where replicas all-reduce gradients, unless the plan sets them.
-        rates: factors of the estimate, fitted to its published steps.
-        spreads: relative errors of its steps.
+        rates: factors of the estimate, fitted to the framework's published steps.
+        spreads: relative errors of the framework's steps.
         meeting: cost of a tensor-parallel collective for each rank of its group, where a cluster's hop is measured:
             "share" × (``MeasuredBus.hop_us`` − "usual_us"), at least 0 µs.
-        widths: by how much its factors may differ on a user's machine, for ``calibrate``.
+        widths: by how much the factors may differ on a user's machine, for ``calibrate``.
         memory: "gradient_copies": gradients in the parameters' type in addition to the accumulated ones; "fragmented":
             share of temporary memory that the allocator holds and cannot use.
         passes: kernels of a block in addition to those of the pieces.
@@ -114,7 +114,7 @@ class FrameworkProfile:
                        **(self.shared if plan.sharding else open_fields))
 
     def rated(self, rates: CorrectionFactors, cluster: CollectiveModel) -> CorrectionFactors:
-        """Return the factors of its steps on a cluster, starting from those of any framework."""
+        """Return the factors of the framework's steps on a cluster, starting from those of any framework."""
         found: dict[str, Any] = dict(self.rates)
         if self.meeting and cluster.bandwidths is not None:
             hop = cluster.bandwidths.on(cluster.topology).hop_us

@@ -1,9 +1,9 @@
-"""What tracing a decoder's pieces gave, shipped and kept on disk, so that a process need not even import torch.
+"""Traces of a decoder's pieces, shipped and kept on disk, so that a process need not import torch.
 
-A piece's calls follow from its sizes, the kind of device, PyTorch's version and settings, and the code that traces.
-The file's name is a digest of all these (``_surroundings``): what is found is what tracing would give. Pieces of the
-suite's decoders are shipped: ``ci/ship_pieces.py`` (``make pieces``) writes them, as MessagePack by piece, and a test
-traces them again. They are of one PyTorch; under another, pieces are traced.
+A piece's calls follow from its sizes, the kind of device, PyTorch's version and settings, and the code that traces. The
+file's name is a digest of all these (``_surroundings``), so a file that is found holds what tracing would give. Pieces
+of the suite's decoders are shipped: ``ci/ship_pieces.py`` (``make pieces``) writes them as MessagePack, and a test
+traces them again. They come from one version of PyTorch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tracer.shape_only.transformer import TransformerPart, TransformerShape
 SHIPPED = Path(__file__).parent / "shipped" / "pieces.msgpack.z"
 LAYERS = tuple(Path(tracer.__path__[0], "shape_only", name) for name in (
     "transformer_layers.py", "transformer_parts.py"))
-"""The code of the layers that are traced."""
+"""Files with the code of the traced layers."""
 
 
 class ShippedLayers(msgspec.Struct):
-    """The file: the PyTorch that traced, the digest of the layers that it traced (``layers_digest``), and what tracing
-    gave by digest of the piece (``KeptLayers``)."""
+    """The shipped file: the PyTorch that traced, the digest of the layers' code (``layers_digest``), and the traces by
+    digest of the piece (``KeptLayers``)."""
 
     torch: str
     layers: str
@@ -45,8 +45,8 @@ class ShippedLayers(msgspec.Struct):
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, bytes]:
-    """Return the shipped pieces, none where the layers' code is another than was traced. They are of use with any
-    PyTorch, as they are without one: the cluster's is not known anyway."""
+    """Return the shipped pieces; none if the layers' code has changed since. They are used with any PyTorch and without
+    one, because the cluster's version is unknown anyway."""
     try:
         found = msgspec.msgpack.decode(zlib.decompress(SHIPPED.read_bytes()), type=ShippedLayers)
     except (OSError, zlib.error, msgspec.MsgspecError):
@@ -55,13 +55,13 @@ def _shipped() -> dict[str, bytes]:
 
 
 def layers_digest() -> str:
-    """Return a digest of the code of the layers."""
-    # Not of its bytes: a checkout on Windows ends lines in another way.
+    """Return a digest of the code of the traced layers."""
+    # Of text, not bytes: a checkout on Windows has other line ends.
     return hashlib.sha256("".join(file.read_text(encoding="utf-8") for file in LAYERS).encode()).hexdigest()
 
 
 def torch_version() -> str:
-    """Return the installed PyTorch's version, such as ``2.13.0``, without importing it; empty where there is none."""
+    """Return the installed PyTorch's version, such as ``2.13.0``, without importing it; "" if it is not installed."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -74,7 +74,7 @@ def torch_version() -> str:
 
 
 def ship(pieces: dict[str, bytes]) -> None:
-    """Write the file."""
+    """Write the shipped file."""
     SHIPPED.parent.mkdir(exist_ok=True)
     content = msgspec.msgpack.encode(ShippedLayers(torch_version(), layers_digest(), dict(sorted(pieces.items()))))
     SHIPPED.write_bytes(zlib.compress(content, 9))
@@ -82,21 +82,21 @@ def ship(pieces: dict[str, bytes]) -> None:
 
 Traced = TypeVar("Traced")
 USUAL = (True, True, True, True, False, True, "torch.float32")
-"""``_settings`` of a process that set nothing."""
+"""``_settings`` of a process with PyTorch's defaults."""
 
 
 class KeptLayers:
-    """Traced pieces of one kind of device, in files.
+    """Files of traced pieces for one kind of device.
 
     Args:
-        device: decides by vendor and compute capability what runs.
+        device: its vendor and compute capability decide which kernels run.
     """
 
     def __init__(self, device: DeviceSpec) -> None:
         self._kind = f"{device.vendor} {device.compute_capability}"
 
     def get(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced]) -> Traced | None:
-        """Return what was shipped or kept of a piece, as a type that msgspec knows; ``None`` where nothing was."""
+        """Return the shipped or kept trace of a piece, decoded as ``kind``; ``None`` if there is none."""
         piece = self._piece(what, shape, part)
         content = _shipped().get(piece) if _settings() == USUAL else None
         if content is None and (name := _file_name(piece)):
@@ -105,12 +105,12 @@ class KeptLayers:
             return None
         try:
             return msgspec.msgpack.decode(content, type=kind)
-        except msgspec.MsgspecError:  # of another version's types
+        except msgspec.MsgspecError:  # a file with another version's types
             return None
 
     def of(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced],
            trace: Callable[[], Traced]) -> Traced:
-        """Return what was shipped or kept of a piece; else trace it, and keep that."""
+        """Return the shipped or kept trace of a piece; else trace the piece and keep the result."""
         found = self.get(what, shape, part, kind)
         if found is None:
             found = trace()
@@ -118,18 +118,18 @@ class KeptLayers:
         return found
 
     def put(self, what: str, shape: TransformerShape, part: TransformerPart, traced: object) -> None:
-        """Keep what was traced, where anything can be written."""
+        """Keep a trace, if the place of kept files can be written."""
         if name := _file_name(self._piece(what, shape, part)):
             write_kept(name, msgspec.msgpack.encode(traced))
 
     def _piece(self, what: str, shape: TransformerShape, part: TransformerPart) -> str:
-        """Return a digest of what piece it is."""
+        """Return the digest that identifies a piece."""
         parts = (self._kind, what, repr(shape), repr(part), *["once"] * part.once)
         return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]
 
 
 def _file_name(piece: str) -> str:
-    """Return a piece's file, empty where it is not known what PyTorch would trace."""
+    """Return the name of a piece's file; "" without an installed PyTorch."""
     around = _surroundings()
     if not around:
         return ""
@@ -138,7 +138,7 @@ def _file_name(piece: str) -> str:
 
 @lru_cache(maxsize=1)
 def _surroundings() -> str:
-    """Return a digest of PyTorch's version and of the code that traces; empty where there is no PyTorch."""
+    """Return a digest of PyTorch's version and of the code that traces; "" without an installed PyTorch."""
     version = torch_version()
     if not version:
         return ""

@@ -1,10 +1,10 @@
 """Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
 shapes and priced on the device.
 
-Linear layers in fp8 and fp4 are priced as Transformer Engine runs them. A layer's input is cast once, by the norm where
-one comes before it. Its output's gradient is cast once for both products of backward, master weights once a step. A
-cast writes a second, transposed copy where matrix units take operands in one order alone (Hopper's fp8), or where
-scales run along rows (blocks, MX, NVFP4).
+Linear layers in fp8 and fp4 are priced as Transformer Engine runs them. A layer's input is cast once, by the norm
+before it if there is one. The gradient of its output is cast once for both products of backward; master weights are
+cast once a step. A cast writes a second, transposed copy where matrix units take operands in one order only (Hopper's
+fp8), or where scales run along rows (blocks, MX, NVFP4).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tracer.parallel_plan import Graphs, ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
-"""Bytes of a value with its share of a scale."""
+"""Bytes of a value, including its share of a scale, by type of linear layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowType:
-    """A type of linear layers' products on a device.
+    """The narrow type in which a device computes the products of linear layers.
 
     Attributes:
-        dtype: of the products.
-        bytes: of a value.
-        copies: that a cast writes.
-        flags: further flags of products.
+        dtype: of the operands.
+        bytes: of one value, with its share of a scale.
+        copies: number of copies that a cast writes.
+        flags: flags that such products get in addition.
     """
 
     dtype: str
@@ -50,10 +50,10 @@ class NarrowType:
 
 
 def narrow_type(linears: str, device: DeviceSpec) -> NarrowType | None:
-    """Return the type of a shape's ``linears``; ``None`` for none.
+    """Return the type named by a shape's ``linears``; ``None`` if the shape names no type.
 
     Raises:
-        PlanError: there is no such type, or the device's matrix units do not have it.
+        PlanError: the name is unknown, or the device's matrix units do not have the type.
     """
     if not linears:
         return None
@@ -69,18 +69,18 @@ def narrow_type(linears: str, device: DeviceSpec) -> NarrowType | None:
 
 
 def narrowed(calls: Sequence[OpCall], shape: TransformerShape, to: NarrowType) -> list[OpCall]:
-    """A block's calls with its linear layers' products in a narrower type.
+    """Return a block's calls with the products of its linear layers in a narrower type, and the casts they need.
 
     Args:
-        calls: of forward or of backward, in order.
-        shape: of the block.
+        calls: calls of forward or of backward, in order.
+        shape: shape of the block.
     """
     found: list[OpCall] = []
     before: OpCall | None = None
     for call in calls:
         if _is_linear(call, shape):
             batch, m, _, k = call.dims
-            # A product for gradients of weights reads what the one for gradients of inputs has had cast.
+            # The weight gradient's product reads the operands that were cast for the input gradient's product.
             by_norm = before is not None and before.family is Family.NORM
             if not call.layout.startswith("t") and not by_norm:
                 found.append(_cast(batch * m * k, itemsize(call.dtype), to))
@@ -92,21 +92,21 @@ def narrowed(calls: Sequence[OpCall], shape: TransformerShape, to: NarrowType) -
 
 
 def kept_less(forward: Iterable[OpCall], shape: TransformerShape, to: NarrowType) -> float:
-    """Bytes by which what backward needs is less: the inputs of linear layers are kept as they were cast."""
+    """Return the bytes that forward keeps less for backward, because inputs of linear layers are kept as cast."""
     return sum(call.dims[0] * call.dims[1] * call.dims[3] * (itemsize(call.dtype) - to.bytes)
                for call in forward if _is_linear(call, shape))
 
 
 def fused_experts(calls: Sequence[OpCall], shape: TransformerShape) -> list[OpCall]:
-    """Return a block's calls with what lies between the experts' two products done by these: the activation, the casts
-    of its values, and weights' gradients added to those there are. All groups of a product are one kernel."""
+    """Return a block's calls with the experts' products fused: the products also do what lies between them (activation,
+    casts, adding up weight gradients). All groups of a product are one kernel."""
     grouped = [i for i, call in enumerate(calls) if call.kind == "grouped"]
     if not grouped:
         return list(calls)
     found = []
     for i, call in enumerate(calls):
         within = grouped[0] < i < grouped[-1] and call.family is Family.ELEMENTWISE
-        # The gradient of what the experts give comes from outside and is cast on its own.
+        # The cast of the gradient that reaches the experts' output from outside stays a kernel of its own.
         if within and not (call.kind == "cast" and call.dims[0] % shape.hidden == 0 and _rows(calls[grouped[0]]) == (
                 call.dims[0] // shape.hidden)):
             continue
@@ -116,9 +116,9 @@ def fused_experts(calls: Sequence[OpCall], shape: TransformerShape) -> list[OpCa
 
 
 def stashed(calls: Sequence[OpCall], shape: TransformerShape) -> list[OpCall]:
-    """Return a block's calls with a copy of what its experts keep for backward. Graphs of steps compute experts in
-    shared buffers for the most tokens that may come. What is kept is copied elsewhere until backward (Megatron-Core's
-    paged stashing, ``moe_paged_stash``)."""
+    """Return a block's calls and a copy of what its experts keep for backward. A CUDA graph of a whole step computes
+    experts in shared buffers, sized for the most tokens that can arrive. Kept values are copied out of them until
+    backward (Megatron-Core's paged stashing, ``moe_paged_stash``)."""
     grouped = [call for call in calls if call.kind == "grouped"]
     if not grouped:
         return list(calls)
@@ -131,7 +131,7 @@ def stashed(calls: Sequence[OpCall], shape: TransformerShape) -> list[OpCall]:
 
 
 def _rows(grouped: OpCall) -> int:
-    """Return the rows of all groups of a product: of the weights' gradient, those that it contracts."""
+    """Return the rows of all groups of a product; in the product of a weight gradient, its contracted side."""
     batch, m, _, k = grouped.dims
     return batch * (k if grouped.layout.startswith("t") else m)
 
@@ -144,8 +144,8 @@ fp8 on 16 H100, whose GPUs wait for their hosts: 9.5 ms a block and micro-batch,
 
 
 def _launched(calls: Sequence[OpCall], kernels: BlockKernels) -> int:
-    """Return the launches of a pass, or those that graphs of parts of a block leave: those of experts, from where their
-    tokens are sorted on."""
+    """Return the launches of a pass. Where CUDA graphs replay parts of a block, only those of its experts remain, from
+    the call that sorts their tokens on."""
     of_experts = [i for i, call in enumerate(calls) if call.family is Family.INDEX or call.kind == "grouped"]
     routed = ROUTED_LAUNCHES if not kernels.fused_experts and any(call.kind == "grouped" for call in calls) else 0
     if kernels.graphs is not Graphs.PARTIAL:
@@ -154,8 +154,8 @@ def _launched(calls: Sequence[OpCall], kernels: BlockKernels) -> int:
 
 
 def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
-    """Return whether a product is of a linear layer whose operands are cast. Experts' grouped products are; routers'
-    products and those of unfused attention and of state-space mixers' recurrence are not."""
+    """Return whether a call is the product of a linear layer whose operands are cast. Experts' grouped products count;
+    products of routers, of unfused attention and of a state-space mixer's recurrence do not."""
     if call.family is not Family.GEMM or SCAN in call.flags:
         return False
     batch, *sizes = call.dims
@@ -187,8 +187,8 @@ def _cast(elements: int, width: int, to: NarrowType) -> OpCall:
 
 @dataclass(frozen=True, slots=True)
 class TracedCalls:
-    """Calls of a piece in their order, of forward and of backward, and the bytes that forward keeps for backward, its
-    output among them."""
+    """A piece's calls of forward and of backward, in order, and the bytes that forward keeps for backward, including
+    the piece's output."""
 
     forward: tuple[OpCall, ...]
     backward: tuple[OpCall, ...]
@@ -196,10 +196,10 @@ class TracedCalls:
 
 
 def grown(one: TracedCalls, two: TracedCalls, factor: int) -> TracedCalls | None:
-    """Return the calls of ``factor`` times the sequences of ``one``; ``two`` has twice as many as ``one``.
+    """Return the calls for ``factor`` times the sequences of ``one``, extrapolated from ``one`` and ``two``.
 
-    ``None`` where the two differ in more than sizes: a dimension of one sequence has strides of its own, and a number
-    of tokens that does not divide is rounded.
+    ``two`` has twice the sequences of ``one``. ``None`` if the two differ in more than sizes. This happens where a
+    dimension of one sequence has special strides, or where a number of tokens is rounded because it does not divide.
     """
     passes = []
     for small, large in ((one.forward, two.forward), (one.backward, two.backward)):
@@ -215,7 +215,7 @@ def grown(one: TracedCalls, two: TracedCalls, factor: int) -> TracedCalls | None
 def _grown(one: OpCall, two: OpCall, factor: int) -> OpCall | None:
     if replace(two, dims=one.dims) != one:
         return None
-    # Elements of a tensor that is broadcast over the sequences are there once, in a sum with those that are not.
+    # Elements of a tensor broadcast over the sequences do not grow: they are a constant in the sum.
     both = list(zip(one.dims, two.dims, strict=True))
     if one.family is not Family.ELEMENTWISE and any(b not in (a, 2 * a) for a, b in both):
         return None
@@ -228,19 +228,19 @@ def _grown(one: OpCall, two: OpCall, factor: int) -> OpCall | None:
 
 
 SPLIT = (2, 4)
-"""Tensor-parallel ranks of traced parts from which those of more ranks are made."""
+"""Numbers of tensor-parallel ranks that are traced. Parts with more ranks are derived from these two."""
 
 
 def _splits(shape: TransformerShape, part: TransformerPart) -> bool:
-    """Return whether a part may be like those of ``SPLIT`` ranks."""
+    """Return whether a part has more ranks than ``SPLIT`` and may be derived from the traces with ``SPLIT`` ranks."""
     return part.tp > SPLIT[1] and part.etp in (None, 1) and not part.once and shape.state is None
 
 
 def split_further(one: TracedCalls, two: TracedCalls, ranks: int) -> TracedCalls | None:
-    """Return the calls of ``ranks`` tensor-parallel ranks by those of ``SPLIT`` ranks.
+    """Return the calls of a part with ``ranks`` tensor-parallel ranks, from the calls of parts with ``SPLIT`` ranks.
 
-    ``None`` where the two differ in more than sizes, a size cannot be split so, or a product's operations do not go
-    with its sizes: more than one of them would be split.
+    ``None`` if the two differ in more than sizes, or if a size would not be whole. Also ``None`` if a product's FLOPs
+    are not proportional to the product of its sizes, because several sizes are split.
     """
     passes = []
     for fewer, more in ((one.forward, two.forward), (one.backward, two.backward)):
@@ -270,19 +270,19 @@ def _split_further(one: OpCall, two: OpCall, ranks: int) -> OpCall | None:
 
 
 def _share(one: float, two: float, ranks: int) -> float | None:
-    """Return a figure a + b / ``ranks`` by those of 2 and 4 ranks; ``None`` where it is not whole."""
+    """Return a + b / ``ranks``, given this figure for 2 and for 4 ranks; ``None`` if the result is not whole."""
     share, rest = divmod(4 * (one - two), ranks)
     return None if rest else 2 * two - one + share
 
 
 PRODUCTS = frozenset((Family.GEMM, Family.ATTENTION))
-"""Bound by arithmetic; everything else by memory."""
+"""Families limited by arithmetic; all others count as limited by memory."""
 _CORE = frozenset(("bmm", "softmax", "softmax_backward", "native_dropout_backward"))
 
 
 @dataclass(frozen=True, slots=True)
 class BlockKernels:
-    """Kernels of a block that a plan chooses.
+    """Options of a plan that decide which kernels a block runs.
 
     Attributes:
         fused_experts, fp8_attention, modules: ``fused_experts``, ``fp8_attention`` and ``recompute_modules`` of
@@ -297,11 +297,11 @@ class BlockKernels:
 
     @staticmethod
     def of(plan: ParallelPlan) -> BlockKernels:
-        """Return those of a plan."""
+        """Return the options of a plan."""
         return BlockKernels(plan.fused_experts, plan.fp8_attention, plan.recompute_modules, plan.graphs)
 
     def least_launches(self, shape: TransformerShape) -> int:
-        """Return how many launches a pass of a block has at least, untraced."""
+        """Return a lower bound of the launches in one pass of a block, without tracing it."""
         return ROUTED_LAUNCHES * (bool(shape.experts) and not self.fused_experts and self.graphs is not Graphs.WHOLE)
 
 
@@ -309,13 +309,13 @@ USUAL_KERNELS = BlockKernels()
 
 
 class LayerCosts:
-    """Traces and prices pieces; each part is traced once, also for later processes, each distinct kernel priced once.
+    """Traces and prices pieces of a decoder. Each part is traced once and kept on disk; each kernel is priced once.
 
     Args:
-        device: where they run.
-        models: fitted models of it.
-        like: pieces of a device that runs the same operations: what is traced for one serves both.
-        profile: of the framework, whose blocks have kernels of their own.
+        device: the device that runs the pieces.
+        models: models fitted for the device.
+        like: costs for another device that runs the same operations (``runs_as``), whose traces are shared.
+        profile: the framework, which may add kernels to blocks.
     """
 
     def __init__(self, device: DeviceSpec, models: Models | None = None, like: LayerCosts | None = None,
@@ -331,22 +331,22 @@ class LayerCosts:
         self._saved: dict[tuple[TransformerShape, TransformerPart], int] = {} if like is None else like._saved
 
     def runs_as(self, device: DeviceSpec) -> bool:
-        """Return whether a device runs the same operations, so that what was traced for the one serves the other."""
+        """Return whether a device runs the same operations as this one, so that both can share traces."""
         return (device.vendor, device.compute_capability) == (self.device.vendor, self.device.compute_capability)
 
     def cost(self, shape: TransformerShape, part: TransformerPart,
              kernels: BlockKernels = USUAL_KERNELS) -> PieceCost:
-        """Cost of a part with a plan's kernels.
+        """Return the cost of a part with a plan's kernels.
 
         Raises:
-            ShapeOnlyError: the shape does not divide as the part wants it.
+            ShapeOnlyError: the shape cannot be divided as the part requires.
         """
         shape = shape.one_layer()
         if not shape.experts:
             part = _without_experts(part)
         by_tokens = part.piece is Piece.HEAD or (part.piece is Piece.EMBEDDING and not shape.learned_positions)
         if by_tokens and (shared := math.gcd(part.microbatch, part.cp)) > 1:
-            # They know tokens alone, not whose sequence these are of.
+            # Head and embedding depend on the number of tokens only, not on how sequences are cut.
             part = replace(part, microbatch=part.microbatch // shared, cp=part.cp // shared)
         key = shape, part, kernels
         if key not in self._costs:
@@ -366,14 +366,14 @@ class LayerCosts:
         return self._costs[key]
 
     def least_products_us(self, shape: TransformerShape, part: TransformerPart) -> float:
-        """Return what the linear layers of a block's forward take at least, untraced: their operations at the rate
-        that the board's power feeds (``sustained``), µs. Backward has twice as many."""
+        """Return the least time of a block's linear layers in forward, µs, without tracing: their FLOPs at the highest
+        rate that the board's power sustains (``sustained``). Backward has twice the FLOPs."""
         narrow = narrow_type(shape.linears, self.device)
         rate = max(sustained_tflops(self.device, each) for each in (
             shape.dtype, "tf32", *([] if narrow is None else [narrow.dtype])))
         each = (3 if shape.gated else 2) * shape.hidden
         weights = float(each * (shape.shared_ffn if shape.experts else shape.ffn) // part.tp)
-        if shape.attends:  # without norms and biases, which are no more than this
+        if shape.attends:  # ``few`` is at least the norms' and biases' parameters, which multiply nothing
             few = 4 * shape.hidden + 3 * shape.heads * shape.width_of_head
             weights += max(shape.attention_parameters(part.tp) - few, 0)
         multiplied = part.microbatch * shape.seq // part.cp * weights
@@ -383,8 +383,8 @@ class LayerCosts:
 
     def _as_run(self, calls: Sequence[OpCall], shape: TransformerShape, part: TransformerPart,
                 kernels: BlockKernels = USUAL_KERNELS, *, back: bool = False) -> Sequence[OpCall]:
-        """A part's calls by the kernels and in the types that the shape and the plan say, and those that a framework
-        adds."""
+        """Return a part's traced calls with the kernels and dtypes of the shape and the plan, and the calls that the
+        framework adds."""
         found = [_by_kernels(call, shape.flash_version) for call in calls]
         if part.piece is Piece.BLOCK:
             added = [call for each in self.profile.passes for call in each.calls(shape, part, back=back)]
@@ -401,14 +401,14 @@ class LayerCosts:
         return stashed(found, shape) if kernels.graphs is Graphs.WHOLE else found
 
     def _traced(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
-        """Trace a part, or make its calls of those of few parts, which many plans need."""
+        """Return a part's calls, derived from a few traced parts where possible, else traced."""
         key = shape, part if shape.experts else _without_experts(part)
         if key not in self._calls:
             self._calls[key] = self._grown(*key) or self._traced_itself(*key)
         return self._calls[key]
 
     def _traced_itself(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
-        """Trace a part, or derive its calls from those with less tensor parallelism."""
+        """Return a part's calls, derived from parts with less tensor parallelism, or kept on disk, else traced."""
         key = shape, part
         if key not in self._calls:
             self._calls[key] = self._split(*key) or self._kept.of(
@@ -416,9 +416,9 @@ class LayerCosts:
         return self._calls[key]
 
     def _split(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls | None:
-        """Return a part's calls from those with two and four tensor-parallel ranks. Each figure is a sum of a constant
-        and of a share of a whole. ``None`` where a rank has a single head, whose strides differ, or where the part is
-        not known to follow this rule."""
+        """Return a part's calls, derived from those with two and four tensor-parallel ranks. Each figure is a constant
+        plus a share of a whole. ``None`` if a rank has a single head, whose strides differ, or if the part is not known
+        to follow this rule."""
         heads = shape.kv_heads if shape.latent is None else shape.heads
         if not _splits(shape, part) or (shape.attends and part.tp >= heads):
             return None
@@ -442,7 +442,7 @@ class LayerCosts:
 
     def _with_experts(self, shape: TransformerShape, part: TransformerPart, even: TransformerShape,
                       usual: TransformerPart) -> TracedCalls | None:
-        """Return a part's calls as those of a usual one, with its own experts'."""
+        """Return the calls of ``usual`` with the experts' calls replaced by those of ``part``."""
         rows, found = part.rows_of_expert(shape), self._traced(even, usual)
         passes, kept = [], found.kept
         for back, calls in enumerate((found.forward, found.backward)):
@@ -458,7 +458,7 @@ class LayerCosts:
         return TracedCalls(passes[0], passes[1], kept)
 
     def _routed(self, shape: TransformerShape, part: TransformerPart, back: int) -> RoutedCalls | None:
-        """Return the experts' calls of a pass of such parts."""
+        """Return the experts' calls of one pass for parts like this one; ``back`` is 1 for backward."""
         count = shape.experts // part.ep
         key = replace(shape, merges=False, imbalance=1.0), part.expert_tp, count in (1, shape.experts) and count, back
         if key not in self._experts:
@@ -483,9 +483,9 @@ class LayerCosts:
         return TracedCalls(forward, backward, kept_by_forward(graph))
 
     def optimizer(self, shape: TransformerShape, part: TransformerPart) -> LayerWork:
-        """The optimizer's work for the parameters of one block."""
+        """Return the optimizer's work for the parameters of one block."""
         shape = shape.one_layer()
-        # A block's parameters are the same for any tokens; ranks' own experts go with tokens of their own.
+        # Parameters of a block do not depend on its tokens. Whole experts of a rank (``etp``) need parallel sequences.
         key = shape, replace(part, microbatch=1, cp=1, sequence_parallel=part.etp is not None)
         if key not in self._optimizers:
             part.check(shape)
@@ -498,8 +498,8 @@ class LayerCosts:
         return self._optimizers[key]
 
     def _updates(self, shape: TransformerShape, part: TransformerPart) -> list[OpCall]:
-        """Return the optimizer's calls, from few traces. Every figure is a sum of multiples of 1, of the rank's
-        experts, of its share of the layers, and of their product."""
+        """Return the optimizer's calls, from few traces. Every figure is a + b·experts of the rank + c·share of the
+        layers + d·experts·share."""
         few = (2, 4)
         if shape.experts % few[1] == 0 < shape.experts and (own := shape.experts // part.ep) not in few:
             one, two = (self._updates(shape, replace(part, ep=shape.experts // count)) for count in few)
@@ -518,7 +518,7 @@ class LayerCosts:
         return [call for each in calls_by_operation(graph, range(len(graph.ops))).values() for call in each]
 
     def saved_bytes(self, shape: TransformerShape, part: TransformerPart) -> int:
-        """Return what forward of a part keeps for backward, its output among it."""
+        """Return the bytes that forward of a part keeps for backward, including the part's output."""
         key = shape.one_layer(), part
         if key not in self._saved:
             traced = self._traced(*key)
@@ -529,22 +529,22 @@ class LayerCosts:
         return self._saved[key] + shape.element_bytes * sum(added)
 
     def priced(self, shape: TransformerShape, part: TransformerPart) -> PricedCalls:
-        """Return a part's calls of forward and backward as they run, priced in a step that keeps the device busy."""
+        """Return a part's calls of forward and backward, priced at the sustained clock of a busy device."""
         shape = shape.one_layer()
         traced = self._traced(shape, part)
         return self._priced([*self._as_run(traced.forward, shape, part),
                              *self._as_run(traced.backward, shape, part, back=True)])
 
     def kept_bytes(self, shape: TransformerShape, part: TransformerPart, kind: Recomputation) -> float:
-        """Return the bytes that a recomputed block keeps in addition to its input."""
+        """Return the bytes that a block keeps with this kind of recomputation, in addition to its input."""
         if kind not in _KEPT:
             return 0.0
         forward = self._traced(shape.one_layer(), part).forward
         return float(sum(forward[i].bytes_written for i in _KEPT[kind](forward)))
 
     def module_bytes(self, shape: TransformerShape, part: TransformerPart, modules: Sequence[str]) -> float:
-        """Return the bytes that a block saves where results of modules are computed again (``MODULES``). They are
-        queries, keys and values; cast inputs of linear layers; all between a dense block's two products."""
+        """Return the bytes that a block saves if backward computes results of these modules (``MODULES``) again. These
+        are queries, keys and values; cast inputs of linear layers; everything between a dense block's two products."""
         shape = shape.one_layer()
         forward = self._as_run(self._traced(shape, part).forward, shape, part)
         narrow = narrow_type(shape.linears, self.device)
@@ -570,14 +570,14 @@ class LayerCosts:
         product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
         source = priced.source[priced.index]
         low, high = priced.total_interval_us()
-        # These kernels were not measured, so that all of them may be off by as much.
+        # The kernels of state-space scans were not measured: all of them may be off by the same factor.
         scans = float(us[[SCAN in call.flags for call in calls]].sum())
         low, high = low - scans * -math.expm1(-STATE_SPACE_KERNELS), high + scans * math.expm1(STATE_SPACE_KERNELS)
         return LayerWork(float(us[product].sum()), float(us[~product].sum()), low, high, _launched(calls, kernels),
                          {int(each): float(us[source == each].sum()) for each in np.unique(source)})
 
     def _priced(self, calls: Sequence[OpCall]) -> PricedCalls:
-        """Price calls in a step that keeps the device busy, each kernel once, however many pieces have it."""
+        """Price calls at the sustained clock of a busy device, each distinct kernel once for all pieces."""
         place: dict[OpCall, int] = {}
         index = np.array([place.setdefault(call, len(place)) for call in calls], np.int64)
         if new := [call for call in place if call not in self._kernels]:
@@ -592,18 +592,18 @@ class LayerCosts:
 
 
 def _without_experts(part: TransformerPart) -> TransformerPart:
-    """Return the part of a block without experts; it does not depend on how experts are shared."""
+    """Return a part with the default expert parallelism, for a block without experts: it does not depend on these."""
     return replace(part, ep=1, etp=None, once=False)
 
 
 def _recomputed(forward: Sequence[OpCall], kind: Recomputation) -> list[int]:
-    """Return the rows of a block's forward that backward runs again."""
+    """Return the indices of forward's calls that backward runs again."""
     kept = set(_KEPT[kind](forward))
     return [i for i in range(max(_products(forward), default=len(forward))) if i not in kept]
 
 
 def _scans(graph: ExecutionGraph, op: int) -> bool:
-    """Return whether an operation represents a kernel of a state-space mixer's recurrence."""
+    """Return whether an operation belongs to a state-space mixer's recurrence."""
     return graph.strings[int(graph.ops.module[op])].rpartition("/")[2] == SCAN
 
 
@@ -612,30 +612,30 @@ def _products(forward: Sequence[OpCall]) -> list[int]:
 
 
 def _projections(forward: Sequence[OpCall]) -> list[int]:
-    """Products before attention."""
+    """Return the indices of the products before attention."""
     first = next((i for i, call in enumerate(forward) if call.family is Family.ATTENTION or call.kind == "softmax"), 0)
     return [i for i in _products(forward) if i < first and forward[i].kind != "bmm"]
 
 
 def _operators(forward: Sequence[OpCall]) -> list[int]:
-    """Attention, and every second product from the first."""
+    """Return the indices of attention and of every second product, from the first."""
     return [i for i, call in enumerate(forward) if call.family is Family.ATTENTION] + _products(forward)[::2]
 
 
 _KEPT: Mapping[Recomputation, Callable[[Sequence[OpCall]], list[int]]] = {
     Recomputation.NEEDED: lambda forward: [], Recomputation.PROJECTIONS: _projections,
     Recomputation.OPERATORS: _operators}
-"""The calls of a block's forward whose results recomputation keeps, by kind."""
+"""By kind of recomputation: a function that returns the indices of forward's calls whose results are kept."""
 
 
 def _is_of_weights(call: OpCall) -> bool:
-    """A product of the transposed gradient of outputs with inputs: what a linear layer's weights get."""
+    """Return whether a call gives a linear layer's weight gradient: output gradient, transposed, times input."""
     return call.family is Family.GEMM and call.layout.startswith("t")
 
 
 def _by_kernels(call: OpCall, version: int) -> OpCall:
-    """Fused attention, which PyTorch's kernels were traced for, by those of ``TransformerShape.flash_version``: also
-    where heads of values are narrower, for which PyTorch has its memory-efficient kernels alone."""
+    """Return a fused attention call with the kernel of ``TransformerShape.flash_version`` instead of PyTorch's. This
+    includes attention with narrower value heads, for which PyTorch only has its memory-efficient kernels."""
     name, _, direction = call.kind.partition("_")
     if call.family is not Family.ATTENTION or name not in ("flash", "efficient"):
         return call
@@ -644,8 +644,8 @@ def _by_kernels(call: OpCall, version: int) -> OpCall:
 
 def _selected(forward: Sequence[OpCall], shape: TransformerShape, part: TransformerPart,
               kernels: BlockKernels) -> list[int]:
-    """Return the rows of a block's forward that selective recomputation runs again: of the modules that are named, by
-    default attention's core."""
+    """Return the indices of forward's calls that selective recomputation runs again: those of the plan's modules, by
+    default of attention's core."""
     if part.piece is not Piece.BLOCK:
         return []
     modules = _modules(forward, shape, part)
@@ -653,7 +653,7 @@ def _selected(forward: Sequence[OpCall], shape: TransformerShape, part: Transfor
 
 
 def _modules(forward: Sequence[OpCall], shape: TransformerShape, part: TransformerPart) -> list[str]:
-    """Return the module (``MODULES``) of each call of a block's forward, "" for those of none."""
+    """Return the module (``MODULES``) of each call of a block's forward, "" if it belongs to no module."""
     grouped = [i for i, call in enumerate(forward) if call.kind == "grouped"]
     attends = next((i for i, call in enumerate(forward) if call.family is Family.ATTENTION), 0)
     after = next((i for i in range(attends, len(forward)) if forward[i].family is Family.NORM), len(forward))
@@ -678,6 +678,6 @@ def _modules(forward: Sequence[OpCall], shape: TransformerShape, part: Transform
 
 
 def _is_core_dropout(call: OpCall, shape: TransformerShape, part: TransformerPart) -> bool:
-    """Dropout of attention's probabilities, which are more than the residual stream's values."""
+    """Return whether a call is the dropout of attention's probabilities, which has more elements than other dropout."""
     return call.family is Family.RANDOM and call.dims[0] == (
         shape.heads // part.tp * part.microbatch * (shape.seq // part.cp) * shape.seq)

@@ -1,8 +1,8 @@
-"""Device memory of a plan's step: what stays on every stage, what comes and goes, its fullest moment, and what would
-make a plan fit that does not. Whether it fits is ``memory_fit``'s judgement.
+"""Device memory of a plan's step: what stays on every stage, what is temporary, and the fullest moment. Whether a plan
+fits is judged by ``memory_fit``.
 
-Bytes a parameter, in half precision with Adam (Rajbhandari et al., "ZeRO", 2020, section 3.1, with gradients in fp32 as
-Megatron-Core's and FSDP2's usual settings have them); N ranks share what is marked /N:
+Bytes a parameter, in half precision with Adam (Rajbhandari et al., "ZeRO", 2020, section 3.1, but with gradients in
+fp32, the usual setting of Megatron-Core and FSDP2); N ranks share what is marked /N:
 
     sharding       weights       gradients   optimizer state     framework
     0              2             4           12                  Megatron-Core, DDP.
@@ -11,18 +11,18 @@ Megatron-Core's and FSDP2's usual settings have them); N ranks share what is mar
     3              4/N           4/N         8/N                 FSDP2, torchtitan, ZeRO 3, Megatron-FSDP.
     3, pipeline    2 + 4/N       4 + 4/N     8/N                 torchtitan: gathered and reduced once a step.
 
-Gradients take 2 bytes in place of 4 where they are kept in the parameters' type (``half_gradients``). An optimizer in
-the host's memory (``offload_optimizer``) leaves none of its state here.
+Gradients take 2 bytes instead of 4 if they are kept in the parameters' type (``half_gradients``). An optimizer in the
+host's memory (``offload_optimizer``) has no state here.
 
-FSDP's sharded weights are themselves the fp32 copy that the optimizer updates. Of what it gathers, the block at work
-and the next one are whole. Until they are reduced, gradients of a block are whole twice: as autograd leaves them, and
-cast to fp32 in the buffer that is reduced (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+FSDP's sharded weights are themselves the fp32 copy that the optimizer updates. Of the gathered weights, those of the
+running block and of the next block are whole. Before a block's gradients are reduced, two whole copies exist:
+autograd's, and the fp32 buffer that is reduced (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 
-A stage keeps its input and what each block leaves (traced: ``LayerCosts.saved_bytes``; the block's output, the next
-one's input, is among it). Its own output goes to the next stage and is let go (Megatron-Core's
-``deallocate_pipeline_outputs``). With context parallelism attention's result is kept both as its kernel and as the next
-product take it (Transformer Engine's all-to-all; its ring keeps one). A recomputed block leaves its output alone, and
-is whole while it is run again.
+A stage keeps its input and what each block saves, including the block's output, which is the next block's input
+(traced: ``LayerCosts.saved_bytes``). The stage's own output is sent on and freed (Megatron-Core's
+``deallocate_pipeline_outputs``). With context parallelism attention's result is kept twice: as its kernel and as the
+next product take it (Transformer Engine's all-to-all; its ring keeps one). A recomputed block keeps its output only,
+and is whole while it runs again.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
 MOMENTS_BYTES = 8
-"""Adam's two moments in fp32."""
+"""Bytes of Adam's two moments of a parameter, in fp32."""
 MASTER_BYTES = 4
-"""The fp32 copy of a half-precision parameter."""
+"""Bytes of the fp32 copy of a half-precision parameter."""
 WORKSPACES = 64 * 2**20
 """cuBLAS' workspaces on Hopper and later: PyTorch's own and Transformer Engine's, 32 MiB each
 (``get_cublas_workspace_size_bytes`` of transformer_engine/pytorch/module/base.py)."""
 
 
 def state_of(plan: ParallelPlan, shape: TransformerShape, stage: int) -> MemoryAccount:
-    """Return what a rank of a stage holds throughout the step."""
+    """Return the memory that a rank of a stage holds throughout the step."""
     count, share = stage_parameters(plan, shape, stage), optimizer_parameters(plan, shape, stage)
     width, each = shape.element_bytes, gradient_bytes(plan, shape)
     master = MASTER_BYTES if width < MASTER_BYTES else 0
@@ -72,10 +72,10 @@ def state_of(plan: ParallelPlan, shape: TransformerShape, stage: int) -> MemoryA
 
 
 def _gradient_stand_ins(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
-    """Bytes of what autograd is given in place of gradients that products have added to the fp32 ones themselves.
+    """Return the bytes of dummy gradients: autograd gets them where a product adds to the fp32 gradient itself.
 
-    Transformer Engine keeps one tensor of each weight's shape for that (``get_dummy_wgrad`` of the same file). All
-    blocks of a kind share theirs, and so do all experts of a rank.
+    Transformer Engine keeps one such tensor of each weight's shape (``get_dummy_wgrad`` of the same file). All blocks
+    of a kind share theirs, and so do all experts of a rank.
     """
     if shape.dtype == "fp32":
         return 0
@@ -93,12 +93,12 @@ def _gradient_stand_ins(plan: ParallelPlan, shape: TransformerShape, stage: int)
 
 
 LOGITS_IN_STEPS = 4
-"""Bytes of a logit that backward needs where the loss is computed in steps: fp32."""
+"""Bytes of a logit kept for backward if the loss is computed step by step: fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment of a step: what it is, bytes kept for backward, and bytes that come and go."""
+    """A moment of a step: its name, bytes kept for backward, and temporary bytes."""
 
     name: str
     activations: float
@@ -106,16 +106,16 @@ class Moment:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Bytes kept and temporary."""
         return self.activations + self.temporaries
 
 
 def in_flight(plan: ParallelPlan, stage: int) -> float:
-    """Micro-batches of a whole stage whose activations are kept at once, at most."""
+    """Return the most micro-batches, counted as whole stages, whose activations are kept at once."""
     if plan.schedule is Schedule.GPIPE:
         return plan.passes
     if plan.schedule is Schedule.ZERO_BUBBLE:
-        return min(plan.pp, plan.passes)  # what is left to do of weights' gradients keeps activations too
+        return min(plan.pp, plan.passes)  # delayed weight gradients keep activations too
     if plan.chunks > 1:
         ahead = min((plan.pp - stage - 1) * 2 + (plan.chunks - 1) * plan.pp + 1, plan.passes * plan.chunks)
         return ahead / plan.chunks
@@ -123,9 +123,9 @@ def in_flight(plan: ParallelPlan, stage: int) -> float:
 
 
 def moments_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, stage: int) -> list[Moment]:
-    """Return the moments at which a rank of a stage may hold most, the first first.
+    """Return the moments at which a rank of a stage may hold most, in order.
 
-    Backward begins with the loss where there is one, then each block's; the embedding's gradient is the last, when
+    Backward begins with the loss on the last stage, then comes each block's. The embedding's gradient comes last, when
     the micro-batch keeps nothing else.
     """
     one, recomputed = kept_of(plan, shape, pieces, stage)
@@ -145,11 +145,11 @@ def moments_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, 
 
 
 def kept_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, stage: int) -> tuple[float, float]:
-    """Return bytes that one micro-batch keeps for backward on a stage, and bytes of the largest block that is run
-    again (0 for none)."""
+    """Return the bytes that one micro-batch keeps for backward on a stage, and the bytes of the largest recomputed
+    block (0 without recomputation)."""
     # Traced for one sequence: what backward needs grows with the micro-batch.
     part = block_part(plan, 1)
-    # With selective recomputation, what attention leaves is what fused attention does.
+    # With selective recomputation, unfused attention keeps as little as fused attention.
     fused = plan.recompute is Recomputation.SELECTIVE
     stream = stream_bytes(plan, shape)
     total, largest = stream, 0.0
@@ -169,19 +169,19 @@ def kept_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, sta
 
 
 def tokens_of(plan: ParallelPlan, shape: TransformerShape) -> int:
-    """Return the tokens of a micro-batch that a rank's layers see, those of all its tensor-parallel ranks together."""
+    """Return the tokens of a micro-batch in a rank's layers, before sequence parallelism splits them over ``tp``."""
     return plan.samples * shape.seq // plan.cp
 
 
 def stream_bytes(plan: ParallelPlan, shape: TransformerShape) -> float:
-    """Return bytes of a rank's part of the residual stream for one micro-batch."""
+    """Return the bytes of a rank's part of the residual stream for one micro-batch."""
     whole = tokens_of(plan, shape) * shape.hidden * shape.element_bytes
     return whole / (plan.tp if plan.sequence_parallel else 1)
 
 
 def _logits(plan: ParallelPlan, shape: TransformerShape) -> float:
-    """Bytes that the loss keeps for backward: the last norm's output and logits. A fused loss puts their gradient in
-    their place (Transformer Engine's and Liger's); in steps it keeps fp32 shares."""
+    """Return the bytes that the loss keeps for backward: the last norm's output, and logits. A fused loss overwrites
+    logits with their gradient (Transformer Engine, Liger); a loss in steps keeps fp32 probabilities."""
     each = shape.element_bytes if shape.fused_loss else LOGITS_IN_STEPS
     return (stream_bytes(plan, shape) + _logit_count(plan, shape) * each) * (1 + shape.predictions)
 
@@ -191,9 +191,8 @@ def _logit_count(plan: ParallelPlan, shape: TransformerShape) -> float:
 
 
 def _beside_loss(plan: ParallelPlan, shape: TransformerShape) -> float:
-    """Further bytes when the gradient of the logits' matrix is computed. They are that gradient or its dummy, the
-    logits' gradient where it has its own place, the gradient of the stream, and with sequence parallelism its gathered
-    input."""
+    """Return the temporary bytes while the gradient of the logits' matrix is computed. They are this gradient or its
+    dummy, the logits' gradient if separate, the stream's gradient, and with sequence parallelism its gathered input."""
     width = shape.element_bytes
     stream = tokens_of(plan, shape) * shape.hidden * width * (2 if plan.sequence_parallel else 1)
     logits = 0.0 if shape.fused_loss else _logit_count(plan, shape) * width
@@ -201,8 +200,8 @@ def _beside_loss(plan: ParallelPlan, shape: TransformerShape) -> float:
 
 
 def _beside_block(plan: ParallelPlan, kind: TransformerShape) -> float:
-    """Bytes of gradients within a block, at most: the stream's two ends plus the largest of feed-forward inner values,
-    unfused attention's scores, and inputs of a state-space mixer's recurrence."""
+    """Return the most temporary bytes of gradients within a block. They are the stream's two ends, and the largest of
+    feed-forward inner values, unfused attention's scores, and inputs of a mixer's recurrence."""
     width, tokens = kind.element_bytes, tokens_of(plan, kind)
     inner = (2 if kind.gated else 1) * width
     if kind.experts:
@@ -220,12 +219,12 @@ def _beside_block(plan: ParallelPlan, kind: TransformerShape) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """A task of a stage.
+    """Memory of one task of a stage.
 
     Attributes:
         task: "forward", "backward" or "weights".
-        microbatch, chunk: of it.
-        before, peak: bytes allocated when it begins, and at its fullest moment.
+        microbatch, chunk: numbers of the task.
+        before, peak: bytes allocated when the task begins, and at its fullest moment.
     """
 
     task: str
@@ -236,10 +235,10 @@ class MemoryPoint:
 
 
 def timeline(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, stage: int) -> list[MemoryPoint]:
-    """Return what a rank of a stage has allocated before and in each of its tasks.
+    """Return the memory of a rank of a stage before and during each of its tasks.
 
-    A forward adds what its chunk keeps, a backward (where weights' gradients are apart, those) lets it go; chunks are
-    taken to keep equally much.
+    A forward adds what its chunk keeps. A backward, or the separate task of weight gradients, frees it. All chunks are
+    assumed to keep equally much.
     """
     order = order_of(plan.schedule, plan.pp, plan.passes, plan.chunks)
     names = {FORWARD: "forward", BACKWARD: "backward", WEIGHTS: "weights"}
@@ -250,7 +249,7 @@ def timeline(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, st
     kinds = order.kind[stage]
     lets_go = WEIGHTS if plan.schedule is Schedule.ZERO_BUBBLE else BACKWARD
     after = np.cumsum(np.where(kinds == FORWARD, each, np.where(kinds == lets_go, -each, 0.0)))
-    # The step's fullest moment is a backward while most is kept.
+    # The step's fullest moment is assumed in the backward at which most is kept.
     beside = most - float(np.max(after))
     found = []
     for i, kind in enumerate(kinds.tolist()):
@@ -262,17 +261,17 @@ def timeline(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, st
 
 
 def fullest_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts) -> StageMemory:
-    """Return the stage that needs most."""
-    # Of neighbours with the same blocks the first has more micro-batches in flight.
+    """Return the memory of the stage that needs most."""
+    # Of neighbouring stages with equal blocks, the first has more micro-batches in flight.
     held = [blocks_of_stage(plan, shape, stage) for stage in range(plan.pp)]
-    # The second has no embedding's weights, but no fewer blocks either.
+    # Stage 1 has no embedding, but may have more micro-batches in flight than later stages.
     stages = {0, plan.pp - 1} | {stage for stage in range(1, plan.pp) if stage == 1 or held[stage] != held[stage - 1]}
     return max((stage_memory(plan, shape, pieces, stage) for stage in sorted(stages)),
                key=lambda memory: memory.account.total)
 
 
 def stage_memory(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, stage: int) -> StageMemory:
-    """Return what a rank of a stage holds at its fullest moment."""
+    """Return the memory of a rank of a stage at its fullest moment."""
     moment = max(moments_of(plan, shape, pieces, stage), key=lambda each: each.total)
     held = state_of(plan, shape, stage)
     own = pieces.profile.memory
@@ -281,7 +280,7 @@ def stage_memory(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts
         held = replace(held, gradients=held.gradients + more)
     narrow = narrow_type(shape.linears, pieces.device)
     if narrow is not None and plan.sharding is not Sharding.PARAMETERS:
-        # Cast weights are kept from the step's first micro-batch to its last, and may be all that there are.
+        # Cast weights are kept throughout the step, and may replace the wider weights (``fp8_parameters``).
         each = narrow.bytes * narrow.copies - shape.element_bytes * plan.fp8_parameters
         held = replace(held, parameters=held.parameters + each * sum(
             count * kind.block_parameters(plan.tp, plan.ep, plan.etp)

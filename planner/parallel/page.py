@@ -1,6 +1,6 @@
-"""``StepTimeline``: the tasks of a plan's step in time, as its estimate has them, for pages and trace viewers.
+"""``StepTimeline``: the tasks of a plan's estimated step over time, for pages and trace viewers.
 
-The page of a search for plans: the fastest with their intervals, memory of the stages, the best one's timeline.
+``plans_page``: the page of a search for plans: the fastest with their intervals, memory of stages, the best timeline.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from tracer.arrays import Int64
 from tracer.output_kind import TIMELINE, check_output
 
 PASSES = ("forward", "backward", "weights")
-"""Kinds of a schedule's tasks, as ``schedule`` numbers them."""
+"""Names of ``schedule``'s kinds of tasks, in the order of their numbers."""
 KINDS = (*PASSES, "gradients and parameters", "optimizer", "waiting for the slowest GPU", "once a step")
-"""Kinds of tasks: those of the schedule, and what ends the step, in its order."""
+"""Names of all kinds of tasks: those of the schedule, then those that end the step, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """The tasks of a rank of each stage. Gradients and parameters are those that nothing hides, after the last task.
+    """The tasks of one rank of each stage. Gradients and parameters appear as their exposed part, after the last task.
 
     Attributes:
-        stages: how many there are.
-        stage, kind: of every task, stage by stage; ``kind`` is a row of ``KINDS``.
-        titles: of every task.
-        start_ns, end_ns: of every task.
+        stages: number of stages.
+        stage, kind: of each task, stage by stage; ``kind`` is an index into ``KINDS``.
+        titles: title of each task.
+        start_ns, end_ns: start and end of each task.
     """
 
     stages: int
@@ -68,10 +68,10 @@ class StepTimeline:
 
     @classmethod
     def of(cls, step: StepSchedule, whole: Estimate) -> StepTimeline:
-        """Lay out a plan's step; the last task ends with the step of its estimate."""
+        """Return the tasks of a plan's step; the last task ends at the end of the estimated step."""
         run, order = step.run, step.run.order
         stages, tasks = run.start.shape
-        # What measured steps say of plans like this one stretches all of its tasks.
+        # Residuals of similar measured plans stretch all tasks alike.
         factor = (whole.time_us - whole.stragglers - whole.fixed) / max(step.ends)
         after = np.array([step.exposed, step.optimizer]).T
         slowest = np.array([whole.stragglers, whole.fixed]) / factor
@@ -95,7 +95,7 @@ def write_step_timeline(found: StepTimeline, path: str | os.PathLike[str]) -> No
     """Write a step as a Chrome trace that Perfetto and chrome://tracing open: a process for each stage.
 
     Raises:
-        ForetraceError: the file cannot be written, or is there and no timeline.
+        ForetraceError: the file cannot be written, or exists and is not a timeline.
     """
     check_output(os.fspath(path), [], TIMELINE)
     write_events(_events(found), path)
@@ -114,11 +114,11 @@ def _events(found: StepTimeline) -> Iterator[str]:
 
 _EVENTS = {"weights": "task", "gradients and parameters": "collective",
            "waiting for the slowest GPU": "waiting for rank", "once a step": "host"}
-"""Kinds of a page's events that the tasks of a step are, where they have other names."""
+"""Kind of a page's event for kinds of tasks with another name."""
 
 
 def plans_page(found: Sequence[Plans], where: Provenance) -> ReportPage:
-    """Return the page of the plans of one or several sizes of a job; the sections are of the first that has any."""
+    """Return the page for plans of one or several sizes of a job; the sections show the first size that has a plan."""
     main = next((each for each in found if each.plans), found[0])
     sections = [_overview(main, found), _plans(found)]
     if main.schedule is not None:
@@ -129,7 +129,7 @@ def plans_page(found: Sequence[Plans], where: Provenance) -> ReportPage:
 
 
 def _ms(us: float | None) -> Cell:
-    """A time in ms with one decimal, as ``foretrace plan`` prints it."""
+    """Return the table cell of a time, in ms with one decimal, as ``foretrace plan`` prints it."""
     return Cell("–") if us is None else Cell(f"{us / 1e3:,.1f}", us)
 
 
@@ -189,7 +189,7 @@ def _plans(found: Sequence[Plans]) -> PageSection:
 
 
 def _apart(each: Plans) -> PageTable:
-    """Return what makes the next plans slower than the first, part by part."""
+    """Return a table of how much longer the next plans are than the first, part by part."""
     first = each.plans[0].estimate
     others = [p.estimate for p in each.plans[1:9]]
     names = list(dict.fromkeys(name for e in others for name in differences(first, e)))

@@ -274,8 +274,8 @@ def _within_block(calls: PlanCalls, plan: ParallelPlan, kind: TransformerShape, 
     for each in of_block(stream, sequence_parallel=plan.sequence_parallel, keys=keys, mixed=mixed, split=parts,
                          routed=routed, shared=shared):
         place, name = on.place(plan.spaced(each.dimension)), _WORK[each.dimension]
-        # Overlapped gathers come piece by piece before their products; in backward all have one to run beside. They
-        # are written into the other GPUs' memory (userbuffers, symmetric memory), which those of a node alone allow.
+        # Overlapped gathers come piece by piece before their products; in backward every collective has a product to
+        # overlap. Pieces are written into other GPUs' memory (userbuffers, symmetric memory): only within a node.
         forward = each.during is Pass.FORWARD
         beside = 0.0 if not plan.tensor_overlap or each.dimension != "tp" or place.nodes > 1 else (
             1 - 1 / OVERLAP_PIECES if forward and each.kind is CollectiveKind.REDUCE_SCATTER else 1.0)
@@ -306,13 +306,13 @@ def _shared_forward(plan: ParallelPlan, kind: TransformerShape) -> bool:
 def _of_parameters(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, on: Topology) -> None:
     width = shape.element_bytes
     if plan.sharding is Sharding.PARAMETERS and plan.pp == 1:
-        # What each expert has is shared by fewer replicas.
+        # Experts' parameters have fewer replicas.
         counts: list[tuple[int | None, bool, int]] = [(None, False, shape.root_parameters(plan.tp))]
         for row, kind in enumerate(shape.kinds):
             counts += [(row, False, kind.dense_parameters(plan.tp)),
                        (row, True, kind.expert_parameters(plan.ep, plan.expert_tp))]
         for block, experts, count in counts:
-            # What forward gathers of a block, backward gathers again: the estimate takes it twice.
+            # Backward gathers a block's parameters again: the estimate counts this call twice.
             once = [each for each in of_replicas(plan.sharding, float(count * width), float(count * width))
                     if each.kind is not CollectiveKind.ALL_GATHER or each.during is Pass.FORWARD]
             for each in once:

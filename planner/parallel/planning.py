@@ -39,17 +39,16 @@ if TYPE_CHECKING:
     import pandas
 
 TOLD_HOST = 0.3
-"""Spread of the host's time where a user says what a launch takes: of other operations it is another one. An
-assumption."""
+"""Spread of the host's time if a user gives the time of a launch: other operations take other times. An assumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Technology:
-    """Factors on a device's and its nodes' figures.
+    """Factors on the figures of a device and its nodes.
 
     Attributes:
-        clock, bandwidth, memory, power: of the device: its rates, its memory's speed and size, its board's limit.
-        link: on the links between a node's GPUs, and on the network cards that join nodes.
+        clock, bandwidth, memory, power: on the device's rates, memory bandwidth, memory size and power limit.
+        link: on the links between a node's GPUs, and on the network cards between nodes.
     """
 
     clock: float = 1.0
@@ -62,7 +61,7 @@ class Technology:
         return ", ".join(f"{name} × {factor:g}" for name, factor in asdict(self).items() if factor != 1.0)
 
     def device(self, spec: DeviceSpec) -> DeviceSpec:
-        """Return the device so changed, by a name that says it; itself where nothing of it is."""
+        """Return the changed device, with the factors in its name; the same device if nothing changes."""
         edited = scaled_device(spec, clock=self.clock, bandwidth=self.bandwidth, memory=self.memory, power=self.power)
         return edited if edited is spec else replace(edited, name=f"{spec.name} ({replace(self, link=1.0)})")
 
@@ -72,15 +71,15 @@ AS_IT_IS = Technology()
 
 @dataclass(repr=False, kw_only=True)
 class Plans(Shown, Found):
-    """Plans of a decoder on a number of GPUs, the fastest first, and why others are not among them.
+    """Plans of a decoder on a number of GPUs, fastest first, and the reasons against other plans.
 
     Attributes:
         model: the decoder's name.
         shape: its sizes.
         gpus, device, topology: the cluster.
-        notes: what was assumed.
-        calibration: on measured steps, where there were some.
-        schedule: when the work of the fastest plan's step is done.
+        notes: assumptions.
+        calibration: calibration on measured steps; ``None`` without such steps.
+        schedule: the fastest plan's step over time.
     """
 
     model: str
@@ -93,7 +92,7 @@ class Plans(Shown, Found):
     schedule: StepSchedule | None = None
 
     def headline(self) -> str:
-        """Say what the fastest plan is."""
+        """Return the fastest plan and its time in a line."""
         where = f"{self.model} on {self.gpus} GPUs of {self.topology}: {self.considered:,} plans"
         if not self.plans:
             return f"{where}, none possible"
@@ -109,7 +108,7 @@ class Plans(Shown, Found):
             [one.high_us / 1e3 for one in best])], "ms")
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Make the possible plans, times in ms, and the reasons against the others."""
+        """Return tables: possible plans, times in ms; and the reasons against the others."""
         return {"plans": partial(frame_of, [_row(each) for each in self.plans]),
                 "refused": partial(frame_of, [{"reason": each.reason, "example": each.example, "plans": each.count,
                                              "least_bytes": each.least_bytes}
@@ -118,37 +117,37 @@ class Plans(Shown, Found):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What plans are wanted for.
+    """A request for the best plans, or for one plan.
 
     Attributes:
-        source: a workload ("llama", "gpt2", "moe"), a capture or shape-only trace of one, a model's Hugging Face
-            ``config.json`` (the file or its folder), or a published one's name ("deepseek-v3").
-        gpus: of the job.
-        device: of each; a name or a file.
-        topology: of the cluster; by default the device's usual nodes.
-        settings: of the workload, as "seq=4096"; of a config seq, batch, layers, dtype, imbalance and predictions; of
-            any source attention=unfused, dropout=0.1 and dtype=fp16.
-        preset: of the workload, or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b.
-        global_batch: sequences of a step; by default what the source does, on every GPU, or what ``only`` says.
-        only: one plan alone, such as "dp=8,tp=4,pp=2,microbatches=16".
-        framework: "megatron", "torchtitan", "fsdp", "nanotron" or "deepspeed": the only one whose plans are wanted, as
-            it runs them (``FrameworkProfile``).
-        best: how many plans are wanted; ``None`` for all that can be and fit, which takes long.
-        memory_limit: bytes of a device; by default all it has.
-        profile: fitted models of the device.
+        source: a workload ("llama", "gpt2", "moe"), a capture or shape-only trace of a workload, a model's Hugging Face
+            ``config.json`` (the file or its folder), or a published model's name ("deepseek-v3").
+        gpus: number of GPUs of the job.
+        device: the GPU: a name or a file.
+        topology: the cluster; by default the device's usual nodes.
+        settings: assignments for the workload, such as "seq=4096". For a config: seq, batch, layers, dtype, imbalance
+            and predictions. For any source: attention=unfused, dropout=0.1 and dtype=fp16.
+        preset: preset of the workload, or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b.
+        global_batch: sequences of a step; by default the source's batch on every GPU, or that of ``only``.
+        only: the only plan to estimate, such as "dp=8,tp=4,pp=2,microbatches=16".
+        framework: "megatron", "torchtitan", "fsdp", "nanotron" or "deepspeed": only its plans are tried, as it runs
+            them (``FrameworkProfile``).
+        best: number of plans wanted; ``None`` for all that are possible and fit, which takes long.
+        memory_limit: usable bytes of a device; by default all its memory.
+        profile: models fitted for the device.
         comm_profile: a file of measured collectives, or a table or text of measured bandwidths (``BusBandwidths``).
         comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
-        linears: "fp8", "fp8_block", "mxfp8" or "nvfp4": what linear layers' products are computed in.
-        launch_us: host time of a kernel's launch, where it is known.
-        host: factor on it.
-        host_from: a host by name, or captures on it: a launch then costs what its operations do.
-        measured: a table of plans that were run, as ``read_measured_plans`` reads it, on which kernels, collectives and
-            host are calibrated; or what another call has learned of one.
-        pieces: what another call with this device and profile has traced, for jobs of several sizes.
-        technology: factors on the device's and its nodes' figures; what was measured of them is then not known.
+        linears: type of linear layers' products: "fp8", "fp8_block", "mxfp8" or "nvfp4".
+        launch_us: host time of a kernel's launch, µs, if known.
+        host: factor on the host time.
+        host_from: a host's name, or captures made on it, from which the time of a launch is taken.
+        measured: a table of plans that were run (``read_measured_plans``), on which kernels, collectives and host are
+            calibrated; or the calibration of another call.
+        pieces: traces of another call with this device and profile, for jobs of several sizes.
+        technology: factors on the figures of the device and its nodes; measurements of them then do not apply.
 
     Raises:
-        PlanError: two of its parts contradict each other, or one is a figure that no job can have.
+        PlanError: two fields contradict each other, or a value is not possible.
     """
 
     source: str | Job = field(kw_only=False)
@@ -191,10 +190,10 @@ class PlanRequest:
                             "them.")
 
     def devices(self) -> tuple[DeviceSpec, DeviceSpec]:
-        """Return the device as it is known, and as it is changed.
+        """Return the known device and the changed device.
 
         Raises:
-            PlanError: it is no GPU, or what was measured of it says nothing of the changed one.
+            PlanError: the device is no GPU, or measurements were given for the unchanged device.
         """
         known = find_device(self.device)
         if known.vendor == "host":
@@ -212,7 +211,7 @@ class PlanRequest:
         return known, spec
 
     def clusters(self, known: DeviceSpec) -> Callable[[int], CollectiveModel]:
-        """Return the collectives by number of GPUs: of the cluster that was named, or of the device's usual nodes."""
+        """Return collectives for a number of GPUs, on the named cluster or on the device's usual nodes."""
         bandwidths = bandwidths_of(self.comm_profile, self.comm_choices)
         if self.topology is None and (bandwidths is not None or measured_file(
                 self.comm_profile, self.comm_choices) is None):
@@ -224,11 +223,11 @@ class PlanRequest:
 
     @property
     def runs(self) -> FrameworkProfile:
-        """Return how the framework that is wanted runs a step."""
+        """How the requested framework runs a step."""
         return profile_of(self.framework)
 
     def start(self, shape: TransformerShape, spec: DeviceSpec, cluster: CollectiveModel) -> CorrectionFactors:
-        """Return the factors with what a launch costs the host, as far as it is known."""
+        """Return the correction factors with the host time of a launch, as far as it is known."""
         own = self.runs.rated(UNCORRECTED, cluster)
         us, spread = self.launch_us, TOLD_HOST
         if self.host_from is not None:
@@ -241,7 +240,7 @@ class PlanRequest:
 
     def calibration(self, pieces: LayerCosts, cluster: Callable[[int], CollectiveModel],
                     start: CorrectionFactors) -> PlanCalibration | None:
-        """Return what measured steps say, where there are some."""
+        """Return the calibration on measured steps; ``None`` without such steps."""
         if not isinstance(self.measured, str):
             return self.measured
 
@@ -255,17 +254,17 @@ class PlanRequest:
                          self.runs.widths or SPREADS)
 
     def said_plan(self, text: str, per_gpu: int) -> ParallelPlan:
-        """Return a plan as its text has it, with the sequences of the step. Raises ``PlanError``: it is none."""
-        # A plan's own word goes before the source's, and not before the user's for the whole step.
+        """Parse a plan and set the sequences of its step. Raises ``PlanError`` if the text is no plan."""
+        # The user's global batch comes first, then the plan's own number, then the source's batch.
         own = not says_batch(text) and any(item.partition("=")[0].strip() == "batch" for item in self.settings)
         batch = self.global_batch or (per_gpu * self.gpus if own else None)
         return with_batch(ParallelPlan.parse(text, self.gpus), text, batch)
 
     def named_plan(self, shape: TransformerShape, per_gpu: int) -> ParallelPlan | None:
-        """Return the one plan that is wanted; ``None`` where the best are.
+        """Return the one requested plan; ``None`` if the best plans are wanted.
 
         Raises:
-            PlanError: it is no plan, or none of the framework that is wanted.
+            PlanError: the text is no plan, or the requested framework cannot run it.
         """
         if self.only is None:
             return None
@@ -276,7 +275,7 @@ class PlanRequest:
         return alone
 
     def host_note(self, rates: CorrectionFactors) -> list[str]:
-        """Return the note on the assumed cost of a launch; none where the request gives it."""
+        """Return the note on the assumed time of a launch; no note if the request gives the time."""
         if self.host_from is not None:
             return [f"A launch is taken to cost the host {rates.host_us:.3g} µs, as operations of {self.host_from} do, "
                     "with the Python between them."]
@@ -287,15 +286,15 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlanJob:
-    """What the plans of a request are estimated with.
+    """The models and figures by which the plans of a request are estimated.
 
     Attributes:
-        request: what is wanted.
-        name, shape, per_gpu: the decoder, and sequences of a GPU that its source does.
-        known: the device as it is known.
-        pieces, cluster, rates: work, collectives and factors on both.
-        calibration: on measured steps, where there were some.
-        notes: what was assumed.
+        request: the request.
+        name, shape, per_gpu: the decoder, and the sequences of a GPU in its source.
+        known: the unchanged device.
+        pieces, cluster, rates: costs of work, prices of collectives, and correction factors on both.
+        calibration: calibration on measured steps; ``None`` without such steps.
+        notes: assumptions.
     """
 
     request: PlanRequest
@@ -310,16 +309,16 @@ class PlanJob:
     notes: tuple[str, ...]
 
     def estimate(self, plan: ParallelPlan) -> Estimate:
-        """Estimate a plan, whether it fits or not. Raises ``PlanError``: it cannot be."""
+        """Estimate a plan, whether it fits or not. Raises ``PlanError`` if it is not possible."""
         return estimate(costs_of_plan(plan, self.shape, self.pieces, self.cluster), self.rates)
 
 
 def job_of(request: PlanRequest) -> PlanJob:
-    """Read what a request names.
+    """Read everything that a request names.
 
     Raises:
         PlanError: the source is no decoder.
-        ForetraceError: a name or a file is not known, or cannot be read.
+        ForetraceError: a name or a file is unknown, or cannot be read.
     """
     known, spec = request.devices()
     name, shape, per_gpu, assumed = read_decoder(request.source, request.settings, request.preset)
@@ -335,12 +334,12 @@ def job_of(request: PlanRequest) -> PlanJob:
 
 
 def find_plans(request: PlanRequest) -> Plans:
-    """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
-    micro-batch, recomputation, sharding and copies of it; ``plan`` is called with the fields of a ``PlanRequest``.
+    """Find the best plans: data, tensor, sequence, pipeline, context and expert parallelism, schedules, micro-batch,
+    recomputation, sharding and copies of it. ``plan`` takes the fields of a ``PlanRequest`` as arguments.
 
     Raises:
-        PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
-        ForetraceError: a name or a file is not known, or cannot be read.
+        PlanError: the source is no decoder, the text is no plan, or no number of replicas divides the batch.
+        ForetraceError: a name or a file is unknown, or cannot be read.
     """
     job = job_of(request)
     known, shape, pieces, cluster, rates = job.known, job.shape, job.pieces, job.cluster, job.rates
@@ -373,7 +372,7 @@ plan = by_fields(PlanRequest)(find_plans)
 
 
 def _without_matrix_units(shape: TransformerShape, spec: DeviceSpec) -> list[str]:
-    """Say that a device computes bf16 on its other units, as all before Ampere do."""
+    """Return a note if a device computes bf16 without matrix units, as all GPUs before Ampere do."""
     if shape.dtype != "bf16" or "bf16" in spec.matrix_tflops or "fp16" not in spec.matrix_tflops:
         return []
     return [f"{spec.name} has no matrix units for bf16, so that products take {spec.peak_tflops('bf16'):g} TFLOP/s at "
@@ -381,18 +380,17 @@ def _without_matrix_units(shape: TransformerShape, spec: DeviceSpec) -> list[str
 
 
 def launch_us(host: HostModel, shape: TransformerShape, device: DeviceSpec) -> float:
-    """Return the mean host time of a block's launches, µs: of its operations and the time between them.
+    """Return the mean host time of a launch in a block, µs: the operations' time and the time between them.
 
-    A plan's frameworks have Python of their own around a block, which the programs that a host was learned from have
-    not.
+    A plan's framework has further Python around a block, which the programs that a host was learned from lack.
 
     Args:
-        host: what its operations cost.
-        shape: whose block is traced, of one sequence on one GPU.
-        device: which it is traced for.
+        host: the host's model of operations.
+        shape: the decoder whose block is traced, for one sequence on one GPU.
+        device: the device it is traced for.
 
     Raises:
-        PlanError: the host launches nothing: its programs computed on it.
+        PlanError: the host model comes from programs that compute on the host and launch nothing.
     """
     if not host.launch_ns:
         raise PlanError(f"{host.host} is of programs that compute on their host and launch nothing, and a plan is of "
@@ -402,12 +400,12 @@ def launch_us(host: HostModel, shape: TransformerShape, device: DeviceSpec) -> f
     graph = trace_part(shape.one_layer(), TransformerPart(Piece.BLOCK, 1), shape_device(device))
     before, inside = host.estimate(traced_host_step(graph))
     launches = sum(len(calls) for calls in calls_by_operation(graph, range(len(graph.ops))).values())
-    # What comes before a step's first operation and after its last one is no block's.
+    # Time before a step's first operation and after its last does not belong to a block.
     return float(before[1:-1].sum() + inside.sum()) / 1e3 / max(launches, 1)
 
 
 def framework_of(name: str | None) -> Framework | None:
-    """Return the framework of a name; ``None`` and "any" are all of them. Raises ``PlanError``."""
+    """Return the framework of a name; ``None`` (all) for ``None`` and "any". Raises ``PlanError``."""
     if name is None or name == "any":
         return None
     try:
@@ -418,8 +416,8 @@ def framework_of(name: str | None) -> Framework | None:
 
 
 def check_finite(value: float | None, name: str, what: str) -> None:
-    """Raise ``PlanError``, which calls the value ``name``, for what is no number, and for what is so large that its
-    products are none: they would be ranked like any other."""
+    """Raise ``PlanError``, with the value's ``name``, for NaN and for values so large that products overflow; such
+    plans would be ranked like others."""
     if value is not None and not abs(value) <= MOST_FACTOR:
         raise PlanError(f"{name} {value:g} is no figure to compute with; give {what}.")
 

@@ -1,4 +1,4 @@
-"""Published decoders by name, as their ``config.json`` says them: numbers of the models' cards and papers, as data."""
+"""Published decoders by name, with the fields of their ``config.json``: figures of model cards and papers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The calls of a block's routed experts for any number of tokens and experts of a rank, from few traces.
 
-In a block with experts the calls between the router and the weighted sum know two numbers alone: rows of an expert and
-experts of a rank. All others know neither. So a block is always traced with ``ROWS`` rows an expert, and
-the experts' calls are put in their place. Those come from traces of four combinations of rows ``r`` and experts ``c``,
-for every figure of theirs is a sum of multiples of 1, r, c and r · c.
+In a block with experts, calls between the router and the weighted sum depend on two numbers only: rows of an expert and
+experts of a rank. The other calls depend on neither. So a block is always traced with ``ROWS`` rows an expert, and the
+experts' calls in it are replaced. Their sizes are derived from traces of four combinations of rows ``r`` and experts
+``c``, because every figure is a + b·r + d·c + e·r·c.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kernel_models.op_call import OpCall
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 ROWS = 601
-"""Rows of an expert in traced blocks: about as many as there are, and a prime, so that nothing else is as large."""
+"""Rows of an expert in traced blocks: a usual number, and a prime, so that no other size equals it by accident."""
 Trace = Callable[[TransformerShape, TransformerPart], tuple[Sequence[OpCall], int]]
-"""Traces one pass of a part: its calls, and the bytes that forward keeps for backward."""
+"""Traces one pass of a part: returns its calls, and the bytes that forward keeps for backward."""
 
 
 def evened(shape: TransformerShape, part: TransformerPart) -> tuple[TransformerShape, TransformerPart] | None:
-    """Return the part that is traced in place of one: itself where it has no experts, or those of a sequence get a
-    whole number of rows each; ``None`` where experts are not known to be alike for any number of them."""
+    """Return the part that is traced in place of this one: the part itself if it has no experts or each expert gets a
+    whole number of rows per sequence. ``None`` if the experts' calls may not follow the rule of this module."""
     one = replace(part, microbatch=1)
     if part.piece is not Piece.BLOCK or not shape.experts or (
             shape.imbalance == 1.0 and (one.sent_rows(shape) / (shape.experts // part.ep)).is_integer()):
@@ -34,7 +34,7 @@ def evened(shape: TransformerShape, part: TransformerPart) -> tuple[TransformerS
 
 
 def at_ranks(shape: TransformerShape, part: TransformerPart, tp: int) -> tuple[TransformerShape, TransformerPart]:
-    """Return a part with other tensor-parallel ranks and as many rows of an expert."""
+    """Return a part with another number of tensor-parallel ranks and the same number of rows of an expert."""
     other = replace(part, tp=tp)
     if not shape.experts or other.rows_of_expert(shape) == (rows := part.rows_of_expert(shape)):
         return shape, other
@@ -43,12 +43,12 @@ def at_ranks(shape: TransformerShape, part: TransformerPart, tp: int) -> tuple[T
 
 @dataclass(frozen=True, slots=True)
 class RoutedCalls:
-    """The calls of experts in one pass of a block.
+    """The experts' calls in one pass of a block, for any number of rows and experts.
 
     Attributes:
-        counts: experts of a rank, one number or two.
-        corners: the calls with ``ROWS`` rows and with one more, for each of ``counts``.
-        row_bytes: what forward keeps for backward of one row of each of the rank's experts, for each of ``counts``.
+        counts: the one or two numbers of experts of a rank that were traced.
+        corners: for each of ``counts``, the calls with ``ROWS`` rows and with one row more.
+        row_bytes: for each of ``counts``, bytes kept for backward by one row of each of the rank's experts.
     """
 
     counts: tuple[int, ...]
@@ -66,7 +66,7 @@ class RoutedCalls:
         return [along(*pair, count - first, second - first) for pair in zip(found, other, strict=True)]
 
     def kept_bytes(self, rows: int, count: int) -> int:
-        """Return the bytes that forward keeps for backward: ``rows`` rows an expert, ``count`` experts a rank."""
+        """Return the bytes that forward keeps for backward with these rows an expert and experts a rank."""
         first, *second = self.row_bytes
         if not second:
             return rows * first
@@ -74,15 +74,15 @@ class RoutedCalls:
 
 
 def routed_calls(shape: TransformerShape, part: TransformerPart, trace: Trace) -> RoutedCalls | None:
-    """Trace the experts' calls of such parts; ``None`` where they are not alike.
+    """Trace the experts' calls of parts like this one; ``None`` if they differ in more than sizes.
 
     Args:
-        shape, part: of a block; of the part, ``expert_tp`` counts, and whether experts are sorted once more.
-        trace: of one pass.
+        shape, part: a block. From ``part``, only ``expert_tp`` and ``ep`` matter.
+        trace: traces one pass.
     """
     mixed = _mixed(shape)
     own = shape.experts // part.ep
-    # Nothing but the experts is looked at.
+    # Everything but the experts is left out of the traced block.
     shape = replace(shape, merges=False, attends=False, state=None, shared_ffn=0)
     alone = TransformerPart(Piece.BLOCK, 1, part.expert_tp)
 
@@ -105,7 +105,7 @@ def routed_calls(shape: TransformerShape, part: TransformerPart, trace: Trace) -
 
 
 def with_experts(calls: Sequence[OpCall], usual: Sequence[OpCall], experts: Sequence[OpCall]) -> list[OpCall] | None:
-    """Return a pass with other experts' calls in the place of the usual ones; ``None`` where these are not found."""
+    """Return a pass with the calls ``usual`` replaced by ``experts``; ``None`` if ``usual`` is not found in it."""
     for start in range(len(calls) - len(usual) + 1):
         if list(calls[start:start + len(usual)]) == list(usual):
             return [*calls[:start], *experts, *calls[start + len(usual):]]
@@ -119,22 +119,22 @@ def _with_rows(shape: TransformerShape, part: TransformerPart, rows: int) -> tup
 
 
 def _sorted_again(shape: TransformerShape) -> list[int]:
-    """Return the numbers of a rank's experts whose rows come sorted by their senders."""
+    """Return the numbers of experts of a rank whose rows arrive in order of their senders and are sorted again."""
     return [count for count in range(2, shape.experts) if shape.experts % count == 0]
 
 
 def _mixed(shape: TransformerShape) -> tuple[int, ...]:
-    """Return the two least of them, as far as there are."""
+    """Return the two least numbers of ``_sorted_again``, or as many as there are."""
     return tuple(_sorted_again(shape)[:2])
 
 
 def _alike(*calls: OpCall) -> bool:
-    """Return whether calls differ in sizes alone."""
+    """Return whether calls differ in sizes only."""
     return all(replace(call, dims=calls[0].dims) == calls[0] for call in calls)
 
 
 def along(one: OpCall, two: OpCall, steps: int, of: int) -> OpCall:
-    """Return the call that lies ``steps`` of ``of`` from one to another. All figures are whole."""
+    """Return the call at ``steps``/``of`` of the way from ``one`` to ``two``, by linear interpolation of its sizes."""
     if not steps or (one.dims, one.flops, one.bytes_read, one.bytes_written) == (
             two.dims, two.flops, two.bytes_read, two.bytes_written):
         return one

@@ -1,7 +1,7 @@
-"""Pipeline schedules, exactly: the order of every stage's work, and when each piece of it starts and ends.
+"""Pipeline schedules: the order of every stage's tasks, and the exact start and end of each.
 
-Ranks of a stage do the same work at the same time, so that one of each stage is simulated. A search tries thousands of
-plans, so that whole tasks are put in time here and not each kernel by the simulator's engine.
+Ranks of a stage do the same work at the same time, so one rank of each stage is simulated. A search tries thousands of
+plans, so whole tasks are placed in time here, and not single kernels as in the simulator's engine.
 
     stage 0   F0 F1 F2 F3 .. .. B0 F4 B1 ..        1F1B: as many forwards ahead as stages follow
     stage 1      F0 F1 F2 .. B0 F3 B1 ..
@@ -19,12 +19,12 @@ from tracer.arrays import Float64, Int64
 from tracer.parallel_plan import Schedule
 
 FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
-"""Kinds of tasks. With the zero-bubble schedule BACKWARD is the gradients of activations, WEIGHTS those of weights."""
+"""Kinds of tasks. In the zero-bubble schedule BACKWARD computes activation gradients, WEIGHTS weight gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of each stage's tasks: arrays [stage, task] of kind, micro-batch and chunk."""
+    """The order of each stage's tasks: kind, micro-batch and chunk, each [stage, task]."""
 
     kind: Int64
     microbatch: Int64
@@ -33,7 +33,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Pipelined:
-    """A simulated pipeline, µs: start and end of every task [stage, task], and of each stage its busy time."""
+    """A simulated pipeline, µs: start and end of every task [stage, task], and the busy time of each stage [stage]."""
 
     order: Order
     start: Float64
@@ -42,7 +42,7 @@ class Pipelined:
 
     @property
     def stage_end(self) -> Float64:
-        """Return when each stage is done."""
+        """Return the end of each stage's last task, µs."""
         ends: Float64 = self.end.max(axis=1)
         return ends
 
@@ -54,12 +54,12 @@ class Pipelined:
 
 @lru_cache(maxsize=32)
 def order_of(schedule: Schedule, stages: int, microbatches: int, chunks: int = 1) -> Order:
-    """The order of work on every stage.
+    """Return the order of work on every stage.
 
     1F1B: stage i runs ``stages − i − 1`` forwards ahead. Interleaved: micro-batches go in groups of ``stages`` through
     all chunks, and stage i runs ``2 (stages − i − 1) + (chunks − 1) · stages`` ahead (Narayanan et al., 2021, as
-    Megatron-LM schedules it). Zero-bubble: stage i runs ``stages − i − 1 + (chunks − 1) · stages`` ahead, and does
-    the gradients of weights i passes after those of activations (ZB-H1 of Qi et al., 2024; PyTorch's
+    Megatron-LM schedules it). Zero-bubble: stage i runs ``stages − i − 1 + (chunks − 1) · stages`` ahead, and computes
+    weight gradients i passes after activation gradients (ZB-H1 of Qi et al., 2024; PyTorch's
     ``ScheduleInterleavedZeroBubble``).
     """
     total = microbatches * chunks
@@ -90,7 +90,7 @@ def order_of(schedule: Schedule, stages: int, microbatches: int, chunks: int = 1
 
 
 def _zero_bubble(stages: int, chunk_of: Int64, mb_of: Int64, chunks: int) -> Order:
-    """The zero-bubble order of passes whose forwards go through these chunks and micro-batches."""
+    """Return the zero-bubble order of passes whose forwards take these chunks and micro-batches."""
     total, rows = len(mb_of), []
     for stage in range(stages):
         ahead = min(stages - stage - 1 + (chunks - 1) * stages, total)
@@ -109,17 +109,17 @@ def _zero_bubble(stages: int, chunk_of: Int64, mb_of: Int64, chunks: int) -> Ord
 
 def simulate(order: Order, forward: Float64, backward: Float64, transfer: Float64, blocking: bool,
              weights: Float64 | None = None) -> Pipelined:
-    """Run a schedule: every task starts when its stage is free and its input is there.
+    """Simulate a schedule: every task starts when its stage is free and its input has arrived.
 
     Args:
-        order: as ``order_of`` gives it.
+        order: the order, from ``order_of``.
         forward, backward: µs of one micro-batch's work, [stage, chunk].
-        transfer: µs from stage i to stage i + 1 (the last entry: from the last to the first), either way, [stage].
-        weights: of ``backward``, the gradients of weights, [stage, chunk], where they are tasks of their own.
-        blocking: a stage that sends waits for the transfer too, as Megatron-LM's does without interleaving.
+        transfer: µs between stage i and stage i + 1 (last entry: the last and the first), in either direction, [stage].
+        weights: the part of ``backward`` for weight gradients, [stage, chunk], if they are separate tasks.
+        blocking: whether the sender waits for the transfer too, as in Megatron-LM without interleaving.
 
     Raises:
-        ValueError: the order is no schedule: work waits for itself.
+        ValueError: the order is not possible, because a task waits for itself.
     """
     apart = np.zeros_like(backward) if weights is None else weights
     (stages, tasks), chunks = order.kind.shape, forward.shape[1]

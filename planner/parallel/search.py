@@ -1,8 +1,8 @@
-"""The search for the best plan of a decoder on a number of GPUs. Plans that cannot be and those that do not fit are
-named with the reason. Plans that are provably slower than the best are left out, and the rest are estimated.
+"""The search for the best plan of a decoder on a number of GPUs. Plans that are not possible and plans that do not fit
+are reported with the reason. Plans that are provably slower than the best are skipped; the rest are estimated.
 
-Best first: families of plans, then plans, come in the order of their lower bounds (``Bounds``). The search ends when
-the next bound is above the slowest plan that is wanted, so that it misses none of the best.
+Best first: families of plans, then single plans, are taken in the order of their lower bounds (``Bounds``). The search
+ends when the next bound is above the slowest wanted plan, so it misses none of the best plans.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from tracer.shape_only.transformer import TransformerShape
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """One change of a plan.
+    """One change of a plan that needs less memory.
 
     Attributes:
-        change: in words.
-        plan: after it.
-        frees_bytes: of the fullest stage's memory.
-        fits: whether the plan is then expected to fit.
-        probability: that it does.
-        time_us: of its step, where it fits; 0 where nothing says what a step takes.
+        change: description of the change.
+        plan: the plan after the change.
+        frees_bytes: decrease of the fullest stage's memory.
+        fits: whether the changed plan is expected to fit.
+        probability: probability that it fits.
+        time_us: time of its step if it fits; 0 if unknown.
     """
 
     change: str
@@ -67,11 +67,11 @@ class Relief:
 def relief(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, topology: Topology,
            limit_bytes: float, step_us: Callable[[ParallelPlan], float] = lambda plan: 0.0,
            wanted: Framework | None = None) -> list[Relief]:
-    """Single changes of a plan that free memory, those that are enough first: the quickest of these first, of equally
-    quick ones that which frees least.
+    """Return single changes of a plan that free memory. Sufficient changes come first, the fastest first, and among
+    equally fast changes the smallest.
 
-    All have as many GPUs and sequences; what the model cannot be divided by is left out, and what no framework has,
-    where one has the plan.
+    All changes keep the number of GPUs and sequences. Changes are left out if the model cannot be divided by them, or
+    if no framework can run them although one can run the plan.
     """
     needs = fullest_of(plan, shape, pieces).account.total
     found = []
@@ -94,7 +94,7 @@ def relief(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, topo
 
 
 def _changes(plan: ParallelPlan, blocks: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what may change, in words and in fields, where a chunk has ``blocks`` blocks."""
+    """Yield possible changes, each in words and as fields of the plan; a chunk has ``blocks`` blocks."""
     if plan.samples % 2 == 0:
         yield "micro-batches half as large", {"microbatch": plan.samples // 2, "microbatches": 2 * plan.passes}
     if plan.schedule is not Schedule.ZERO_BUBBLE:
@@ -125,15 +125,15 @@ def _changes(plan: ParallelPlan, blocks: int) -> Iterator[tuple[str, dict[str, A
 
 
 class Bounds:
-    """Lower bounds on plans of one decoder. Work of equal chunks is added up once, however many plans have them.
+    """Lower bounds on the step times of a decoder's plans. The work of equal chunks is computed once for all plans.
 
     In any schedule the first micro-batch passes the stages before stage s, then s does all its work, and its last
     backward goes back through the stages before it:
 
         step ≥ max over s of  Σ (i < s) (forward + gradients of activations of one micro-batch on i) + all work of s
 
-    Zero-bubble stages do what is left of weights' gradients while their last backward goes back. Transfers, gradients
-    and parameters of replicas, the optimizer and other waits are left out.
+    Zero-bubble stages do the rest of their weight gradients while their last backward goes back. Transfers, data
+    parallelism's gradients and parameters, the optimizer and other waits are left out.
     """
 
     def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
@@ -145,13 +145,13 @@ class Bounds:
         self._stages: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def least_us(self, plan: ParallelPlan) -> float:
-        """Return what a step takes at least, µs."""
+        """Return a lower bound of a step's time, µs."""
         per_pass, ahead = self._of_stages(plan)
         return self._whole(per_pass * plan.passes + ahead, plan)
 
     def floor_us(self, plan: ParallelPlan) -> float:
-        """Return less than that, without tracing a piece, µs: of blocks' work only the linear layers' products and the
-        collectives that these wait for, or what routing costs the host."""
+        """Return a weaker lower bound, µs, without tracing a piece. It counts the larger of two: blocks' linear layers
+        and the collectives they wait for, or the host's launches of routed experts."""
         counts = np.array(spread(plan, self._shape), np.float64)
         forward, backward = ((counts @ each)[..., 0].max(axis=0) for each in self._floor(plan))
         through = forward[:, 0] + backward[:, 0] * (plan.schedule is not Schedule.ZERO_BUBBLE)
@@ -159,13 +159,13 @@ class Bounds:
         return self._whole(float((busy + np.cumsum(through) - through).max()), plan)
 
     def _whole(self, us: float, plan: ParallelPlan) -> float:
-        """Return a step with what comes to its stages' work."""
+        """Return a step's bound with slow GPUs, the fixed time and residuals added to its stages' work."""
         rates = self._rates
         least = us * (1 + rates.jitter * slowest_of(plan.world_size)) + rates.step_us
         return least if rates.residuals is None else least * exp(rates.residuals.least)
 
     def _floor(self, plan: ParallelPlan) -> tuple[Float64, Float64]:
-        """Forward and backward of a block of each kind, µs at least, each [device or host, 1, kind, 1]."""
+        """Return lower bounds of a block's forward and backward by kind, µs, each [device or host, 1, kind, 1]."""
         key = self._key(plan)
         if key not in self._floors:
             part, rates, exchanges = block_part(plan, plan.samples), self._rates, self._exchanged(plan)
@@ -182,7 +182,7 @@ class Bounds:
         return self._floors[key]
 
     def _of_stages(self, plan: ParallelPlan) -> tuple[float, float]:
-        """Work of the stage that decides for each micro-batch, and what passes before and after it."""
+        """Return the deciding stage's work for each micro-batch, and the time before and after that work, µs."""
         key = (self._key(plan), plan.pp, plan.chunks, plan.recompute, plan.recompute_layers, plan.first_layers,
                plan.last_layers, plan.embedding_layer, plan.loss_layer, plan.balanced, plan.passes,
                plan.schedule is Schedule.ZERO_BUBBLE)
@@ -194,7 +194,7 @@ class Bounds:
             back = backward[:, 0] - (0.0 if weights is None else weights[:, 0])
             best, before, after = (-1.0, 0.0), 0.0, 0.0
             for stage in range(plan.pp):
-                # A stage that delays gradients of weights by some passes does them while its last pass goes back.
+                # A stage that delays weight gradients does them while its last passes go back.
                 late = 0.0 if weights is None else min(stage, plan.passes * plan.chunks) * float(weights[stage].max())
                 best = max(best, (float(busy[stage]), before + max(after - late, 0.0)),
                            key=lambda each: each[0] * plan.passes + each[1])
@@ -207,7 +207,7 @@ class Bounds:
                 plan.overlap)
 
     def _within(self, plan: ParallelPlan) -> PlanCosts:
-        """Return the costs of one stage without replicas: those of its layers are the plan's."""
+        """Return the costs of one stage without replicas; its layers cost the same as the plan's."""
         key = self._key(plan)
         if key not in self._loads:
             self._loads[key] = costs_of_layers(_alone(plan), self._shape, self._pieces, self._exchanged(plan))
@@ -222,7 +222,7 @@ class Bounds:
 
 
 def _alone(plan: ParallelPlan) -> ParallelPlan:
-    """Return one stage of a plan with as few replicas as its experts need."""
+    """Return a plan of one stage and as few replicas as the experts need, otherwise like ``plan``."""
     return ParallelPlan(
         dp=plan.ep // gcd(plan.ep, plan.cp * plan.tp // plan.expert_tp), tp=plan.tp, cp=plan.cp, ep=plan.ep,
         etp=plan.etp, microbatch=plan.samples, overlap=plan.overlap, sequence_parallel=plan.sequence_parallel,
@@ -230,17 +230,17 @@ def _alone(plan: ParallelPlan) -> ParallelPlan:
 
 
 BEST = 10
-"""Number of the best plans that are certainly found, if there are that many."""
+"""Number of best plans that a search certainly finds, if there are that many."""
 MOST_SHOWN_TASKS = 4096
-"""Tasks of the largest plan whose memory over time is given."""
+"""Most tasks of a plan for which memory over time is computed."""
 REACH = 1.05
-"""All plans up to this multiple of the fastest step are found: plans that trade time for memory are of use."""
+"""The search finds all plans up to this multiple of the fastest step, because some of them need less memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A feasible plan, the memory of its fullest stage, the frameworks that have it, whether it surely fits, and the
-    probability that it does."""
+    """A feasible plan: its estimate, the memory of its fullest stage, frameworks that can run it, and whether and how
+    probably it fits."""
 
     estimate: Estimate
     memory: MemoryAccount
@@ -256,9 +256,9 @@ class Ranked:
 
 @dataclass(slots=True)
 class Refused:
-    """Plans that cannot be, for one reason: how many, and the first of them. Sizes that the model cannot be divided by
-    count as one plan. Of plans that do not fit, the example is the plan that needs the least device memory,
-    ``least_bytes``."""
+    """Plans refused for one reason: their number, and an example. Plans of sizes by which the model cannot be divided
+    count as one plan. If memory is the reason, the example is the plan that needs least, ``least_bytes``; else the
+    first plan."""
 
     reason: str
     example: str
@@ -267,7 +267,7 @@ class Refused:
 
     @property
     def such_as(self) -> str:
-        """Name the example, and the memory that it needs where that is why."""
+        """Describe the example, with its memory if that is the reason."""
         needs = f", which needs {self.least_bytes / 1e9:,.1f} GB" if self.least_bytes else ""
         return self.example + needs + (", the least of these" if needs and self.count > 1 else "")
 
@@ -277,14 +277,14 @@ class Found:
     """The result of a search.
 
     Attributes:
-        plans: feasible ones, the fastest first.
-        refused: why others are not among them, each reason with its number of plans.
-        relief: what would have to change for the one plan that was asked for, where it does not fit, or where none
-            does, for the plan that needs least memory.
-        needs: memory of that plan's fullest stage, and needs_us: its step if it fitted; limit_bytes: what there is.
-        stages: of the one plan that was asked for, the memory of each stage, and over its step.
-        slower: plans that were not estimated, for none of them takes less than ``slower_us``; whether they fit is not
-            known.
+        plans: feasible plans, the fastest first.
+        refused: reasons why other plans are not possible, with the number of plans.
+        relief: changes that would let the single requested plan fit; if no plan fits, for the plan of least memory.
+        needs, needs_us: for that plan: memory of its fullest stage, and its step's time if it fitted.
+        limit_bytes: memory of a device.
+        stages: for a single requested plan: the memory of each stage, and that memory over the step.
+        slower: number of plans that were not estimated, because none takes less than ``slower_us``; whether they fit is
+            unknown.
     """
 
     plans: list[Ranked] = field(default_factory=list)
@@ -299,7 +299,7 @@ class Found:
 
     @property
     def considered(self) -> int:
-        """Plans in all."""
+        """Number of all plans."""
         return len(self.plans) + sum(each.count for each in self.refused) + self.slower
 
 
@@ -307,17 +307,17 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerC
            memory_limit: float | None = None, rates: CorrectionFactors = UNCORRECTED,
            framework: Framework | None = None, best: int | None = BEST, reach: float = REACH,
            profile: FrameworkProfile = PLAIN) -> Found:
-    """Estimate every plan that can be, fits and may be among the best.
+    """Estimate every plan that is possible, fits and may be among the best.
 
     Args:
-        memory_limit: bytes of a device; by default all it has.
-        framework: the only one whose plans are wanted.
-        best: how many plans are wanted; ``None`` for all that can be and fit.
-        reach: plans of up to this multiple of the fastest plan's time are wanted too.
-        profile: of the framework; ``pieces`` and ``rates`` are then its own.
+        memory_limit: usable bytes of a device; by default all its memory.
+        framework: only plans of this framework.
+        best: number of plans wanted; ``None`` for all that are possible and fit.
+        reach: plans up to this multiple of the fastest plan's time are wanted too.
+        profile: the framework whose kernels and schedule are assumed; ``pieces`` and ``rates`` must belong to it.
 
     Raises:
-        PlanError: the cluster is too small, or the batch can be split by no number of replicas.
+        PlanError: the cluster is too small, or no plan can split the batch.
     """
     collectives.check_fits(gpus)
     job = _Search(shape, pieces, collectives, memory_limit, rates, best, reach, wanted=framework)
@@ -348,7 +348,7 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerC
 def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel, *,
                memory_limit: float | None = None, rates: CorrectionFactors = UNCORRECTED,
                framework: Framework | None = None) -> Found:
-    """One plan as a search that found it or refused it."""
+    """Estimate or refuse one plan; the result has the form of a search's."""
     job = _Search(shape, pieces, collectives, memory_limit, rates, None, 1.0, named=True, wanted=framework)
     try:
         check_decoder_plan(plan, shape, collectives.topology)
@@ -366,7 +366,7 @@ def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, 
 
 
 class _Search:
-    """A search: the plans found so far, and those left to look at, by lower bound."""
+    """State of a search: the plans found so far, and the families and plans left, ordered by lower bound."""
 
     def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
                  memory_limit: float | None, rates: CorrectionFactors, best: int | None, reach: float,
@@ -376,17 +376,17 @@ class _Search:
         self._best, self._reach, self._named = best, reach, named
         self._wanted, self._asked = wanted if wanted not in ANY else None, wanted
         self._bounds = Bounds(shape, pieces, collectives, rates)
-        self._left: list[tuple[float, int, PlanFamily | ParallelPlan, bool]] = []  # whether bounds know the pieces
+        self._left: list[tuple[float, int, PlanFamily | ParallelPlan, bool]] = []  # last: whether pieces were traced
         self._order = count()
         self._states: dict[tuple[object, ...], float] = {}
         self._unmeasured: dict[str, list[tuple[float, int, PlanFamily, State]]] = {}
-        self._times: list[float] = []  # negative: the slowest of the best is the heap's first
+        self._times: list[float] = []  # negated, so that the heap's first is the slowest of the best
         self._fastest = float("inf")
         self._found = Found()
         self._reasons: dict[str, Refused] = {}
 
     def add(self, family: PlanFamily) -> None:
-        """Put a family of plans on the list."""
+        """Add a family of plans to those left, by its lower bound."""
         first = family.least
         try:
             check_decoder_plan(first, self._shape, self._collectives.topology)
@@ -397,14 +397,14 @@ class _Search:
         heapq.heappush(self._left, (bound, next(self._order), family, False))
 
     def run(self) -> Found:
-        """Look at plans until no other can be among the best."""
+        """Look at plans until no other plan can be among the best."""
         while self._left and self._left[0][0] <= self._worst:
             bound, _, each, traced = heapq.heappop(self._left)
             if isinstance(each, ParallelPlan):
                 self.look_at(each)
                 continue
             if not traced:
-                # It came first by a bound that needs no piece; most families end here.
+                # Its bound was the one without traced pieces; most families never get further.
                 self._bound(bound, each)
                 continue
             for state in each.states:
@@ -422,9 +422,9 @@ class _Search:
         return found
 
     def _bound(self, floor: float, family: PlanFamily) -> None:
-        """Put a family back on the list by what it takes at least, without the plans whose state alone does not fit."""
+        """Add a family again with its better bound, without the plans whose model state alone does not fit."""
         kept = []
-        known: dict[tuple[Sharding, int], tuple[float, str | None]] = {}  # the same for all recomputation
+        known: dict[tuple[Sharding, int], tuple[float, str | None]] = {}  # equal for all recomputation
         for state in family.states:
             if state[:2] not in known:
                 held = self._state_of(family.plan(state))
@@ -449,14 +449,14 @@ class _Search:
         heapq.heappush(self._left, (max(floor, least), next(self._order), family, True))
 
     def _state_of(self, plan: ParallelPlan) -> float:
-        """Return bytes of state that a stage holds, less than what the fullest one needs."""
+        """Return a lower bound of the fullest stage's memory: the bytes of its model state."""
         key = plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.etp, plan.chunks, plan.sharding, plan.replicate
         if key not in self._states:
             self._states[key] = max(state_of(plan, self._shape, stage).total for stage in {0, plan.pp - 1})
         return self._states[key]
 
     def _find_least(self) -> None:
-        """Find the plan that needs least memory, also of those that were refused for their state."""
+        """Find the plan that needs least memory, including plans that were refused for their model state."""
         for reason, left in self._unmeasured.items():
             heapq.heapify(left)
             refused = self._reasons[reason]
@@ -468,11 +468,11 @@ class _Search:
                     refused.least_bytes, refused.example = needs, str(plan)
 
     def look_at(self, plan: ParallelPlan) -> None:
-        """Estimate a plan that can be, if it fits."""
+        """Estimate a possible plan, if it fits."""
         fullest = fullest_of(plan, self._shape, self._pieces)
         memory, fit = fullest.account, fit_of(fullest, self.limit_bytes)
         lacking = memory.lacking(self.limit_bytes, self._pieces.device.name)
-        # What is named is refused only where it cannot fit; what is looked for must be expected to.
+        # A named plan is refused only if it certainly does not fit; other plans must be expected to fit.
         if lacking is not None and (fit is Fit.NO or not self._named):
             self.refuse(PlanError(lacking), plan, needs=memory.total)
             return
@@ -486,7 +486,7 @@ class _Search:
                 heapq.heappop(self._times)
 
     def relieve(self, plan: ParallelPlan) -> None:
-        """Note what a plan that does not fit needs, and what would have to change."""
+        """Record what a plan that does not fit needs, and which changes would make it fit."""
         def step_us(plan: ParallelPlan) -> float:
             return estimate(costs_of_plan(plan, self._shape, self._pieces, self._collectives), self._rates).time_us
 
@@ -497,7 +497,7 @@ class _Search:
                               self._asked)
 
     def refuse(self, error: Exception, plan: ParallelPlan, number: int = 1, needs: float | None = None) -> None:
-        """Count plans that cannot be for a reason; ``needs`` is the memory of one that does not fit, bytes."""
+        """Count plans as refused for a reason; ``needs`` is the memory of a plan that does not fit, bytes."""
         refused = self._reasons.get(reason := str(error))
         if refused is None:
             refused = self._reasons[reason] = Refused(reason, str(plan))
@@ -507,7 +507,7 @@ class _Search:
 
     @property
     def _worst(self) -> float:
-        """Time beyond which no plan is wanted, µs."""
+        """Time above which no plan is wanted, µs."""
         if self._best is None or len(self._times) < self._best:
             return float("inf")
         return max(-self._times[0], self._fastest * self._reach)
@@ -515,12 +515,12 @@ class _Search:
 
 PARTS = {"arithmetic": ("products",), "memory traffic": ("others", "optimizer"), "host": ("host", "fixed"),
          "exposed communication": ("layers", "data"), "pipeline bubble": ("pipeline",), "slowest GPU": ("stragglers",)}
-"""Parts of an estimate as people name them; together they are the step."""
+"""Fields of an ``Estimate`` for each part of a step that reports name; together the parts are the step."""
 REPEATED = 0.005
-"""Share of a step by which runs of one plan differ. A micro-batch of SimuMax's B200 jobs takes 0.5 to 4% longer in
-steps of 32 than in steps of 8."""
+"""Relative difference between steps of one plan. In SimuMax's B200 jobs a micro-batch takes 0.5 to 4% longer in steps
+of 32 than in steps of 8."""
 LEAST_SHARE = 0.1
-"""Least share of all differences between two plans that a part must have to be shown."""
+"""Least share of the sum of all differences that a part must have to be named."""
 
 
 def parts_of(estimate: Estimate) -> dict[str, float]:
@@ -529,7 +529,7 @@ def parts_of(estimate: Estimate) -> dict[str, float]:
 
 
 def differences(first: Estimate, second: Estimate) -> dict[str, float]:
-    """Return what the second plan takes longer in each part, µs."""
+    """Return how much longer each part takes in the second plan, µs."""
     one, two = parts_of(first), parts_of(second)
     return {name: two[name] - one[name] for name in PARTS}
 
@@ -537,8 +537,8 @@ def differences(first: Estimate, second: Estimate) -> dict[str, float]:
 def unsure_us(first: Estimate, second: Estimate) -> float:
     """Return the 80% half-width of the difference between two plans' times, µs.
 
-    What both do errs by the same in both and cancels. What one does more of than the other keeps the relative error of
-    its kind, independently of the others; waits for other stages and GPUs err as products do.
+    The error of work that both plans do cancels. Work that one plan does in addition keeps the relative error of its
+    kind; kinds are independent. Waits for other stages and GPUs have the relative error of products.
     """
     by, spreads = differences(first, second), (first.spreads, second.spreads)
     products, others, collectives, host = (max(getattr(each, name) for each in spreads) for name in (
@@ -549,14 +549,12 @@ def unsure_us(first: Estimate, second: Estimate) -> float:
 
 
 def tied(first: Estimate, second: Estimate) -> bool:
-    """Return whether the difference between two plans' times lies inside its own uncertainty, or inside what runs of
-    one plan
-    differ by."""
+    """Return whether two plans' times differ by no more than the difference's uncertainty, or than runs of one plan."""
     return abs(second.time_us - first.time_us) <= max(unsure_us(first, second), REPEATED * first.time_us)
 
 
 def separation(first: Estimate, second: Estimate) -> str:
-    """Say in a line what separates a plan from a faster one: the parts that differ most, in ms."""
+    """Describe in a line what separates a plan from a faster one: the parts that differ most, in ms."""
     by = differences(first, second)
     every = sum(abs(us) for us in by.values())
     told = sorted((name for name, us in by.items() if every and abs(us) >= LEAST_SHARE * every),
@@ -567,8 +565,8 @@ def separation(first: Estimate, second: Estimate) -> str:
 
 
 def front(plans: Iterable[Ranked]) -> list[Ranked]:
-    """Return the plans that no other is at least as good as in time of a sequence, memory of a device and GPUs; the
-    quickest first. What a step costs is GPUs times time, so that the cheapest are among them."""
+    """Return the Pareto front of plans, fastest first: no other plan is as good in time of a sequence, memory of a
+    device and GPUs. A step costs GPUs × time, so the cheapest plans are in the front."""
     ordered = sorted(plans, key=_figures)
     kept: list[Ranked] = []
     for each in ordered:

@@ -1,7 +1,7 @@
-"""``advise``: which sizes of a decoder cost its GPUs more than their neighbours, and why.
+"""``advise``: find sizes of a decoder that cost more GPU time than similar sizes, and the reasons.
 
-What is compared is the time that GPUs work on a token, forward and backward, without collectives, the optimizer and the
-host (``plan`` has these). After Anthony et al., "The Case for Co-Designing Model Architectures with Hardware" (2024).
+Compared is the time that GPUs work on a token, forward and backward, without collectives, the optimizer and the host,
+which ``plan`` includes. After Anthony et al., "The Case for Co-Designing Model Architectures with Hardware" (2024).
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     import pandas
 
 HEAD_SIZES = range(32, 257, 8)
-"""Sizes of heads that are tried: those that fused attention has kernels for, in steps of one load."""
+"""Head sizes that are tried: those with kernels of fused attention, in steps of one vector load."""
 STEPS = (8, 64, 128, 256)
-"""Multiples, on each rank, that inner widths and vocabularies are rounded to."""
+"""Multiples, on each rank, to which inner widths and vocabularies are rounded."""
 NEAR, MOST_WIDTHS = 0.04, 6
-"""How far inner widths and widths are changed, and how many of each kind to either side are tried."""
+"""Largest relative change of inner widths and widths, and most values of each that are tried on either side."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeChange:
-    """A change of one size.
+    """A change of one size of a decoder or its plan.
 
     Attributes:
-        setting: which: "heads", "ffn", "vocab", "hidden", "microbatch", "tp" or "".
-        value: the new one, as people write it.
-        shape, plan: the decoder and its plan with it.
-        credited: more parameters count as more model: time is compared for each of them.
+        setting: name of the size: "heads", "ffn", "vocab", "hidden", "microbatch", "tp" or "".
+        value: the new value as text.
+        shape, plan: the decoder and its plan after the change.
+        credited: whether more parameters count as a larger model, so that time per parameter is compared.
     """
 
     setting: str
@@ -58,7 +58,7 @@ class ShapeChange:
 
 
 def neighbours(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
-    """Yield the changes, setting by setting; none of them is the decoder itself."""
+    """Yield the changes to compare, setting by setting, without the decoder itself."""
     ranks, size, tp = plan.expert_tp if shape.experts else plan.tp, plan.samples, plan.tp
     inner = [ShapeChange("ffn", f"{ffn:,}", changed(shape, ffn=ffn), plan, credited=True)
              for ffn in (_around(shape.ffn, ranks) if shape.ffn else ())]
@@ -75,7 +75,7 @@ def neighbours(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeCha
 
 
 def changed(shape: TransformerShape, **values: Any) -> TransformerShape:
-    """Return the decoder with other sizes, in every run of its blocks that has the decoder's own."""
+    """Return the decoder with other sizes; runs of blocks change too where they have the decoder's size."""
     own = {name: getattr(shape, name) for name in values}
     stack = tuple(replace(run, hidden=values.get("hidden", run.hidden), **{
         name: value for name, value in values.items() if getattr(run, name) == own[name]}) for run in shape.stack)
@@ -83,7 +83,7 @@ def changed(shape: TransformerShape, **values: Any) -> TransformerShape:
 
 
 def _heads(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
-    """As many parameters in other heads: of queries, and in the same proportion of keys and values."""
+    """Yield changes of the number of heads with the same parameters and the same ratio of query to key heads."""
     if shape.latent is not None or not any(run.attends for run in shape.runs):
         return
     size = shape.width_of_head
@@ -98,7 +98,7 @@ def _heads(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]
 
 
 def _around(size: int, ranks: int) -> list[int]:
-    """Multiples of ``STEPS`` times the ranks nearest to a size, and the nearest of a tile's width."""
+    """Return sizes near a size: multiples of ``STEPS`` times the ranks, and multiples of a tile's width."""
     found = set()
     for step in (each * ranks for each in STEPS):
         for value in (size // step * step, -(-size // step) * step):
@@ -112,17 +112,17 @@ def _around(size: int, ranks: int) -> list[int]:
 
 
 def _vocabulary(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
-    """Larger ones alone: tokens cannot be left out, and padding adds no model."""
+    """Yield larger vocabularies; none is smaller, because no token can be left out. Padding adds no model."""
     for step in STEPS:
         vocab = -(-shape.vocab // (step * plan.tp)) * step * plan.tp
         yield ShapeChange("vocab", f"{vocab:,}", changed(shape, vocab=vocab), plan)
 
 
 def _widths(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
-    """More or fewer heads of the same size, with an inner width in proportion."""
+    """Yield widths with more or fewer heads of the same size, and an inner width in proportion."""
     if shape.latent is not None or shape.heads * shape.width_of_head != shape.hidden or any(
             run.state is not None for run in shape.runs):
-        return  # a mixer's width goes with the stream's
+        return  # a mixer's width depends on the residual stream's
     group = shape.heads // shape.kv_heads
     found = []
     for heads in range(1, 2 * shape.heads):
@@ -139,24 +139,24 @@ def _widths(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange
 
 
 REPEATED, SHARE = 0.035, 0.40
-"""Standard deviation of the logarithm of a kernel's time over the predicted one where its sizes change. Terms: what
-neighbouring sizes differ by anyway, and a share of the change of its efficiency. Fitted in
-``benchmarks/shape_advice.py`` to neighbours of four measured sweeps; the others are judged there."""
+"""Standard deviation of the logarithm of measured over predicted time of a kernel whose sizes change: a constant, and a
+share of the change of the kernel's efficiency. Fitted in ``benchmarks/shape_advice.py`` to neighbouring sizes of four
+measured sweeps; the other sweeps judge it."""
 REST = "arithmetic and traffic"
-"""What no other term covers: work itself, and kernels that the terms do not describe."""
+"""Name of all time that no other term covers: the work itself, and kernels that the terms do not describe."""
 TOLD = 0.2
-"""Reasons that are shown have at least so much of the largest one's time."""
+"""Reasons are shown if they have at least this share of the largest reason's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeCost:
-    """The time of a rank's kernels for a token, and the share of it that its sizes cost.
+    """GPU time of a decoder's kernels for a token, and what its sizes cost.
 
     Attributes:
         calls: distinct kernels.
-        us: of each, all its runs together, µs of a GPU a token [n].
-        one_us: of each, one run, µs [n].
-        lost_us: of each, by term, what full tiles of whole rows would save [n].
+        us: time of all runs of each kernel for a token, µs of GPU time [n].
+        one_us: time of one run of each kernel, µs [n].
+        lost_us: by term, the part of ``us`` that full tiles and whole rows would save, µs [n].
     """
 
     calls: tuple[OpCall, ...]
@@ -166,7 +166,7 @@ class ShapeCost:
 
     @property
     def total_us(self) -> float:
-        """All of it."""
+        """Time of all kernels, µs."""
         return float(self.us.sum())
 
     def lost(self) -> dict[str, float]:
@@ -176,15 +176,15 @@ class ShapeCost:
 
 @dataclass(frozen=True, slots=True)
 class ShapeAdvice:
-    """A change and what it gains.
+    """A change of a size, and its gain.
 
     Attributes:
-        change: the size that changes, and its new value.
-        us: GPU time of a token with it, µs.
-        gain: share of the time that it saves, for each parameter where more of them are more model.
+        change: the change.
+        us: GPU time of a token after the change, µs.
+        gain: share of the time that it saves; per parameter if the change is ``credited``.
         low, high: 80% interval of the gain.
-        parameters: with it over those without.
-        reasons: what the terms cost more (above 0) or less than before, share of the time before.
+        parameters: parameters after the change over those before.
+        reasons: by term, increase of its cost as a share of the time before; negative for a decrease.
     """
 
     change: ShapeChange
@@ -197,11 +197,11 @@ class ShapeAdvice:
 
     @property
     def sure(self) -> bool:
-        """Return whether the interval says that the gain, or the loss, is one."""
+        """Return whether the interval excludes a gain of zero."""
         return self.low > 0 or self.high < 0
 
     def why(self) -> str:
-        """Say which terms change the time most, in their order."""
+        """Return the terms that change the time most, largest first, as text."""
         most = max((abs(value) for value in self.reasons.values()), default=0.0)
         told = sorted((name for name, value in self.reasons.items() if abs(value) >= max(TOLD * most, 0.001)),
                       key=lambda name: -abs(self.reasons[name]))
@@ -211,15 +211,15 @@ class ShapeAdvice:
 
 @dataclass(frozen=True, repr=False)
 class ShapeReport(Shown):
-    """A decoder's sizes on a device.
+    """A decoder's sizes on a device, compared with similar sizes.
 
     Attributes:
-        model: its name.
-        shape, plan, device: what was looked at.
-        cost: of the decoder as it is.
-        advice: changes, the greatest gain first.
-        refused: changes that cannot be, with the reason.
-        notes: what was assumed.
+        model: name of the decoder.
+        shape, plan, device: the compared decoder, its plan and the device.
+        cost: GPU time of the unchanged decoder.
+        advice: changes, the largest gain first.
+        refused: changes that are not possible, with the reason.
+        notes: assumptions.
     """
 
     model: str
@@ -232,13 +232,13 @@ class ShapeReport(Shown):
     notes: tuple[str, ...] = ()
 
     def headline(self) -> str:
-        """Say what a token takes, and what gains most."""
+        """Return the time of a token and the largest gain in a line."""
         best = f"; {self.advice[0].change.setting} {self.advice[0].change.value} gains {self.advice[0].gain:.1%}" if (
             self.advice) else ""
         return f"{self.model} on {self.device.name}: {self.cost.total_us:,.4g} µs of a GPU a token{best}"
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Make the changes, the greatest gain first; the kernels with what their sizes cost; and what cannot be."""
+        """Return tables: changes, largest gain first; kernels with what their sizes cost; impossible changes."""
         cost = self.cost
         return {"changes": lambda: frame_of({
             "setting": each.change.setting, "value": each.change.value, "us_per_token": each.us, "gain": each.gain,
@@ -257,14 +257,14 @@ def shapes(source: str | Job, *, device: str = "h200-sxm", settings: Sequence[st
     """Find the sizes of a model that cost more GPU time than their neighbours.
 
     Args:
-        source, settings, preset: as ``plan`` takes them.
-        device: where it runs; a name or a file.
-        parallel: how layers are split and the micro-batch's size, such as "tp=8,microbatch=4,sequence_parallel".
-        profile: fitted models of the device.
+        source, settings, preset: as in ``plan``.
+        device: the GPU: a name or a file.
+        parallel: split of layers and size of a micro-batch, such as "tp=8,microbatch=4,sequence_parallel".
+        profile: models fitted for the device.
 
     Raises:
-        PlanError: the source is no decoder, or cannot be split so.
-        ForetraceError: a name or a file is not known, or cannot be read.
+        PlanError: the source is no decoder, or cannot be split in this way.
+        ForetraceError: a name or a file is unknown, or cannot be read.
     """
     plan, spec = ParallelPlan.parse(parallel), find_device(device)
     name, shape, _, notes = read_decoder(source, settings, preset)
@@ -276,16 +276,16 @@ def shapes(source: str | Job, *, device: str = "h200-sxm", settings: Sequence[st
 
 def advise(shape: TransformerShape, plan: ParallelPlan, pieces: LayerCosts,
            settings: Collection[str] | None = None) -> ShapeReport:
-    """Compare a decoder with its neighbours.
+    """Compare a decoder with decoders of similar sizes.
 
     Args:
-        shape: its sizes.
-        plan: how its layers are split, and its micro-batch.
-        pieces: of the device.
-        settings: sizes that may change, as ``ShapeChange`` names them; all by default.
+        shape: sizes of the decoder.
+        plan: split of its layers, and its micro-batch.
+        pieces: costs on the device.
+        settings: sizes that may change, as in ``ShapeChange``; all by default.
 
     Raises:
-        PlanError: it cannot be split as the plan says.
+        PlanError: the plan cannot split the decoder.
     """
     try:
         now = cost_of(shape, plan, pieces)
@@ -304,10 +304,10 @@ def advise(shape: TransformerShape, plan: ParallelPlan, pieces: LayerCosts,
 
 
 def cost_of(shape: TransformerShape, plan: ParallelPlan, pieces: LayerCosts) -> ShapeCost:
-    """Return what a decoder's kernels take for a token on one rank of a plan, all ranks of a layer counted.
+    """Return GPU time of a decoder's kernels for a token on one rank, multiplied by the ranks that share a layer.
 
     Raises:
-        ShapeOnlyError: the shape does not divide as the plan wants it.
+        ShapeOnlyError: the plan does not divide the shape.
     """
     calls: list[OpCall] = []
     us: list[float] = []
@@ -326,7 +326,7 @@ def cost_of(shape: TransformerShape, plan: ParallelPlan, pieces: LayerCosts) -> 
 
 
 def _parts(shape: TransformerShape, plan: ParallelPlan) -> Iterator[tuple[TransformerShape, TransformerPart, int]]:
-    """A rank's pieces and how many of each there are."""
+    """Yield a rank's pieces with their numbers."""
     def part(piece: Piece) -> TransformerPart:
         return TransformerPart(piece, plan.samples, plan.tp, plan.cp, plan.ep, plan.sequence_parallel, plan.etp)
 
@@ -337,8 +337,8 @@ def _parts(shape: TransformerShape, plan: ParallelPlan) -> Iterator[tuple[Transf
 
 
 def _lost(calls: Sequence[OpCall], us: Float64, device: DeviceSpec) -> dict[str, Float64]:
-    """Return what each term costs of one run, µs [n]: without it the arithmetic is quicker, down to what the board's
-    power feeds."""
+    """Return what each term costs of one run of each kernel, µs [n]. Without a term, arithmetic would be faster, down
+    to the rate that the board's power sustains."""
     share = arithmetic_share(calls, device)
     fed = np.array([call.flops / sustained_tflops(device, call.dtype) / 1e6 if call.family in LIMITED else 0.0
                     for call in calls])
@@ -360,10 +360,10 @@ def compared(change: ShapeChange, shape: TransformerShape, now: ShapeCost, then:
 
 
 def _spread(now: ShapeCost, then: ShapeCost) -> float:
-    """Standard deviation of the logarithm of the ratio of two times.
+    """Return the standard deviation of the logarithm of the ratio of two times.
 
-    Kernels that both run err by the same and cancel. The others are paired in their order: each pair errs by itself, by
-    what neighbours differ by, and by a share of what its efficiency changes.
+    Errors of kernels that both have cancel. The other kernels are paired in order. Errors of pairs are independent;
+    each consists of ``REPEATED`` and of ``SHARE`` times the change of efficiency.
     """
     common = set(now.calls) & set(then.calls)
     before = [i for i, call in enumerate(now.calls) if call not in common]
@@ -378,7 +378,7 @@ def _spread(now: ShapeCost, then: ShapeCost) -> float:
 
 
 def _efficiency(cost: ShapeCost, i: int) -> float:
-    """Logarithm of a kernel's time over its work: operations of products, bytes of others."""
+    """Return the logarithm of a kernel's time over its work: FLOPs of products, bytes of other kernels."""
     call = cost.calls[i]
     work = call.flops if call.family in LIMITED and call.flops else call.bytes_moved
     return log(cost.one_us[i]) - log(max(work, 1.0))

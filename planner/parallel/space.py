@@ -4,8 +4,8 @@ Sources: Megatron-Core's arguments (``megatron/training/arguments.py`` of github
 ``[parallelism]`` and ``[activation_checkpoint]`` settings (``torchtitan/config/job_config.py`` of
 github.com/pytorch/torchtitan) and PyTorch's ``fully_shard`` and ``DistributedDataParallel``.
 
-A search tries every way to spread a decoder's step that the frameworks have. ``with_batch`` sets the micro-batches of a
-plan that a user names.
+A search tries every way to spread a decoder's step that the frameworks can run. ``with_batch`` sets the micro-batches
+of a plan that a user names.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tracer.shape_only.transformer import TransformerShape
 
 
 class Framework(str, Enum):
-    """A program that trains with a plan."""
+    """A framework that can train with a plan."""
 
     MEGATRON = "megatron"
     """Megatron-Core: DDP or the distributed optimizer; Megatron-FSDP without a pipeline."""
     TORCHTITAN = "torchtitan"
     FSDP = "fsdp"
-    """PyTorch's FSDP2 or DDP around a model, and nothing else."""
+    """PyTorch's FSDP2 or DDP around a model, without other parallelism."""
     NANOTRON = "nanotron"
     """Hugging Face's nanotron: DDP or ZeRO 1, tensor and pipeline parallelism, in plain PyTorch."""
     DEEPSPEED = "deepspeed"
@@ -39,17 +39,17 @@ class Framework(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The ways of spreading a step that a framework has.
+    """The plans that a framework can run.
 
     Attributes:
         shardings, piped: what replicas may share, without and with a pipeline.
-        copied: the shardings that may be kept in several copies (``replicate``).
-        schedules, chunked: schedules of a pipeline, and those with several chunks a stage.
-        recompute: what backward may compute again.
-        parts: shares of a chunk's blocks that may be computed again, in addition to all of them.
-        layers: whether layers can be split: tensor and pipeline parallelism.
-        sequences, experts: whether there is context and expert parallelism.
-        plain_tensor: whether there is tensor parallelism without sequence parallelism.
+        copied: shardings for which several copies are possible (``replicate``).
+        schedules, chunked: pipeline schedules, and those that may have several chunks a stage.
+        recompute: kinds of recomputation.
+        parts: shares of a chunk's blocks that may be recomputed, in addition to all blocks.
+        layers: whether tensor and pipeline parallelism exist.
+        sequences, experts: whether context parallelism and expert parallelism exist.
+        plain_tensor: whether tensor parallelism is possible without sequence parallelism.
         overlapped: whether tensor parallelism's collectives can overlap products, piece by piece.
     """
 
@@ -94,12 +94,12 @@ WAYS = {
         sequences=False, experts=False, recompute=(Recomputation.NONE, Recomputation.FULL)),
 }
 ANY = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.FSDP)
-"""Frameworks that are tried if none is named. The others have only plans that these have too: name one to try it."""
+"""Frameworks that are tried by default. The others have no further plans: they are tried only if named."""
 
 
 def frameworks_of(plan: ParallelPlan, shape: TransformerShape, wanted: Framework | None = None
                   ) -> tuple[Framework, ...]:
-    """Return the frameworks that can run a plan, of those in ``ANY`` or of ``wanted`` alone."""
+    """Return the frameworks of ``ANY`` that can run a plan; with ``wanted``, only this framework is asked."""
     names = ANY if wanted is None else (wanted,)
     return tuple(name for name in names if _has(name, WAYS[name], plan, shape))
 
@@ -109,12 +109,12 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
     shardings = ways.piped if plan.pp > 1 else ways.shardings
     tensor_ok = ways.layers or plan.tp == 1
     if plan.tp > 1 and not plan.sequence_parallel:
-        # Megatron-Core asks for sequence parallelism where experts and tensor parallelism meet.
+        # Megatron-Core requires sequence parallelism for experts with tensor parallelism.
         tensor_ok = ways.plain_tensor and not (any(run.experts for run in shape.runs))
     if framework is Framework.TORCHTITAN and plan.tp * plan.cp > 1:
-        tensor_ok = tensor_ok and all(run.state is None for run in shape.runs)  # Megatron-Core alone splits mixers
+        tensor_ok = tensor_ok and all(run.state is None for run in shape.runs)  # only Megatron-Core splits mixers
     alone = not shares and not plan.sharding
-    # torchtitan's DDP goes with nothing else.
+    # torchtitan's DDP cannot be combined with other parallelism.
     plain_ddp = framework is Framework.TORCHTITAN and not plan.sharding and plan.tp * plan.pp * plan.cp * plan.ep == 1
     return (
         tensor_ok
@@ -135,13 +135,13 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
 
 
 def _megatron_alone(plan: ParallelPlan) -> bool:
-    """Return whether experts are exchanged, kernels launched or modules recomputed in a way of Megatron-Core's own."""
+    """Return whether a plan uses dispatchers, CUDA graphs, kernels or recomputation that only Megatron-Core has."""
     return plan.dispatcher.once or plan.graphs is not Graphs.NONE or bool(plan.recompute_modules) or (
         plan.expert_overlap or plan.fused_experts or plan.fp8_attention or plan.fp8_parameters)
 
 
 def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape) -> bool:
-    """Return whether layers can be spread and recomputed so."""
+    """Return whether a framework can spread and recompute layers as the plan does."""
     if plan.recompute_layers is not None:
         least = min(sum(chunk) for stage in spread(plan, shape) for chunk in stage)
         every = plan.recompute_layers < least and least % plan.recompute_layers == 0
@@ -153,8 +153,8 @@ def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape
 
 
 def lacking(plan: ParallelPlan, shape: TransformerShape) -> int:
-    """Return how many layers are missing for equal chunks on all stages. Megatron-Core leaves out one on the last
-    stage, and one on the first, where loss and embedding count as layers."""
+    """Return the number of layers that are missing for equal chunks on all stages. Megatron-Core allows one fewer on
+    the last stage and one on the first, where loss and embedding then count as layers."""
     return -shape.layers % (plan.pp * plan.chunks)
 
 
@@ -167,7 +167,7 @@ def exported(plan: ParallelPlan, shape: TransformerShape, framework: Framework) 
     """Return a plan as the arguments of a framework.
 
     Raises:
-        PlanError: the framework cannot run the plan, or has no arguments that are written here.
+        PlanError: the framework cannot run the plan, or this function does not know its arguments.
     """
     if framework not in (Framework.MEGATRON, Framework.TORCHTITAN):
         raise PlanError(f"{framework.value} has no arguments of its own that are written here; export to megatron or "
@@ -188,7 +188,7 @@ def _megatron(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     found += _megatron_stages(plan, shape)
     if plan.sharding:
         found.append("--use-distributed-optimizer")
-    if plan.bucket_mb is not None:  # in parameters
+    if plan.bucket_mb is not None:  # the option counts parameters
         found.append(f"--ddp-bucket-size {plan.bucket_mb * MIB // shape.element_bytes}")
     found += ["--grad-reduce-in-bf16"] * plan.half_gradients + ["--optimizer-cpu-offload"] * plan.offload_optimizer
     if plan.sharding in _STRATEGY:
@@ -203,7 +203,7 @@ def _megatron(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
         if plan.recompute_modules:
             found.append(f"--recompute-modules {' '.join(plan.recompute_modules)}")
     elif plan.recompute.blocks:
-        # "block" counts the blocks of each chunk that are computed again, "uniform" those that share an input.
+        # "block": number of recomputed blocks of each chunk. "uniform": number of blocks that share a stored input.
         method, layers = ("uniform", 1) if plan.recompute_layers is None else ("block", plan.recompute_layers)
         found += ["--recompute-granularity full", f"--recompute-method {method}", f"--recompute-num-layers {layers}"]
     return found
@@ -243,8 +243,8 @@ def _megatron_stages(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
 
 
 def _layout(plan: ParallelPlan, shape: TransformerShape) -> str:
-    """Return what lies on each chunk, as Megatron-Core writes it: E the embedding, t a block, m a prediction module and
-    L the loss."""
+    """Return the content of each chunk in Megatron-Core's notation: E embedding, t block, m prediction module,
+    L loss."""
     counts = [sum(chunk) for chunks in zip(*spread(plan, shape), strict=True) for chunk in chunks]
     counts[-1] -= shape.predictions
     return "|".join(f"{'E' * (i == 0)}{'t' * count}{('m' * shape.predictions + 'L') * (i == len(counts) - 1)}"
@@ -254,7 +254,7 @@ def _layout(plan: ParallelPlan, shape: TransformerShape) -> str:
 def _torchtitan(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     shared = plan.sharding is not Sharding.NONE
     copies = plan.replicate if shared else plan.dp
-    # The batch of a replica: a pipeline cuts it into micro-batches, without one each is a step of accumulation.
+    # A replica's batch: with a pipeline all its micro-batches, else one micro-batch of gradient accumulation.
     own = plan.samples * (plan.passes if plan.pp > 1 else 1)
     found = ["[training]", f"local_batch_size = {own}", f"global_batch_size = {plan.global_batch}",
              f"seq_len = {shape.seq}", "", "[parallelism]", f"data_parallel_replicate_degree = {copies}",
@@ -288,16 +288,15 @@ def _checkpoint(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
 
 
 MOST_MICROBATCH, MOST_PARTS, LEAST_TOKENS, MOST_CHUNKS = 16, 16, 1024, 16
-"""Limits of a search; a named plan may exceed them. Most sequences of a micro-batch (kernels hardly gain beyond); most
-parts of a sequence (cp), and least tokens of a part. Most chunks of a stage: NVIDIA's published recipes have up to 12.
-"""
+"""Limits of a search; a named plan may exceed them. Most sequences of a micro-batch (kernels hardly gain beyond), most
+parts of a sequence (cp), fewest tokens of a part. Most chunks of a stage (NVIDIA's published recipes have up to 12)."""
 COPIES = (2, 4, 16, 64)
-"""Numbers of copies of sharded state that are tried, each copy on one or several whole nodes: a choice."""
+"""Numbers of copies of sharded state that are tried, each on whole nodes: a choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
-    """Sizes of the dimensions."""
+    """Sizes of a plan's dimensions: dp, tp, pp, cp and ep."""
 
     dp: int
     tp: int
@@ -307,23 +306,22 @@ class MeshSizes:
 
     @property
     def usual(self) -> ParallelPlan:
-        """Return the plain plan of these sizes."""
+        """Return a plan of these sizes with all other options at their defaults."""
         own = bool(self.dp * self.cp % self.ep)
         return ParallelPlan(dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, ep=self.ep, microbatches=1,
                             sequence_parallel=own, etp=1 if own else None)
 
 
 Work = tuple[Schedule, int, int, int, bool, bool, int | None]
-"""Schedule, chunks, sequences of a micro-batch, micro-batches, sequence parallelism, its overlap, ranks of an expert.
-"""
+"""Schedule, chunks, sequences of a micro-batch, micro-batches, sequence parallelism, its overlap, ranks an expert."""
 State = tuple[Sharding, int, Recomputation, int | None]
-"""What replicas share and in how many copies; what is computed again, and for how many blocks of a chunk."""
+"""What replicas share, number of copies of it, kind of recomputation, and recomputed blocks of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFamily:
-    """Plans that do the same work in the same order, and differ in what they keep: state and activations. ``profile``
-    is of the framework that carries them out."""
+    """Plans that do the same work in the same order and differ only in stored state and activations. ``profile``
+    belongs to the framework that runs them."""
 
     layout: MeshSizes
     work: Work
@@ -332,11 +330,11 @@ class PlanFamily:
 
     @property
     def least(self) -> ParallelPlan:
-        """Return the plan that computes nothing again, or least."""
+        """Return the plan that recomputes least."""
         return self.plan(min(self.states, key=lambda state: state[2].blocks))
 
     def plan(self, state: State) -> ParallelPlan:
-        """Return one of them."""
+        """Return the family's plan with this state."""
         layout = self.layout
         schedule, chunks, size, count, sequence_parallel, overlap, etp = self.work
         sharding, copies, recomputed, layers = state
@@ -373,9 +371,9 @@ def families(layout: MeshSizes, shape: TransformerShape, global_batch: int, fram
     """Yield the plans of a layout that the frameworks can run.
 
     Args:
-        framework: the only one to try; ``None``: those in ``ANY``.
-        node: GPUs of a node; a copy of sharded state has one or several whole nodes.
-        profile: of the framework.
+        framework: the only one to try; ``None`` for those in ``ANY``.
+        node: GPUs of a node; a copy of sharded state takes whole nodes.
+        profile: the framework's profile.
     """
     found: dict[Work, dict[State, None]] = {}
     for each in (framework,) if framework else ANY:
@@ -406,7 +404,7 @@ def _works(ways: Ways, layout: MeshSizes, shape: TransformerShape, global_batch:
 
 
 def _shared(ways: Ways, framework: Framework, layout: MeshSizes, node: int) -> Iterator[tuple[Sharding, int]]:
-    """Yield what replicas share, and the number of copies of it."""
+    """Yield possible shardings, each with its number of copies."""
     if layout.dp * layout.cp == 1:
         yield Sharding.NONE, 1
         return
@@ -424,7 +422,7 @@ def _shared(ways: Ways, framework: Framework, layout: MeshSizes, node: int) -> I
 
 def _tensor(ways: Ways, layout: MeshSizes, shape: TransformerShape,
             node: int) -> Iterator[tuple[bool, bool, int | None]]:
-    """Yield whether sequences are parallel, whether collectives overlap (within a node), and ranks of an expert."""
+    """Yield (sequence parallelism, overlap of its collectives within a node, ranks of an expert)."""
     routed = any(run.experts for run in shape.runs)
     whole = (layout.dp * layout.cp) % layout.ep == 0
     if layout.tp == 1:
@@ -441,7 +439,7 @@ def _tensor(ways: Ways, layout: MeshSizes, shape: TransformerShape,
 
 
 def _schedules(ways: Ways, layout: MeshSizes, shape: TransformerShape) -> Iterator[tuple[Schedule, int]]:
-    """Yield schedules of a pipeline and their chunks. Chunks are equally deep; the two ends may have one layer less."""
+    """Yield schedules with their chunks. Chunks are equally deep; those at both ends may have one layer fewer."""
     if layout.pp == 1:
         yield Schedule.ONE_F_ONE_B, 1
         return
@@ -457,14 +455,14 @@ def _schedules(ways: Ways, layout: MeshSizes, shape: TransformerShape) -> Iterat
 
 def _recomputations(ways: Ways, schedule: Schedule, shape: TransformerShape,
                     places: int) -> Iterator[tuple[Recomputation, int | None]]:
-    """Yield what is computed again, and in how many blocks of a chunk (``None``: in all)."""
+    """Yield kinds of recomputation, each with its number of recomputed blocks of a chunk (``None`` for all)."""
     each = -(-shape.layers // places)
     for kind in ways.recompute:
         if (kind is Recomputation.SELECTIVE and shape.flash) or (kind.blocks and schedule is Schedule.ZERO_BUBBLE):
             continue
         yield kind, None
         if kind in (Recomputation.FULL, Recomputation.NEEDED):
-            # Every second or fourth block has a whole number of them; the first of a chunk need none.
+            # Every second or fourth block needs a divisible count; recomputing a chunk's first blocks does not.
             some = {round(each * part) for part in ways.parts
                     if kind is Recomputation.FULL or each * part == int(each * part)}
             yield from ((kind, layers) for layers in sorted(some) if 0 < layers < each)
@@ -477,20 +475,20 @@ def _divisors(number: int) -> list[int]:
 
 
 def says_batch(text: str) -> bool:
-    """Return whether a plan's text says how many micro-batches a step has."""
+    """Return whether a plan's text gives the number of micro-batches."""
     return "microbatches" in text or "accumulation" in text
 
 
 def with_batch(plan: ParallelPlan, text: str, global_batch: int | None) -> ParallelPlan:
-    """Return the plan with the micro-batches that give ``global_batch`` sequences a step, if its text names none.
+    """Return a plan with the micro-batches that give ``global_batch`` sequences a step, if its text gives none.
 
     Args:
-        plan: parsed from ``text``.
-        text: of the plan.
-        global_batch: sequences of a step; ``None``: the plan's own.
+        plan: the plan, parsed from ``text``.
+        text: the plan's text.
+        global_batch: sequences of a step; ``None`` for the plan's own.
 
     Raises:
-        PlanError: the sequences cannot be spread evenly over the replicas, or the text states another number of them.
+        PlanError: the sequences cannot be spread evenly over the replicas, or the text gives another number of them.
     """
     if global_batch is None:
         return plan

@@ -1,15 +1,15 @@
 """The blocks of each pipeline stage: how a decoder's layers are spread over stages and their chunks.
 
 Layers come in order: chunk 0 of every stage, then chunk 1 of every stage. By default each chunk gets the same number.
-Where they do not divide, chunks at the ends get one less, the last first, as embedding and loss are there too. Llama 3
-405B has 126 layers on 16 stages, the first and the last with one less (Grattafiori et al., 2024, section 3.3.2). A plan
-may have the settings of Megatron-Core's arguments: layers of the first and of the last stage
+If they do not divide, chunks at the ends get one layer fewer, the last chunk first, as embedding and loss are there
+too. Llama 3 405B has 126 layers on 16 stages, one fewer on the first and the last (Grattafiori et al., 2024, section
+3.3.2). A plan may have Megatron-Core's settings: layers of the first and of the last stage
 (``--decoder-first-pipeline-num-layers``, ``--decoder-last-pipeline-num-layers``), embedding or loss as a layer
-(``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``). Where the loss counts, each
-multi-token prediction module does: DeepSeek-V3's recipes put both and one layer on the last of 16 chunks of four
-("Et*4|(t*4|)*14tmL", Megatron-Bridge). ``balanced`` is nanotron's: each stage goes on until it has its share of the
-parameters of all products, the head's among them. Source: ``build_model`` of nanotron's ``models/base.py`` with
-``get_block_compute_costs`` of its ``models/llama.py``.
+(``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``). If the loss counts as a
+layer, so does each multi-token prediction module: DeepSeek-V3's recipes put both and one layer on the last of 16 chunks
+of four ("Et*4|(t*4|)*14tmL", Megatron-Bridge). ``balanced`` is nanotron's rule: each stage takes layers until it has
+its share of the parameters of all products, including the head's. Source: ``build_model`` of nanotron's
+``models/base.py`` with ``get_block_compute_costs`` of its ``models/llama.py``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Counts = tuple[tuple[tuple[int, ...], ...], ...]
 @lru_cache(maxsize=4096)
 def layers_of(layers: int, stages: int, chunks: int = 1, first: int | None = None, last: int | None = None,
               embedding: bool = False, loss: int = 0) -> tuple[tuple[int, ...], ...]:
-    """Return how many layers every chunk of every stage has, [stage][chunk].
+    """Return the number of layers of every chunk of every stage, [stage][chunk].
 
     Args:
-        layers, stages, chunks: of the model, of the pipeline, of a stage.
-        first, last: layers of the first and of the last stage, all their chunks together.
-        embedding: counted as a layer of the first chunk; loss: layers that the last one has less for its loss and for
-            prediction modules.
+        layers, stages, chunks: layers of the model, stages of the pipeline, chunks of a stage.
+        first, last: layers of the first and of the last stage, over all their chunks.
+        embedding: whether the embedding counts as a layer of the first chunk.
+        loss: number of layers that the last chunk has fewer for its loss and prediction modules.
 
     Raises:
-        PlanError: they cannot be spread so.
+        PlanError: the layers cannot be spread in this way.
     """
     total = stages * chunks
     if first is None and last is None:
@@ -53,7 +53,7 @@ def layers_of(layers: int, stages: int, chunks: int = 1, first: int | None = Non
 
 
 def _evenly(layers: int, places: int) -> list[int]:
-    """Layers of each place; those at the ends are the first to have one less."""
+    """Return the layers of each place if spread evenly; places at the ends get fewer first."""
     each = -(-layers // places)
     short = each * places - layers
     order = [each] * places
@@ -63,7 +63,7 @@ def _evenly(layers: int, places: int) -> list[int]:
 
 
 def _around(layers: int, stages: int, chunks: int, first: int | None, last: int | None) -> list[int]:
-    """Layers of each place where those of the first or the last stage are given."""
+    """Return the layers of each place if those of the first or the last stage are given."""
     for name, value in (("first_layers", first), ("last_layers", last)):
         if value is not None and value % chunks:
             raise PlanError(f"{name}={value} cannot be split evenly by the stage's {chunks} chunks; choose a multiple.")
@@ -84,10 +84,10 @@ def _around(layers: int, stages: int, chunks: int, first: int | None, last: int 
 
 
 def spread(plan: ParallelPlan, shape: TransformerShape) -> Counts:
-    """Return how many blocks of each kind (``shape.kinds``) every chunk of every stage has.
+    """Return the number of blocks of each kind (``shape.kinds``) in every chunk of every stage.
 
     Raises:
-        PlanError: the layers cannot be spread as the plan wants it.
+        PlanError: the plan cannot spread the layers.
     """
     return _counts(shape, plan.pp, plan.chunks, plan.first_layers, plan.last_layers, plan.embedding_layer,
                    int(plan.loss_layer) * (1 + shape.predictions), plan.balanced)
@@ -115,8 +115,8 @@ def _counts(shape: TransformerShape, stages: int, chunks: int, first: int | None
 
 
 def _balanced(shape: TransformerShape, stages: int) -> tuple[tuple[int, ...], ...]:
-    """Return the layers of each stage, [stage][0]: a stage takes layers until all so far have its share of the
-    parameters. Every stage but the last, which has the head, gets one at least."""
+    """Return the layers of each stage, [stage][0]. A stage takes layers until all stages so far have their share of the
+    parameters. Every stage gets at least one layer, except the last, which has the head."""
     if shape.layers < stages - 1:
         raise PlanError(f"{shape.layers:,} layers are too few for pp={stages} stages, of which all but the last need "
                         "one; choose fewer stages.")
@@ -130,8 +130,8 @@ def _balanced(shape: TransformerShape, stages: int) -> tuple[tuple[int, ...], ..
 
 
 def recomputed(plan: ParallelPlan, shape: TransformerShape) -> Counts:
-    """Return how many blocks of each kind every chunk of every stage computes again in backward: all, or the chunk's
-    first ``recompute_layers``."""
+    """Return the number of recomputed blocks of each kind in every chunk of every stage: all, or the chunk's first
+    ``recompute_layers``."""
     counts = spread(plan, shape)
     if not plan.recompute.blocks:
         return tuple(tuple((0,) * len(kinds) for kinds in row) for row in counts)
@@ -141,7 +141,7 @@ def recomputed(plan: ParallelPlan, shape: TransformerShape) -> Counts:
 
 
 def _first(kinds: tuple[int, ...], layers: int) -> tuple[int, ...]:
-    """Return the first ``layers`` of a chunk's blocks, kinds taken to follow one another."""
+    """Return a chunk's first ``layers`` blocks by kind, if kinds follow one another."""
     taken = []
     for count in kinds:
         taken.append(min(count, layers))
@@ -150,17 +150,17 @@ def _first(kinds: tuple[int, ...], layers: int) -> tuple[int, ...]:
 
 
 def counts_of_stage(plan: ParallelPlan, shape: TransformerShape, stage: int) -> list[tuple[int, int]]:
-    """Return a stage's blocks of each of ``shape.kinds``, and those of them that backward computes again."""
+    """Return for each of ``shape.kinds`` a stage's number of blocks, and how many of them backward computes again."""
     columns = zip(*spread(plan, shape)[stage], strict=True), zip(*recomputed(plan, shape)[stage], strict=True)
     return [(sum(held), sum(rerun)) for held, rerun in zip(*columns, strict=True)]
 
 
 def blocks_of_stage(plan: ParallelPlan, shape: TransformerShape, stage: int) -> list[tuple[TransformerShape, int, int]]:
-    """Return the kinds of blocks that a stage has, each as a decoder of one block, how many there are of each, and how
-    many of them backward computes again.
+    """Return a stage's kinds of blocks: each as a decoder of one block, with its number, and the number that backward
+    computes again.
 
     Raises:
-        PlanError: the layers cannot be spread as the plan wants it.
+        PlanError: the plan cannot spread the layers.
     """
     return [(kind, *counts) for kind, counts in zip(shape.kinds, counts_of_stage(plan, shape, stage), strict=True)
             if counts[0]]

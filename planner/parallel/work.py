@@ -1,4 +1,4 @@
-"""The terms that a plan's step is added from, priced: device work of a piece, and collectives in a row."""
+"""Priced terms that a plan's step is the sum of: device work of a piece, and collectives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tracer.parallel_plan import Recomputation
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """Device work in a row, µs.
+    """Device work of kernels that run one after another, µs.
 
     Attributes:
-        products: of matrix products and fused attention.
-        others: of everything else.
-        low, high: 80% interval of the two together.
-        launches: kernels.
+        products: time of matrix products and fused attention.
+        others: time of all other kernels.
+        low, high: 80% interval of the sum.
+        launches: number of launches.
         sources: µs by ``Source``.
     """
 
@@ -29,7 +29,7 @@ class LayerWork:
 
     @property
     def us(self) -> float:
-        """All of it."""
+        """Time of all kernels, µs."""
         return self.products + self.others
 
     def __add__(self, other: LayerWork) -> LayerWork:
@@ -46,11 +46,11 @@ class LayerWork:
 
 
 class RecomputedWork(dict[Recomputation, LayerWork]):
-    """Work of forward that backward does again, by kind of recomputation; of most pieces few kinds are looked at.
+    """Forward work that backward runs again, by kind of recomputation; computed when first asked for.
 
     Args:
-        whole: all of forward.
-        of: what a kind does again, where that is less.
+        whole: all of forward, for full recomputation.
+        of: returns the work of any other kind.
     """
 
     def __init__(self, whole: LayerWork, of: Callable[[Recomputation], LayerWork]) -> None:
@@ -58,22 +58,22 @@ class RecomputedWork(dict[Recomputation, LayerWork]):
         self._of = of
 
     def __missing__(self, kind: Recomputation) -> LayerWork:
-        """Return the work of a kind, and keep it."""
+        """Compute and store the work of a kind."""
         self[kind] = self._of(kind)
         return self[kind]
 
 
 @dataclass(frozen=True, slots=True)
 class PieceCost:
-    """A piece for one micro-batch on one rank.
+    """Costs of a piece for one micro-batch on one rank.
 
     Attributes:
-        forward, backward: its work.
-        core: of forward, what selective recomputation runs again: the plan's modules, else attention's core. With fused
-            attention the core is empty.
-        recomputed: of forward, what backward runs again, by kinds of recomputation that begin at a block's input. It is
-            all, or all up to the last product, whose result backward does not need, without what is kept.
-        weights: of backward, the products that give gradients of weights, which the zero-bubble schedule does later.
+        forward, backward: work of the two passes.
+        core: part of forward that selective recomputation runs again: the plan's modules, else attention's core. With
+            fused attention the core is empty.
+        recomputed: part of forward that backward runs again, by kind of recomputation that starts at a block's input.
+            It is all, or all up to the last product, whose result backward does not need, without kept results.
+        weights: part of backward: products of weight gradients, which the zero-bubble schedule runs later.
     """
 
     forward: LayerWork
@@ -85,7 +85,7 @@ class PieceCost:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Collectives in a row: µs, the 80% interval's ends, how many, and over how many nodes they go at most."""
+    """Collectives in a row: their time, µs, its 80% interval, their number, and the most nodes that one spans."""
 
     us: float = 0.0
     low: float = 0.0
@@ -95,15 +95,15 @@ class Exchange:
 
     @property
     def between_nodes(self) -> bool:
-        """Return whether they leave the node."""
+        """Whether some collective leaves the node."""
         return self.nodes > 1
 
     def times(self, factor: float) -> Exchange:
-        """Return a share of all of them."""
+        """Return these collectives with their time times ``factor``."""
         return Exchange(self.us * factor, self.low * factor, self.high * factor, self.count, self.nodes)
 
     def without_last(self) -> Exchange:
-        """Return all of them, which are taken to be equal, but the last."""
+        """Return all collectives but the last; all are assumed to take the same time."""
         left = (self.count - 1) / self.count if self.count else 0.0
         return Exchange(self.us * left, self.low * left, self.high * left, max(self.count - 1, 0), self.nodes)
 

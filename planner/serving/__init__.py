@@ -1,1 +1,1 @@
-"""Steps of a served decoder, priced as a plan's are, and what a server of requests makes of them."""
+"""Serving of a decoder: prices of its steps, and what the requests of a load get from a server."""

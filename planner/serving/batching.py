@@ -1,7 +1,7 @@
 """``simulate_serving``: continuous batching as a discrete simulation over predicted steps.
 
     requests ──admitted──▶ prompts read in pieces ──▶ sequences that decode ──▶ answers
-                 ▲ while the cache has room              │ thrown out, and read again, where it is full
+                 ▲ while the cache has room              │ evicted when it is full, and read again
 
 Time goes from step to step. Events are: a request comes, a prompt ends, an answer ends, the cache is full. Between two
 events all steps are alike, except that contexts grow by the tokens of a step. They are therefore priced together, at
@@ -25,7 +25,7 @@ from tracer.arrays import Float64, Int64
 
 
 class StepTimes(Protocol):
-    """What the simulation needs to know of steps."""
+    """The times of steps that the simulation needs."""
 
     def us(self, sequences: float, context: float, pieces: Sequence[PrefillChunk] = (), finished: float = 0.0) -> float:
         """Return the time of a step, µs."""
@@ -33,21 +33,21 @@ class StepTimes(Protocol):
 
 
 MOST_STEPS = 2_000_000
-"""Events of a simulation at most."""
+"""Most events of a simulation."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request on its way.
+    """A request in the simulation.
 
     Attributes:
-        number: of it.
-        arrival: when it was sent, µs.
-        prompt, output: tokens.
-        cached: of the prompt, which the cache has for all.
-        made: of the output.
-        read: of the prompt, and after it was thrown out of what was made.
-        first: when its first token was made.
+        number: index of the request.
+        arrival: time at which it was sent, µs.
+        prompt, output: tokens of the prompt and of the answer.
+        cached: tokens of the prompt that are in the shared cache.
+        made: tokens of the answer made so far.
+        read: tokens of the prompt read so far; after an eviction, also tokens of the answer that are read again.
+        first: time of its first token, µs.
     """
 
     number: int
@@ -66,25 +66,25 @@ class _Request:
 
     @property
     def to_read(self) -> int:
-        """Tokens that are in no cache yet."""
+        """Tokens that are not yet in any cache."""
         return self.prompt + self.made - self.read
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRequests:
-    """What a load's requests got.
+    """Results of a load's requests.
 
     Attributes:
-        ttft_us: from a request to its first token [n].
-        tpot_us: between tokens of an answer, after the first, in the mean [n]; NaN for answers of one token.
-        end_us: from a request to the end of its answer [n].
-        arrival_us: when it came [n].
+        ttft_us: time from a request to its first token [n].
+        tpot_us: mean time between tokens of an answer after the first [n]; NaN for answers of one token.
+        end_us: time from a request to the end of its answer [n].
+        arrival_us: time of its arrival [n].
         prompt, output: tokens [n].
-        makespan_us: from the first request that counts to the last answer.
-        busy: share of the time in which steps ran, from the first request to the last answer of all.
-        preempted: sequences that were thrown out.
-        running: sequences that decode, in the mean over time.
-        steps: that were taken.
+        makespan_us: time from the first counted request to the last answer.
+        busy: share of time with steps running, from the first request to the last answer of all.
+        preempted: number of evictions.
+        running: mean number of decoding sequences over time.
+        steps: number of the simulation's events, each of one or several equal steps.
     """
 
     ttft_us: Float64
@@ -101,17 +101,17 @@ class ServedRequests:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of answers."""
+        """Tokens of answers per second."""
         return float(self.output.sum()) / self.makespan_us * 1e6
 
     @property
     def requests_per_second(self) -> float:
-        """Answers."""
+        """Answers per second."""
         return len(self.output) / self.makespan_us * 1e6
 
     @property
     def in_flight(self) -> float:
-        """Requests that are on their way, in the mean over time."""
+        """Mean number of requests in flight over time."""
         return float(self.end_us.sum()) / self.makespan_us
 
     def mean_ttft_us(self) -> float:
@@ -124,10 +124,10 @@ class ServedRequests:
 
 
 class _Front:
-    """The server's front, which takes requests one after another.
+    """The server's front end, which handles one request after another.
 
     Args:
-        each_us: of each.
+        each_us: time of each request, µs.
     """
 
     def __init__(self, each_us: float) -> None:
@@ -136,18 +136,18 @@ class _Front:
         self._free = 0.0
 
     def send(self, request: _Request, at: float) -> None:
-        """Take a request that is sent now."""
+        """Accept a request that is sent at time ``at``, µs."""
         request.arrival = at
         self._free = max(self._free, at) + self._each
         self._ready.append((self._free, request))
 
     @property
     def next_us(self) -> float:
-        """When the next one reaches the engine; infinity where none is on its way."""
+        """Time at which the next request reaches the engine; infinity without one."""
         return self._ready[0][0] if self._ready else math.inf
 
     def arrived(self, now: float) -> list[_Request]:
-        """Return those that have reached the engine."""
+        """Return the requests that have reached the engine by ``now``, and remove them."""
         found = []
         while self._ready and self._ready[0][0] <= now:
             found.append(self._ready.popleft()[1])
@@ -175,13 +175,13 @@ class _Server:
     busy: float = 0.0
     decoding_us: float = 0.0
     promised: float = 0.0
-    """Tokens of the prompts and whole answers of the sequences that decode."""
+    """Tokens of the prompts and whole answers of the decoding sequences."""
     hope: float = 0.0
-    """Share of the rest of their answers for which room is left; it falls from step to step."""
+    """Share of the rest of running answers for which room is kept (``AnswerReserve``), at step ``hoped_at``."""
     hoped_at: int = 0
-    """The step from which it falls."""
+    """The step from which that share falls."""
     waits_until: int = -1
-    """The step from which waiting prompts are read, however few they are; below 0 where none wait for others."""
+    """The step from which waiting prompts are read, however few; negative if no prompt waits for others."""
 
     @property
     def room(self) -> float:
@@ -189,31 +189,31 @@ class _Server:
         return (self.cache.room - self.cache.token * self.shared) * self.cache.groups
 
     def wanted(self, request: _Request) -> float:
-        """Bytes that a request must find to be admitted."""
+        """Return the bytes that must be free to admit a request."""
         context = request.own + (request.output if self.setup.engine.reserves else request.made)
         return self.cache.of(context)
 
     def joined(self, request: _Request) -> None:
-        """A prompt was read: its sequence decodes from the next step on."""
+        """Add a request whose prompt was read to the decoding sequences."""
         left = max(math.ceil((request.output - request.made) / self.setup.yielded), 0)
         heapq.heappush(self.running, (self.step + left, request.number, request, self.step))
         self.promised += request.prompt + request.output
         self.context += request.prompt + request.made
 
     def grown_bytes(self) -> float:
-        """Bytes that a step of all decoding sequences adds; none where room was kept for them."""
+        """Return the bytes that one step of all decoding sequences adds; 0 if their full length is reserved."""
         if self.setup.engine.reserves:
             return 0.0
         return len(self.running) * self.setup.yielded * self.cache.token
 
     def held(self, request: _Request, joined: int) -> float:
-        """Bytes that a decoding sequence holds."""
+        """Return the bytes that a decoding sequence holds."""
         if self.setup.engine.reserves:
             return self.cache.of(request.own + request.output)
         return self.cache.of(request.own + request.made - 1 + (self.step - joined) * self.setup.yielded)
 
     def kept_free(self) -> float:
-        """Bytes that running answers may still need, where the engine leaves room for a share of them."""
+        """Return the bytes kept free for running answers (``AnswerReserve``); 0 without a reserve."""
         reserve = self.setup.engine.reserve
         if reserve is None or not self.running:
             return 0.0
@@ -222,7 +222,7 @@ class _Server:
                                               float(reserve.longest * len(self.running)))
 
     def gathers(self) -> bool:
-        """Return whether prompts wait until there are more of them."""
+        """Return whether waiting prompts are held back until there are more of them."""
         engine = self.setup.engine
         if not (engine.wait_steps and self.waiting and self.running) or self.reading:
             self.waits_until = -1
@@ -261,7 +261,7 @@ class _Server:
                 self.reading.append(request)
             else:
                 break
-            # An engine that does not split prompts takes a whole prompt together with what decodes.
+            # An engine that does not split prompts reads a whole prompt in addition to decoding.
             new = min(request.to_read, budget if engine.splits else self.setup.step_tokens)
             pieces.append(PrefillChunk(1, new, request.read))
             request.read += new
@@ -272,7 +272,7 @@ class _Server:
         return pieces, ended
 
     def throw_out(self) -> None:
-        """Throw sequences out, those that came last first, until a step has room."""
+        """Evict decoding sequences, latest arrival first, until a step has room."""
         while self.taken + self.grown_bytes() > self.room and len(self.running) > 1:
             last = max(self.running, key=lambda each: (each[2].arrival, each[1]))
             self.running.remove(last)
@@ -285,20 +285,20 @@ class _Server:
             self.waiting.appendleft(request)
             self.preempted += 1
             if (reserve := self.setup.engine.reserve) is not None:
-                # The share of their answers that the rest have made by now, a few steps more.
+                # The share that the remaining answers have made so far, plus a few steps.
                 asked = sum(each[2].output for each in self.running)
                 made = self.context - self.promised + asked
                 self.hope, self.hoped_at = min((made + reserve.ahead * len(self.running)) / asked, 1.0), self.step
 
     def leave(self, each: tuple[int, int, _Request, int]) -> None:
-        """A decoding sequence gives back what it holds."""
+        """Free the cache that a decoding sequence holds."""
         _, _, request, joined = each
         self.taken -= self.held(request, joined)
         self.promised -= request.prompt + request.output
         self.context -= request.prompt + request.made + (self.step - joined) * self.setup.yielded
 
     def alike(self, until: float) -> int:
-        """Return how many steps of decoding alone can be taken together."""
+        """Return how many decoding steps are equal until the next event, which may come at time ``until``, µs."""
         steps = max(self.running[0][0] - self.step, 1)
         if self.waits_until >= 0:
             steps = min(steps, max(self.waits_until - self.step, 1))
@@ -310,7 +310,7 @@ class _Server:
         return steps
 
     def advance(self, steps: int, pieces: list[PrefillChunk], finished: int, *, decodes: bool) -> None:
-        """Take steps."""
+        """Advance the clock by steps."""
         number = len(self.running) if decodes else 0
         grown = self.setup.yielded * number
         context = (self.context + grown * (steps - 1) / 2) / number if number else 0.0
@@ -325,7 +325,7 @@ class _Server:
 
 
 def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, cache: CacheAccount) -> ServedRequests:
-    """Return what requests of a load get from one replica.
+    """Simulate the requests of a load on one replica.
 
     Raises:
         ServingError: a request's cache alone does not fit.
@@ -391,7 +391,7 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
     tokens = np.maximum(outputs - 1, 0).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(tokens > 0, (ends - first) / tokens, math.nan)
-    # What comes with the first message is seen with it; between first and last the tokens come evenly.
+    # A client sees all tokens of the first message at once; later tokens come evenly.
     held = np.minimum(setup.engine.first_tokens - 1, tokens) * np.nan_to_num(tpot)
     first = first + held
     tpot = tpot - held / np.maximum(tokens, 1.0)

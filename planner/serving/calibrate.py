@@ -1,7 +1,7 @@
-"""Calibration: what measured rows of one's own server say of its kernels, its host, and its first tokens.
+"""Calibration on measured rows of a user's own server: correction factors, and residuals of similar rows.
 
-As ``parallel.calibrate`` does with measured plans: a handful of factors that are least strange, and what is left is
-carried over to rows like those that were measured.
+Like ``parallel.calibrate`` for plans: a few factors are fitted that deviate least from their usual values, and the
+residuals are applied to similar rows.
 
     measured rows ──simulated──▶ log ratios ──fit──▶ CorrectionFactors, residuals ──▶ any other row
 """
@@ -28,35 +28,35 @@ from tracer.shape_only.transformer import TransformerShape
 from tracer.table_input import read_rows
 
 FACTORS: Mapping[str, float] = {"products": 0.25, "others": 0.4, "collectives": 0.4, "host_us": 0.7, "step_us": 0.7}
-"""What is fitted, and the standard deviation of its logarithm around where it starts."""
+"""The fitted factors, and the standard deviation of each one's logarithm around its start."""
 ERROR = 0.05
-"""Log scale of a row's error against which strangeness is weighed."""
+"""Scale of a row's error, as a logarithm, relative to which deviations of factors are weighed."""
 FIRST_WEIGHT = 0.25
-"""Weight of a time to the first token relative to one between tokens: it strays four times as much."""
+"""Weight of a time to the first token relative to a time between tokens: its errors are four times as large."""
 REACH, NOISE, WILD = 2.0, 0.15, math.inf
-"""Of what is left, as ``parallel.corrections``: rows a factor of four apart in one figure are alike by half."""
+"""Settings of ``ResidualModel``: rows a factor of four apart in one figure share about half of a residual."""
 STEPS, NUDGE = 2, 0.05
-"""Times that all rows are served again around the factors found, and how far a factor's logarithm is moved to see what
-it changes."""
+"""Rounds of fitting with all rows simulated again, and the change of a factor's logarithm by which its effect is
+measured."""
 USUAL, EXPECTED = 0.18, 0.25
-"""Mean error between tokens that spreads without a calibration imply (0.8 of their standard deviation), and how many
-rows it counts for. Set so that with ten known rows about 80% of the looked-at half of the serving table lie inside the
-interval."""
+"""Mean error between tokens that spreads without a calibration imply (0.8 of their standard deviation), and the number
+of rows for which it counts. Set so that with ten known rows about 80% of the looked-at half of the serving table lie
+inside the interval."""
 LEAST_SPREAD, MOST_SPREAD, MOST_OFF, DOUBTFUL = 0.15, 2.0, 100.0, 0.3
-"""Choices: bounds of the factor on spreads, times that a row may be off what is expected, and the error of what is
-left from which the rows are doubted."""
+"""Choices: limits of the factor on spreads, largest ratio of a row to its prediction, and the remaining error from
+which the rows are doubted."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """A measured row, and what predicts it.
+    """A measured row of a server, and the models that predict it.
 
     Attributes:
-        name: of it.
-        model: of its steps.
-        cache: of its memory.
-        load: that was asked.
-        ttft_ms, tpot_ms: measured; NaN where one is not.
+        name: where the row stands.
+        model: model of the steps.
+        cache: memory of the replica.
+        load: the load.
+        ttft_ms, tpot_ms: measured means; NaN if not measured.
     """
 
     name: str
@@ -67,7 +67,7 @@ class MeasuredRow:
     tpot_ms: float
 
     def log_ratios(self, rates: CorrectionFactors) -> tuple[float, float]:
-        """Return logarithms of measured over predicted: to the first token, and between tokens."""
+        """Return the logarithms of measured over predicted times: to the first token, and between tokens."""
         model = self.model.with_rates(rates)
         got = simulate_serving(self.load, model.setup, model.surface, self.cache)
         return (_log(self.ttft_ms * 1e3, got.mean_ttft_us()), _log(self.tpot_ms * 1e3, got.mean_tpot_us()))
@@ -75,14 +75,14 @@ class MeasuredRow:
 
 @dataclass(frozen=True, slots=True)
 class ServingCalibration:
-    """CorrectionFactors fitted to measured rows, and what is left of rows like them.
+    """Correction factors fitted to measured rows, and the residuals.
 
     Attributes:
-        rows: how many were measured.
-        rates: fitted.
-        first, between: what is left of times to the first token, and between tokens, by ``features``.
-        before, after: mean absolute error between tokens: without, and each row predicted from the others.
-        spread: factor on spreads: what is left over what was expected.
+        rows: number of measured rows.
+        rates: the fitted factors.
+        first, between: residuals of times to the first token, and of times between tokens, by ``features``.
+        before, after: mean absolute error of times between tokens: before, and with each row predicted from the others.
+        spread: factor on spreads: remaining error over expected error.
     """
 
     rows: int
@@ -94,12 +94,12 @@ class ServingCalibration:
     spread: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the factors and the errors."""
+        """Return the factors and errors as plain values."""
         return {"rows": self.rows, "rates": {name: getattr(self.rates, name) for name in FACTORS},
                 "tpot_error_before": self.before, "tpot_error_after": self.after, "spread": self.spread}
 
     def __str__(self) -> str:
-        """Say what was learned, in one sentence."""
+        """Return the calibration's result in one sentence."""
         fitted = ", ".join(f"{name} {getattr(self.rates, name):.3g}" for name in FACTORS)
         if not math.isfinite(self.before):
             return f"Calibrated on {self.rows} measured rows, of first tokens alone ({fitted})."
@@ -110,20 +110,20 @@ class ServingCalibration:
 
 
 def features(setup: ServingSetup, load: Requests) -> tuple[float, ...]:
-    """Return where a row lies among rows: logarithms to the base 2 of its figures."""
+    """Return a row's coordinates for ``ResidualModel``: logarithms to base 2 of its figures."""
     return (math.log2(setup.tp), math.log2(setup.ep), math.log2(setup.attention_dp), math.log2(load.prompt.mean),
             math.log2(load.output.mean), math.log2(max(load.concurrency, load.rate, 1e-3)))
 
 
 def calibrate_serving(rows: Sequence[MeasuredRow], start: CorrectionFactors) -> ServingCalibration:
-    """Fit rates to measured rows, and carry over what is left.
+    """Fit correction factors to measured rows, and keep the residuals for similar rows.
 
     Args:
-        rows: that were measured, of one engine on one kind of GPU.
-        start: rates around which the fitted ones lie.
+        rows: measured rows of one engine on one kind of GPU.
+        start: factors around which the fitted ones lie.
 
     Raises:
-        ServingError: there are fewer than two, or one is far off what is expected.
+        ServingError: there are fewer than two rows, or a row is far off its prediction.
     """
     if len(rows) < 2:
         raise ServingError("A calibration needs two measured rows or more, of which one can be predicted from the "
@@ -157,13 +157,13 @@ def calibrate_serving(rows: Sequence[MeasuredRow], start: CorrectionFactors) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """Logarithms of measured over predicted of n rows, and what they change with logarithms of factors.
+    """Logarithms of measured over predicted times of n rows, and their slopes over logarithms of factors.
 
     Attributes:
-        names: of the factors.
+        names: names of the factors.
         at: logarithms of the factors with which the rows were predicted.
-        left: to the first token and between tokens [n, 2]; NaN where one was not measured.
-        slopes: of the predicted times [n, 2, factors].
+        left: for times to the first token and between tokens [n, 2]; NaN if not measured.
+        slopes: change of the predicted logarithms with each factor's logarithm [n, 2, factors].
     """
 
     names: Sequence[str]
@@ -173,7 +173,7 @@ class _Linear:
 
     @staticmethod
     def of(rows: Sequence[MeasuredRow], names: Sequence[str], rates: CorrectionFactors) -> _Linear:
-        """Serve the rows with factors, and with each of them a little larger."""
+        """Simulate the rows with these factors, and with each factor a little larger."""
         def left(**moved: Any) -> Float64:
             return np.array([each.log_ratios(replace(rates, **moved)) for each in rows])
 
@@ -182,12 +182,12 @@ class _Linear:
         return _Linear(names, np.log([getattr(rates, name) for name in names]), here, np.stack(slopes, axis=2))
 
     def left_by(self, rates: CorrectionFactors) -> Float64:
-        """Return ``left`` with other factors."""
+        """Return ``left`` for other factors, by the slopes."""
         return self.left - self.slopes @ (np.log([getattr(rates, name) for name in self.names]) - self.at)
 
     def fitted(self, start: CorrectionFactors, rows: Int64) -> CorrectionFactors:
-        """Return the factors that fit some of the rows."""
-        # First tokens by how they differ from each other: their mean depends on how a benchmark begins.
+        """Return the factors fitted to these rows."""
+        # For first tokens only differences between rows count: their mean depends on how a benchmark begins.
         known = np.isfinite(self.left[rows, 0])
         middle = np.median(self.left[rows, 0][known]) if known.any() else 0.0
 
@@ -199,7 +199,7 @@ class _Linear:
 
 
 def _carried(places: Float64, left: Float64) -> ResidualModel:
-    """Return what is left of rows, carried over to others by no more than was ever seen, either way."""
+    """Return the residuals of rows, for other rows limited to the largest residual seen, in either direction."""
     found = ResidualModel.of(places, np.nan_to_num(left), REACH, NOISE, WILD)
     most = max(-found.least, found.most)
     return replace(found, least=-most, most=most)
@@ -213,14 +213,14 @@ def _error(log_ratios: Float64) -> float:
 def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, device: DeviceSpec,
                        models: Models | None, cluster: Callable[[int], CollectiveModel], longest: int = 0
                        ) -> list[MeasuredRow]:
-    """Read measured rows of a table (CSV or Parquet).
+    """Read measured rows from a table (CSV or Parquet).
 
-    Columns: ``concurrency``, ``prompt``, ``output`` and at least one of ``ttft_ms`` and ``tpot_ms``, means; where they
-    are not those of ``setup``, ``tp``, ``ep`` and ``attention_dp``.
+    Columns: ``concurrency``, ``prompt``, ``output``, and the means ``ttft_ms`` and ``tpot_ms``, at least one of them.
+    ``tp``, ``ep`` and ``attention_dp`` are needed where they differ from ``setup``.
 
     Raises:
-        TableInputError: the table cannot be read, lacks a column, or a cell of it is none.
-        ServingError: a row cannot be served so.
+        TableInputError: the table cannot be read, lacks a column, or has an invalid cell.
+        ServingError: a row is not possible.
     """
     rows = read_rows(path, ("concurrency", "prompt", "output"), "measured rows", "docs/serving.md")
     if not {"ttft_ms", "tpot_ms"} & set(rows[0].cells):

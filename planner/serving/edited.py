@@ -1,18 +1,18 @@
-"""``EditedServingModel``: a served decoder's steps with the edits that change recorded steps.
+"""``EditedServingModel``: the steps of a served decoder with edits that are made for recorded steps.
 
-An edit knows only scenarios. All that a model prices together therefore becomes one (``served_scenario``), edits change
-it, and ``price_kernels`` says what each kernel takes then, as it does for a recorded step:
+Edits work on scenarios only. All calls that a model prices together therefore become one scenario
+(``served_scenario``), which edits change. ``price_kernels`` then returns each kernel's time, as for a recorded step:
 
     calls ──price──▶ µs ──served_scenario──▶ edits ──price_kernels──▶ µs
 
-One rank of the replica, whose peers do the same at the same time. Its host prepares the step (the engine's time),
-launches its kernels, one by one or as one CUDA graph, and waits for them, since it needs the sampled tokens::
+The scenario is one rank of the replica; its peers do the same at the same time. Its host prepares the step (engine's
+time), launches kernels, one by one or as a CUDA graph, and waits for them, since it needs the sampled tokens::
 
     host      ─engine─[launch]────────wait────────▏─engine─[launch]─ …
     stream               [kernel][all-reduce][kernel]          [kernel] …
 
-What edits change of the host and of waiting is read from the same scenario. One that rewrites a recorded step's
-operations has nothing to rewrite here, and is refused.
+Changes of host time and of waiting are read from the same scenario. An edit that rewrites the operations of a
+recorded step is refused, because a served step has none.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ END = "sampled tokens"
 
 @dataclass(frozen=True, slots=True)
 class ServedKernel:
-    """One kernel of a served step: its name, what it does, and how long it takes, µs, with its 80% interval's ends."""
+    """A kernel of a served step: its name, its call, its time, µs, and the ends of its 80% interval."""
 
     name: str
     call: OpCall | CollectiveCall
@@ -91,8 +91,8 @@ class ServedKernel:
 
 @dataclass(frozen=True, slots=True)
 class ServedHost:
-    """Host time of a served step, µs: around the step, of each kernel's launch, and of each collective's launch. With
-    ``graph_us`` one launch of that time starts all kernels."""
+    """Host time of a served step, µs: around the step, for each kernel's launch, and for each collective's launch. With
+    ``graph_us``, one launch of that time starts all kernels instead."""
 
     step_us: float
     launch_us: float
@@ -102,12 +102,12 @@ class ServedHost:
 
 def served_scenario(kernels: Sequence[ServedKernel], host: ServedHost, device: DeviceSpec, models: Models | None,
                     gpus: int) -> Scenario:
-    """Return a step of these kernels, one after another, as a scenario without edits.
+    """Return a step with these kernels, one after another, as a scenario without edits.
 
     Args:
-        kernels: of one GPU, at least one.
-        device: of each GPU; ``models`` are fitted ones of it.
-        gpus: of the replica.
+        kernels: kernels of one GPU, at least one.
+        device: the device of each GPU; ``models`` are models fitted for it.
+        gpus: number of GPUs of the replica.
     """
     graph, works = _graph(kernels, device, gpus)
     calls = {len(kernels): [HostCall(WAIT, LaunchKind.BLOCKING_SYNC, 0.0)]}
@@ -119,7 +119,7 @@ def served_scenario(kernels: Sequence[ServedKernel], host: ServedHost, device: D
             calls[row] = [HostCall(LAUNCH, LaunchKind.KERNEL, 1e3 * us, [work])]
     before = np.zeros(len(graph.ops))
     before[0] = 1e3 * host.step_us
-    # Prices of kernels have what lies between two of them.
+    # Prices of kernels include the gap between two kernels.
     constants = plain_constants(round(device.launch_latency_us * 1e3))
     constants = replace(constants, gap=np.zeros_like(constants.gap))
     made = synthesize([RankTimes(graph, OperationTimes(before, np.zeros(len(graph.ops)), calls), constants)])
@@ -160,7 +160,7 @@ def _graph(kernels: Sequence[ServedKernel], device: DeviceSpec, gpus: int) -> tu
 
 
 def _work(kernels: Sequence[ServedKernel], works: Sequence[DeviceWork]) -> Work:
-    """Return the device work: a piece for each kernel that is no collective."""
+    """Return the device work of a scenario, with a piece for each kernel that is not a collective."""
     computed = [(row, each.call) for row, each in enumerate(kernels) if isinstance(each.call, OpCall)]
     numbers = {calls: number for number, calls in enumerate(dict.fromkeys((call,) for _, call in computed))}
     piece: Int64 = np.full(len(kernels), NONE, np.int64)
@@ -178,22 +178,22 @@ def _log(end: float, us: float) -> float:
 
 
 READ = ("devices", "kernels", "host", "launches")
-"""Changes of a scenario that a served step can have."""
+"""Fields of a scenario that an edit of a served step may change."""
 SAID = ("set_by", "shared", "warnings", "notes")
 LEAST_US = 1e-3
-"""Kernels of a scenario take at least so long: times are whole nanoseconds. Launches that differ by less are alike."""
+"""Least time of a scenario's kernel: times are whole nanoseconds. Launches that differ by less count as equal."""
 
 
 class EditedServingModel(ServingModel):
-    """A ``ServingModel`` whose steps are edited.
+    """A ``ServingModel`` with edits.
 
     Args:
-        model: of the decoder as it is.
-        edits: of ``graph_predictor.edits``.
+        model: the model without edits.
+        edits: edits of ``graph_predictor.edits``.
 
     Raises:
-        EditError: an edit cannot be done.
-        ServingError: one has no meaning for a served step.
+        EditError: an edit is not possible.
+        ServingError: an edit has no meaning for a served step.
     """
 
     def __init__(self, model: ServingModel, edits: Sequence[Edit]) -> None:
@@ -212,8 +212,8 @@ class EditedServingModel(ServingModel):
             engine, request_us=engine.request_us * step, reply_us=engine.reply_us * step))
 
     def _of_host(self, graph_us: float | None = None) -> tuple[Scenario, list[float]]:
-        """Return a synthetic edited step and its host times, µs; each is 1 µs without the edits. They are the engine's,
-        a kernel's launch (or the graph's, ``graph_us`` without edits), and a collective's launch."""
+        """Return an edited synthetic step, and three host times, µs, that are 1 µs each without edits. They are the
+        engine's, a kernel's launch (or the graph's, ``graph_us`` without edits), and a collective's launch."""
         edited = self._apply(served_scenario(self._of_step, ServedHost(1.0, 1.0, 1.0, graph_us), self.device,
                                              self.models, self.setup.gpus))
         slices, us = edited.slices, edit_host(edited, None).ns / 1e3
@@ -236,11 +236,11 @@ class EditedServingModel(ServingModel):
         return replace(times, **{name: getattr(times, name) * ratio for name in ("time_us", "low_us", "high_us")})
 
     def _ratios(self, calls: Sequence[OpCall | CollectiveCall], us: Float64) -> Float64:
-        """Return what each call takes with the edits over what it takes without."""
+        """Return the time of each call with the edits over its time without them."""
         if not len(calls):
             return np.ones(0)
         whole = np.maximum(us, LEAST_US)
-        # A whole step is among them: an edit of collectives, say, refuses one without any.
+        # A whole step is included, because an edit of collectives, for example, refuses a step without any.
         edited = self._apply(served_scenario(
             [*(ServedKernel("", call, each, each, each) for call, each in zip(calls, whole.tolist(), strict=True)),
              *self._of_step], ServedHost(0.0, 0.0, 0.0), self.device, self.models, self.setup.gpus))
@@ -254,12 +254,12 @@ class EditedServingModel(ServingModel):
 
 
 def edited_model(model: ServingModel, edits: Sequence[Edit]) -> ServingModel:
-    """Return a model with edits; itself without any. Raises as ``EditedServingModel``."""
+    """Return a model with edits; the same model without edits. Raises the errors of ``EditedServingModel``."""
     return EditedServingModel(model, edits) if edits else model
 
 
 def _applied(edit: Edit, scenario: Scenario) -> Scenario:
-    """Return an edited scenario. Raises ``ServingError`` for an edit that changes what no served step has."""
+    """Return an edited scenario. Raises ``ServingError`` for an edit of something that a served step does not have."""
     edited = edit.apply(scenario)
     changed = [each.name for each in fields(Scenario) if each.name not in (*READ, *SAID)
                and getattr(edited, each.name) is not getattr(scenario, each.name)

@@ -1,8 +1,8 @@
-"""``with_kept_modules``: which blocks' linear layers a quantised checkpoint keeps in the model's own type.
+"""``with_kept_modules``: the linear layers that a quantised checkpoint keeps in the model's own dtype.
 
-A ``quantization_config`` names them, module by module or by patterns: ``modules_to_not_convert`` (Hugging Face's fp8,
+A ``quantization_config`` names these modules one by one or by patterns: ``modules_to_not_convert`` (Hugging Face's fp8,
 awq, gptq, bitsandbytes), ``ignore`` (compressed-tensors: names, or ``re:`` and an expression; modelopt: wildcards) and
-``exclude_modules`` (modelopt). Embedding and logits are in the model's own type anyway.
+``exclude_modules`` (modelopt). Embedding and logits are always in the model's own dtype.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _OF_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "se
 _OF_LATENT = ("self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj", "self_attn.o_proj")
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 MOST_PATTERNS = 200
-"""Patterns of any layer, and of one, that are compared with names: checkpoints have a few."""
+"""Most patterns for any layer, and for one layer, that are compared with names: checkpoints have a few."""
 _LONGEST, _MOST_REPEATED = 200, 2
-"""Letters of a pattern, and repetitions within one."""
+"""Most letters of a pattern, and most repetitions in it."""
 _LAYER = re.compile(r"layers\\?\.([0-9]{1,6})(?=[.\\]|$)")
 _UNSAFE = re.compile(r"\)[*+{]|\\[1-9]|\(\?[^:]")
-"""Groups that repeat, and what looks back or ahead."""
+"""Repeated groups, back references, and look-around groups."""
 _REPEATED = re.compile(r"(?<!\\)(?<!\\d)(?:[*+]|\{[0-9]*,[0-9]*\})")
 """Repetitions of anything but digits."""
 _BEFORE = ("model.", "model.language_model.", "language_model.model.")
-"""What comes before ``layers`` in names of modules; a picture's encoder has layers of its own."""
+"""Prefixes of ``layers`` in names of modules; a vision encoder has layers with other prefixes."""
 
 
 def kept_patterns(said: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names and patterns of modules that a ``quantization_config`` leaves as they are.
+    """Return the names and patterns of modules that a ``quantization_config`` leaves unquantised.
 
     Raises:
-        PlanError: a list is none, or of anything but texts.
+        PlanError: a list is invalid, or has items that are not text.
     """
     found: dict[str, None] = {}
     for key in KEYS:
@@ -52,7 +52,7 @@ def kept_patterns(said: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def with_kept_modules(shape: TransformerShape, patterns: Sequence[str]) -> TransformerShape:
-    """Return a decoder whose runs say which of their parts are kept; a part is where most of its modules are."""
+    """Return a decoder whose runs name their unquantised parts; a part counts if most of its modules are kept."""
     if not patterns:
         return shape
     keeps = _Keeps(patterns)
@@ -68,26 +68,26 @@ def with_kept_modules(shape: TransformerShape, patterns: Sequence[str]) -> Trans
 
 
 def kept_notes(shape: TransformerShape) -> list[str]:
-    """Return a sentence on what is kept, if anything is."""
+    """Return a sentence on the unquantised parts; nothing if there are none."""
     counts = {part: sum(run.layers for run in shape.runs if part in run.kept) for part in PARTS}
     said = [f"{part} of {count:,}" for part, count in counts.items() if count]
     return [f"Not quantised, as the checkpoint says: {', '.join(said)} of {shape.layers:,} layers."] if said else []
 
 
 class _Keeps:
-    """Names and patterns, those without wildcards in a set: a checkpoint may name thousands.
+    """Names and patterns of kept modules. Names are in a set, because a checkpoint may name thousands.
 
     Args:
-        patterns: of modules.
+        patterns: names and patterns of modules.
 
     Raises:
-        PlanError: there are too many patterns, or one is no expression, or of a kind that may take for ever.
+        PlanError: there are too many patterns, or one is invalid or of a kind that may take forever.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
         plain = [each for each in patterns if "*" not in each and not each.startswith("re:")]
         self._names = {each[each.find("layers."):] if "layers." in each else each for each in plain}
-        self._patterns: dict[int | None, list[re.Pattern[str]]] = {}  # by the layer that they name
+        self._patterns: dict[int | None, list[re.Pattern[str]]] = {}  # by the layer that the pattern names
         for each in dict.fromkeys(patterns):
             if "*" in each or each.startswith("re:"):
                 layer = _LAYER.search(each)
@@ -97,7 +97,7 @@ class _Keeps:
                             "they are; name the modules, or leave the patterns out and give --precision.")
 
     def of(self, kind: TransformerShape, layer: int) -> tuple[str, ...]:
-        """Return the parts of a layer that are kept."""
+        """Return the parts of a layer that stay unquantised."""
         attention = _OF_LATENT if kind.latent is not None else _OF_ATTENTION
         parts: dict[str, tuple[str, ...]] = {ATTENTION: attention if kind.attends else ()}
         if kind.experts:
@@ -123,7 +123,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     if text == pattern:
         text = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern) + r"(?:\.|$)"
     inner = text.removeprefix("^").removeprefix(".*").removesuffix(r"(?:\.|$)").removesuffix("$").removesuffix(".*")
-    # What follows a repetition by another one may be tried in every place of both.
+    # Two repetitions in a row may be tried at every combination of places.
     if len(pattern) > _LONGEST or _UNSAFE.search(inner) or len(_REPEATED.findall(inner)) > _MOST_REPEATED:
         raise PlanError(f"The quantization_config's pattern {pattern[:60]!r} may take too long to compare (it is long, "
                         "or repeats much); name the modules that stay as they are.")

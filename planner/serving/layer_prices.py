@@ -1,4 +1,4 @@
-"""``price_layer``: each operation of a decoder's layer, over devices, phases and batches, with what bounds it.
+"""``price_layer``: time and bound of each operation of a decoder's layer, for several devices, phases and batches.
 
     foretrace.price_layer("llama-3.1-8b", devices=("a100-sxm-80g", "h100-sxm"), batches=(1, 64))
 
@@ -28,23 +28,23 @@ from tracer.shown import Shown
 
 PHASES = ("decode", "prefill")
 NETWORK = "network"
-"""What bounds a collective."""
+"""Bound of a collective."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerOperation:
-    """Equal operations of one layer, on one GPU.
+    """Equal operations of one layer on one GPU.
 
     Attributes:
-        device, phase, batch: where and of what.
-        name: as ``serve`` reports it.
-        sizes: of a call, such as "m=8 n=6,144 k=4,096"; of a collective its bytes.
-        count: of them in the layer.
-        us, low, high: of all of them, and the 80% interval.
-        share: of the layer's time.
+        device, phase, batch: the case.
+        name: name in ``serve``'s reports.
+        sizes: sizes of a call, such as "m=8 n=6,144 k=4,096"; bytes of a collective.
+        count: number of these operations in the layer.
+        us, low, high: time of all of them, and its 80% interval, µs.
+        share: their share of the layer's time.
         bound: compute, memory or network.
-        intensity: floating point operations a byte; ``None`` of a collective.
-        product: whether the matrix units do it.
+        intensity: floating point operations a byte; ``None`` for a collective.
+        product: whether the matrix units compute it.
     """
 
     device: str
@@ -68,10 +68,10 @@ class PricedLayer(Shown):
 
     Attributes:
         model: the decoder's name.
-        layers, alike: how many it has, and how many are of the priced kind, the most frequent one.
-        prompt, context: tokens of a prompt that is read, and of each cache that decoding reads.
+        layers, alike: number of layers, and number of the priced kind, which is the most frequent.
+        prompt, context: tokens of a prompt in prefill, and of each cache in decoding.
         operations: in the layer's order, device by device within phase and batch.
-        notes: what was assumed.
+        notes: assumptions.
     """
 
     model: str
@@ -83,13 +83,13 @@ class PricedLayer(Shown):
     notes: tuple[str, ...]
 
     def headline(self) -> str:
-        """Say what is priced."""
+        """Return in a line what is priced."""
         kind = "a layer" if self.alike == self.layers else f"a layer of the kind that {self.alike} of {self.layers} are"
         devices = listed(dict.fromkeys(each.device for each in self.operations))
         return f"{self.model}: {kind}, on one GPU of {devices}"
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Make one table, a row an operation, device, phase and batch."""
+        """Return one table with a row for each operation, device, phase and batch."""
         return {"operations": lambda: pandas.DataFrame([asdict(each) for each in self.operations])}
 
     def to_json(self) -> dict[str, Any]:
@@ -103,17 +103,17 @@ def price_layer(source: str, *, devices: Sequence[str] = ("h200-sxm",), phases: 
     """Price each operation of a decoder's most frequent layer.
 
     Args:
-        source: as ``serve`` takes it, and ``model`` what else it takes of the model: precision, engine, settings….
+        source: as in ``serve``; ``model`` are further fields of its request: precision, engine, settings….
         devices: names or files.
-        phases: "decode", a token of each sequence; "prefill", whole prompts, those of a batch together.
-        batches: sequences.
-        prompt: tokens of a prompt, as ``serve`` takes them; of several lengths the mean.
-        context: of the caches that decoding reads; by default a prompt and half of the usual answer.
-        tp: GPUs that share a layer.
+        phases: "decode" for one token of each sequence; "prefill" for whole prompts, those of a batch together.
+        batches: numbers of sequences.
+        prompt: tokens of a prompt, as in ``serve``; of a distribution, the mean.
+        context: tokens of each cache in decoding; by default a prompt and half of the usual answer.
+        tp: number of GPUs that share a layer.
 
     Raises:
-        ServingError: a phase is none, a number is not possible, or the layer cannot be split so.
-        ForetraceError: a name or a file is not known, or cannot be read.
+        ServingError: a phase is unknown, a number is not possible, or the layer cannot be split in this way.
+        ForetraceError: a name or a file is unknown, or cannot be read.
     """
     for phase in phases:
         if phase not in PHASES:
@@ -140,7 +140,7 @@ def price_layer(source: str, *, devices: Sequence[str] = ("h200-sxm",), phases: 
 
 
 def _most_frequent(served: ServingModel) -> tuple[TransformerShape, int]:
-    """Return the kind of layer that a decoder has most of, the first of equals, and how many."""
+    """Return the most frequent kind of layer of a decoder (the first of equals), and the number of such layers."""
     counted: Counter[TransformerShape] = Counter()
     for run in served.shape.runs:
         counted[run.one_layer()] += run.layers
@@ -168,7 +168,7 @@ def _layer(served: ServingModel, phase: str, batch: int, prompt: int, context: i
 
 
 def bound_of(call: OpCall, device: DeviceSpec) -> str:
-    """Return "compute" or "memory": what takes longer by the data sheet alone."""
+    """Return "compute" or "memory", the longer time by the data sheet alone."""
     peak = device.peak_tflops(call.dtype, matrix=call.family in PRODUCTS) * 1e12
     return "compute" if call.flops / peak > call.bytes_moved / (device.memory_bandwidth_gbps * 1e9) else "memory"
 
@@ -178,7 +178,7 @@ def _sizes(each: StepOperation | StepExchange) -> str:
         return f"{each.call.payload_bytes / 1e6:,.3g} MB"
     sizes = dict(zip(DIMENSIONS[each.call.family], each.call.dims, strict=False))
     if each.call.dtype == "fp4":
-        sizes["k"] *= 2  # counted in packed pairs
+        sizes["k"] *= 2  # it counts pairs of packed values
     if sizes.get("v_head_dim") == sizes.get("head_dim"):
         sizes.pop("v_head_dim", None)
     return " ".join(f"{name}={size:,}" for name, size in sizes.items() if size > 1)

@@ -1,4 +1,4 @@
-"""``serve_search``: the configuration of a number of GPUs that serves most within a target of latency.
+"""``serve_search``: the configuration of a number of GPUs that serves most tokens within a target of latency.
 
     splits of a replica × replicas × chunk ──ServingModel, once each──▶ surfaces ──served at every concurrency──▶ best
 """
@@ -29,18 +29,18 @@ from tracer.lazy import pandas
 from tracer.shown import Shown
 
 CHUNKS, MOST_CLIENTS, MOST_GPUS = (2048, 8192), 1024, 1024
-"""What is tried: tokens of a step, clients of a replica at most, and GPUs at most."""
+"""Limits of the search: tokens of a step that are tried, most clients of a replica, and most GPUs."""
 WAVES = 3
-"""Requests of each client while configurations are compared; the best ones are served again as ``serve`` does."""
+"""Requests of each client in the comparison of configurations; ``serve`` simulates more."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyTarget:
-    """What may pass at most in the mean, ms; infinity where nothing is asked.
+    """Largest allowed mean latencies, ms; infinity for no limit.
 
     Attributes:
-        ttft_ms: to the first token.
-        tpot_ms: between tokens.
+        ttft_ms: time to the first token.
+        tpot_ms: time between further tokens.
     """
 
     ttft_ms: float = math.inf
@@ -48,7 +48,7 @@ class LatencyTarget:
 
     @staticmethod
     def parse(text: str) -> LatencyTarget:
-        """Return what "ttft=500,tpot=30" says, ms. Raises ``ServingError``."""
+        """Parse "ttft=500,tpot=30", ms. Raises ``ServingError``."""
         found: dict[str, float] = {}
         for part in text.split(","):
             match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*(\d{1,9}(?:\.\d{1,6})?)\s*(?:ms)?\s*", part.lower())
@@ -59,11 +59,11 @@ class LatencyTarget:
         return LatencyTarget(found.get("ttft", math.inf), found.get("tpot", math.inf))
 
     def met(self, got: ServedLoad) -> bool:
-        """Return whether a load is served within it, as expected."""
+        """Return whether a load's expected latencies meet the target."""
         return got.ttft_ms.value <= self.ttft_ms and not got.tpot_ms.value > self.tpot_ms
 
     def surely(self, got: ServedLoad) -> bool:
-        """Return whether it is so even at the slow ends of the 80% intervals."""
+        """Return whether they meet the target even at the slow ends of the 80% intervals."""
         return got.ttft_ms.high <= self.ttft_ms and not got.tpot_ms.high > self.tpot_ms
 
     def __str__(self) -> str:
@@ -74,11 +74,11 @@ class LatencyTarget:
 
 @dataclass(frozen=True, slots=True)
 class ServingChoice:
-    """A configuration that was served.
+    """A configuration, with the load that it serves.
 
     Attributes:
-        setup: of a replica.
-        replicas: of it.
+        setup: setup of a replica.
+        replicas: number of replicas.
         got: what a replica's load gets.
     """
 
@@ -88,28 +88,28 @@ class ServingChoice:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all replicas' answers."""
+        """Tokens of answers per second, of all replicas."""
         return self.replicas * self.got.tokens_per_second.value
 
     @property
     def tokens_per_gpu(self) -> float:
-        """The same of a GPU."""
+        """Tokens of answers per second, per GPU."""
         return self.got.tokens_per_second.value / self.setup.gpus
 
 
 @dataclass(frozen=True, repr=False)
 class ServingChoices(Shown):
-    """Configurations, the best first.
+    """The configurations that a search found, best first.
 
     Attributes:
         model, device: names.
-        gpus: of all replicas together.
-        target: of latency.
-        prompt, output, rate: of the load.
-        choices: of each split and chunk the best that meets the target.
-        tried: configurations that were served, those that miss the target too.
-        refused: splits that cannot be, with the reason.
-        notes: what was assumed.
+        gpus: number of GPUs of all replicas together.
+        target: target of latency.
+        prompt, output, rate: the load.
+        choices: the best configuration of each split and chunk that meets the target.
+        tried: number of simulated configurations, including those that miss the target.
+        refused: splits that are not possible, with the reason.
+        notes: assumptions.
     """
 
     model: str
@@ -125,7 +125,7 @@ class ServingChoices(Shown):
     notes: tuple[str, ...]
 
     def headline(self) -> str:
-        """Say which is the best."""
+        """Return the best configuration in a line."""
         where = f"{self.model} on {self.gpus} {self.device} within {self.target}: {self.tried:,} configurations served"
         if not self.choices:
             return f"{where}, none within the target"
@@ -135,11 +135,11 @@ class ServingChoices(Shown):
                 f"{best.tokens_per_second:,.0f} tokens/s")
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Make the configurations, and the reasons against others."""
+        """Return tables of the configurations, and of the reasons against others."""
         return {"choices": self._choices, "refused": self._refused}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the configurations as values."""
+        """Return the configurations as plain values."""
         return [{
             "replicas": each.replicas, "setup": str(each.setup), "gpus": each.replicas * each.setup.gpus,
             "chunk": each.setup.step_tokens, "concurrency": each.got.load.concurrency,
@@ -165,11 +165,11 @@ class ServingChoices(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSearchRequest(ServedModelRequest):
-    """GPUs whose best configuration is looked for.
+    """A request for the best configuration of a number of GPUs.
 
     Attributes:
-        gpus: of all replicas together.
-        target: means at most, ms, such as "ttft=500,tpot=30". Without a ``rate`` the number of clients is searched too.
+        gpus: number of GPUs of all replicas together.
+        target: largest means, ms, such as "ttft=500,tpot=30". Without ``rate``, numbers of clients are searched too.
     """
 
     gpus: int = field(kw_only=False)
@@ -182,12 +182,12 @@ class ServeSearchRequest(ServedModelRequest):
 
 @by_fields(ServeSearchRequest)
 def serve_search(request: ServeSearchRequest) -> ServingChoices:
-    """Find how GPUs serve most tokens within a target of latency, or a rate of requests most quickly; called with the
-    fields of a ``ServeSearchRequest``.
+    """Find how GPUs serve most tokens within a target of latency, or a given rate fastest. The arguments are the fields
+    of a ``ServeSearchRequest``.
 
     Raises:
-        EditError: an edit cannot be done with any split.
-        ServingError: the model fits no split, or the load cannot be.
+        EditError: an edit is not possible with any split.
+        ServingError: the model fits with no split, or the load is not possible.
     """
     gpus, rate, target = request.gpus, request.rate, request.target
     goal = target if isinstance(target, LatencyTarget) else LatencyTarget.parse(target) if target else LatencyTarget()
@@ -226,7 +226,7 @@ def serve_search(request: ServeSearchRequest) -> ServingChoices:
 
 
 def _splits(decoder: ServedDecoder, start: ServingSetup, gpus: int) -> Iterator[ServingSetup]:
-    """Splits of a replica: attention over powers of two of a node's GPUs, experts whole or shared, attention groups."""
+    """Yield splits of a replica: attention over powers of two of GPUs, experts whole or shared, attention groups."""
     routed = any(kind.experts for kind in decoder.shape.kinds)
     sizes = [1 << power for power in range(4) if gpus % (1 << power) == 0]
     for size in sizes:
@@ -238,7 +238,7 @@ def _splits(decoder: ServedDecoder, start: ServingSetup, gpus: int) -> Iterator[
 
 def _best(model: ServingModel, cache: CacheAccount, prompts: Lengths, outputs: Lengths, replicas: int, rate: float,
           goal: LatencyTarget, seed: int) -> tuple[ServingChoice | None, int]:
-    """Return the best load of a split that meets the target, and how many were served."""
+    """Return the best configuration of a split that meets the target, and the number of simulated loads."""
     setup = model.setup
     if rate:
         got = served_load(Requests(prompts, outputs, rate=rate / replicas, seed=seed), model, cache)

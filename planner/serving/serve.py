@@ -1,4 +1,4 @@
-"""``serve``: prefill and decode of a served decoder, and what a server makes of them, from names as a user writes them.
+"""``serve``: times of prefill and decoding of a served decoder, and what a load gets from the server.
 
     foretrace.serve("llama-3.1-70b", device="h200-sxm", tp=8, batch=32, context=4096)
 """
@@ -46,10 +46,10 @@ from tracer.lazy import pandas
 from tracer.shown import Shown
 
 PERCENTILES, LATE = (50, 90, 99), 0.05
-"""Those that are shown. A load is not kept up with where waiting grows by more than this share of the time that
-requests come for."""
+"""Percentiles of reports. A server does not keep up with a rate if waiting times grow by more than ``LATE`` times the
+time that passes."""
 MOST_COUNT, USUAL_PROMPT, USUAL_OUTPUT = 1 << 24, 1024, 256
-"""Choices: the largest number of anything, and tokens of prompts and answers where nothing says."""
+"""Choices: largest value of any number, and default tokens of prompts and of answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Figure80:
 
 @dataclass(frozen=True, slots=True)
 class ServedLoad:
-    """What a load gets from a replica.
+    """What the requests of a load get from a replica.
 
     Attributes:
-        load: that was asked.
-        requests: what each got, as expected.
-        ttft_ms, tpot_ms, request_ms, tokens_per_second: means, the third from a request to the end of its answer, and
-            throughput of a replica.
-        ttft_percentiles, tpot_percentiles, request_percentiles: ms, by percentile, as expected.
+        load: the load.
+        requests: expected results of each request.
+        ttft_ms, tpot_ms, request_ms, tokens_per_second: means of time to first token, time per further token and time
+            to the end of the answer; throughput of a replica.
+        ttft_percentiles, tpot_percentiles, request_percentiles: expected times, ms, by percentile.
     """
 
     load: Requests
@@ -85,8 +85,8 @@ class ServedLoad:
 
     @property
     def keeps_up(self) -> bool:
-        """Return whether requests of a rate are answered as quickly as they come: the last ones wait little longer than
-        those before."""
+        """Return whether a replica keeps up with a rate: the last quarter of the requests waits little longer than the
+        second."""
         got = self.requests
         quarter = len(got.ttft_us) // 4
         if not self.load.rate or not quarter:
@@ -96,7 +96,7 @@ class ServedLoad:
         return grown < LATE * passed
 
     def plain(self) -> dict[str, Any]:
-        """Return the figures as values."""
+        """Return the figures as plain values."""
         got = self.requests
         return {
             "prompt": str(self.load.prompt), "output": str(self.load.output), "concurrency": self.load.concurrency,
@@ -117,18 +117,18 @@ class Served(Shown):
     """A served decoder's steps, its memory, and what a load gets.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         setup: how a replica is served.
         device, topology: names.
-        batch, context, prompt: of the steps that are shown.
-        decode, prefill: their times; of one prompt for each attention group, in pieces if it is longer than a step.
-        decode_operations, prefill_operations: what they are made of, on one GPU.
+        batch, context, prompt: sizes of the two steps that follow.
+        decode, prefill: time of a decoding step, and of one prompt for each attention group (in pieces if long).
+        decode_operations, prefill_operations: operations of these steps on one GPU.
         cache: memory of the fullest GPU.
-        largest_batch: sequences of ``context`` tokens that fit a replica.
-        served: what a load gets, where one was asked for.
-        notes: what was assumed.
-        calibration: on measured rows, where there were some.
-        edits: what is changed, a phrase each.
+        largest_batch: number of sequences of ``context`` tokens that fit a replica.
+        served: what a load gets; ``None`` without a load.
+        notes: assumptions.
+        calibration: calibration on measured rows; ``None`` without rows.
+        edits: descriptions of the edits.
     """
 
     model: str
@@ -151,11 +151,11 @@ class Served(Shown):
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens that decoding yields, of a replica."""
+        """Tokens that a replica decodes in a second."""
         return self.batch * self.setup.yielded / self.decode.us * 1e6
 
     def headline(self) -> str:
-        """Say what a step takes, and what a load gets."""
+        """Return the times of the steps and of the load in a line."""
         said = (f"{self.model} on {self.setup.gpus} {self.device}: decoding {self.batch:,} sequences of "
                 f"{self.context:,} tokens {self.decode.us / 1e3:,.2f} ms ({self.decode.low / 1e3:,.2f} to "
                 f"{self.decode.high / 1e3:,.2f}), a prompt of {self.prompt:,} {self.prefill.us / 1e3:,.1f} ms "
@@ -166,7 +166,7 @@ class Served(Shown):
             f"{self.served.tokens_per_second.value:,.0f} tokens/s")
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Make the steps; what decoding and a prompt are made of; and what each request of a load got."""
+        """Return tables of the steps, of their operations, and of each request of the load."""
         return {"steps": self._steps, "decode": lambda: _operations(self.decode_operations),
                 "prefill": lambda: _operations(self.prefill_operations), "requests": self._requests}
 
@@ -209,23 +209,23 @@ class ServedModelRequest:
     Attributes:
         source: a published model's name ("llama-3.1-70b", "deepseek-v3"), a Hugging Face ``config.json`` or its folder,
             or a workload.
-        device: of each GPU; a name or a file.
-        topology: of the cluster; by default the device's usual nodes.
-        settings: of a config or a workload, as ``foretrace.plan`` takes them.
-        preset: of a workload.
-        precision: of linear layers' weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int8 or int4; by default the model's.
-        experts: of experts' weights where they have another.
-        kv_dtype: of the cache: bf16, fp8 or fp4; by default the model's.
+        device: GPU, by a name or a file.
+        topology: the cluster; by default the device's usual nodes.
+        settings: assignments for a config or a workload, as in ``foretrace.plan``.
+        preset: preset of a workload.
+        precision: linear layers' weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int8 or int4; by default the model's.
+        experts: type of experts' weights; by default ``precision``.
+        kv_dtype: type of the cache: bf16, fp8 or fp4; by default the model's.
         engine: vllm, sglang, trtllm, nemo for TensorRT-LLM of 2023, or compiled for a model without a server.
-        gpu_memory_utilization: share of a GPU's memory that the engine uses, as the engine counts it; 0 for its usual.
-        cuda_graphs: decoding runs as CUDA graphs.
-        speculate: tokens of a draft, and tokens that a step yields, such as "3:2.4".
+        gpu_memory_utilization: share of a GPU's memory that the engine uses, in the engine's sense; 0 for its default.
+        cuda_graphs: whether decoding runs as CUDA graphs.
+        speculate: tokens of a draft, and mean tokens that a step yields, such as "3:2.4".
         prompt, output: tokens of prompts and answers: 1024, "512-2048" or "1024~0.5".
-        rate: requests a second that come by chance, of all replicas together.
-        seed: of what is drawn.
-        profile: fitted models of the device.
-        comm_profile, comm_choices: measured collectives, as ``foretrace.plan`` takes them.
-        edits: of ``graph_predictor.edits``, those of recorded steps.
+        rate: requests a second at random times, for all replicas together.
+        seed: of random draws.
+        profile: models fitted for the device.
+        comm_profile, comm_choices: measured collectives, as in ``foretrace.plan``.
+        edits: edits of ``graph_predictor.edits``, as for recorded steps.
     """
 
     source: str = field(kw_only=False)
@@ -254,7 +254,7 @@ class ServedModelRequest:
         return served_decoder(self.source, self.settings, self.preset).in_type(self.precision)
 
     def spec(self) -> DeviceSpec:
-        """Return the GPU, or the processor of one socket. Raises ``ServingError`` for the stand-in of any processor."""
+        """Return the GPU, or the processor of one socket. Raises ``ServingError`` for a placeholder without figures."""
         spec = find_device(self.device)
         if spec.vendor == "host" and spec.placeholder and self.profile is None:
             raise ServingError(f"{spec.name} stands for any processor and has no figures of its own; name one "
@@ -270,7 +270,7 @@ class ServedModelRequest:
                                "give one above 0, up to 1.")
         engine = replace(engine, memory=self.gpu_memory_utilization or engine.memory)
         if find_device(self.device).vendor == "host":
-            # A processor's operations are called one by one by what computes them: that is part of their time.
+            # Launches on a processor are part of the operations' times.
             engine = replace(engine, launch_us=0.0)
         return ServingSetup(precision=linear, experts=experts, kv=self.kv_dtype, engine=engine,
                             graphs=self.cuda_graphs,
@@ -283,25 +283,25 @@ class ServedModelRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeRequest(ServedModelRequest):
-    """A replica that is served, and its load.
+    """One served replica and its load.
 
     Attributes:
-        tp, pp, ep, attention_dp: how a replica is split, as ``ServingSetup`` says.
-        chunk: tokens of a step at most; by default the engine's.
-        batch, context: sequences that decode, and tokens of each one's cache; by default what the load's are.
-        concurrency: clients that each ask again when they have an answer.
-        requests: how many are simulated.
-        cached_prefix: tokens with which every prompt of a load begins and which the cache has already.
-        step_us: host time of a step that the GPU waits for, where it is known.
-        measured: a table of measured rows, as ``calibrate.read_measured_rows`` reads it, or what another call learned.
-        anchor: a trace of this decoder served so on this device, as ``read_anchor`` reads it. All steps are scaled,
-            operation by operation, by recorded over predicted kernel time. Where its steps' names do not give their
-            sizes, and ``context`` is given, they decode ``batch`` sequences of it.
-        anchor_capture: a trace of the capture of its CUDA graphs, whose operations have their kernels.
-        step_region: the anchor's steps are the regions of this name.
+        tp, pp, ep, attention_dp: split of a replica (``ServingSetup``).
+        chunk: most tokens of a step; by default the engine's.
+        batch, context: decoding sequences, and tokens of each one's cache; by default the load's mean.
+        concurrency: number of clients that each send a request as soon as they have an answer.
+        requests: number of simulated requests.
+        cached_prefix: tokens of a prefix that all prompts share and that is already in the cache.
+        step_us: host time of a step that the GPU waits for, µs, if known.
+        measured: a table of measured rows (``calibrate.read_measured_rows``), or an earlier call's calibration.
+        anchor: a trace of this server on this device (``read_anchor``). All steps are scaled, operation by operation,
+            by recorded over predicted kernel time. If the names of recorded steps do not give their sizes, and
+            ``context`` is given, each step is taken to decode ``batch`` sequences of ``context`` tokens.
+        anchor_capture: a trace of the same server capturing its CUDA graphs; names the operations of their kernels.
+        step_region: name of the regions that are the anchor's steps.
 
     Raises:
-        ServingError: a figure is not possible, or an option lacks the option that it needs.
+        ServingError: a value is not possible, or an option lacks another option that it needs.
     """
 
     tp: int = 1
@@ -337,15 +337,15 @@ class ServeRequest(ServedModelRequest):
                 raise ServingError(f"--{name.replace('_', '-')} is of a load; give --rate or --concurrency too.")
 
     def setup(self, decoder: ServedDecoder) -> ServingSetup:
-        """Return how a replica serves a decoder. Raises ``ServingError`` where it cannot be split so."""
+        """Return how a replica serves a decoder. Raises ``ServingError`` if the decoder cannot be split so."""
         setup = replace(super().setup(decoder), tp=self.tp, pp=self.pp, ep=self.ep, attention_dp=self.attention_dp,
                         chunk=self.chunk)
         setup.check(decoder.shape)
         return setup
 
     def load(self, prompts: Lengths, outputs: Lengths) -> Requests | None:
-        """Return the load, if one is asked for. Of clients that all begin at once the first requests do not count, if
-        others remain."""
+        """Return the load; ``None`` without one. If all clients begin at once, their first requests do not count,
+        provided others remain."""
         if not (self.rate or self.concurrency):
             return None
         warm_up = self.concurrency if not self.requests or self.requests >= 2 * self.concurrency else 0
@@ -354,7 +354,7 @@ class ServeRequest(ServedModelRequest):
 
     def calibration(self, decoder: ServedDecoder, setup: ServingSetup,
                     rates: CorrectionFactors) -> ServingCalibration | None:
-        """Return what measured rows say, where there are some."""
+        """Return the calibration on measured rows; ``None`` without rows."""
         if not isinstance(self.measured, str):
             return self.measured
         rows = read_measured_rows(self.measured, decoder.shape, setup, self.spec(), self.profile, self.cluster,
@@ -363,7 +363,7 @@ class ServeRequest(ServedModelRequest):
 
     def model(self, decoder: ServedDecoder, setup: ServingSetup
               ) -> tuple[ServingModel, TraceCalibration | None, ServingCalibration | None]:
-        """Return the times of steps before any edit, with what a trace and measured rows say of them, if given."""
+        """Return the model of steps before edits, the calibration on a trace and that on measured rows, if given."""
         spec, collectives = self.spec(), self.cluster(setup.gpus)
         rates = rates_of(setup) if self.step_us is None else replace(rates_of(setup), step_us=self.step_us)
         anchored = None
@@ -381,11 +381,11 @@ class ServeRequest(ServedModelRequest):
 
 @by_fields(ServeRequest)
 def serve(request: ServeRequest) -> Served:
-    """Predict how a decoder is served; called with the fields of a ``ServeRequest``.
+    """Predict how a decoder is served. The arguments are the fields of a ``ServeRequest``.
 
     Raises:
-        EditError: an edit cannot be done.
-        ServingError: it cannot be split so, does not fit, or the load cannot be.
+        EditError: an edit is not possible.
+        ServingError: the split or the load is not possible, or the model does not fit.
         ForetraceError: a name or a file is not known, or cannot be read.
     """
     decoder, spec = request.decoder(), request.spec()
@@ -432,7 +432,7 @@ def serve(request: ServeRequest) -> Served:
 
 def cluster_for(spec: DeviceSpec, gpus: int, topology: str | None, comm_profile: str | None,
                 comm_choices: str | None) -> CollectiveModel:
-    """Return a cluster of ``gpus`` GPUs. Raises ``PlanError`` where there is none so large."""
+    """Return a cluster of ``gpus`` GPUs. Raises ``PlanError`` if the topology has fewer."""
     if topology is not None or measured_file(comm_profile, comm_choices) is not None:
         found = cluster_of(topology, comm_profile, None, comm_choices)
     else:
@@ -442,21 +442,21 @@ def cluster_for(spec: DeviceSpec, gpus: int, topology: str | None, comm_profile:
 
 
 def check_length(decoder: ServedDecoder, tokens: int) -> None:
-    """Raise ``ServingError`` for a context that is longer than the model's."""
+    """Raise ``ServingError`` if a context is longer than the model allows."""
     if decoder.longest and tokens > decoder.longest:
         raise ServingError(f"A context of {tokens:,} tokens is longer than the {decoder.longest:,} that {decoder.name} "
                            "takes; give less.")
 
 
 def prompt_step(setup: ServingSetup, tokens: int) -> ServedStep:
-    """Return the last step of a prompt for each attention group of a replica."""
+    """Return the step that reads the last piece of a prompt on each attention group of a replica."""
     past = (tokens - 1) // setup.step_tokens * setup.step_tokens
     count = setup.attention_dp
     return ServedStep(0, 0, (PrefillChunk(count, tokens - past, past),), count)
 
 
 def prompt_time(model: ServingModel, tokens: int) -> StepTime:
-    """Return the time of a prompt for each attention group of a replica, all its pieces together."""
+    """Return the time to read a prompt on each attention group of a replica, with all its pieces."""
     count, most = model.setup.attention_dp, model.setup.step_tokens
     pieces = [ServedStep(0, 0, (PrefillChunk(count, most, past),)) for past in range(0, tokens - most, most)]
     steps = [model.time(step) for step in (*pieces, prompt_step(model.setup, tokens))]
@@ -467,8 +467,8 @@ def prompt_time(model: ServingModel, tokens: int) -> StepTime:
 
 def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
                 calibration: ServingCalibration | None = None) -> ServedLoad:
-    """Return what a load gets from a replica, with intervals. For clients that wait, all times scale with the steps'. A
-    rate is simulated again with the steps at the low and the high ends of their intervals."""
+    """Return what a load gets from a replica, with intervals. With ``concurrency`` all times scale with the steps'.
+    With a rate, the load is simulated again with steps at both ends of their interval."""
     setup = model.setup
     got = simulate_serving(load, setup, model.surface, cache)
     tokens = max(math.ceil(load.prompt.mean), 1)
@@ -498,13 +498,13 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
     found = ServedLoad(load, got, ends[0], ends[1], request, _scaled(second, between), _percentiles(first_us),
                        _percentiles(like[1] * got.tpot_us), _percentiles(first_us + rest_us))
     if load.rate and found.keeps_up:
-        # Answers are as many as requests, however long each takes.
+        # The rate decides the throughput, however long answers take.
         found = replace(found, tokens_per_second=Figure80(second, min([second, *others]), max([second, *others])))
     return found
 
 
 class _Slower:
-    """A surface all of whose times are a factor longer."""
+    """Step times multiplied by a factor."""
 
     def __init__(self, surface: StepTimes, factor: float) -> None:
         self._surface, self._factor = surface, factor

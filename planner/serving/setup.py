@@ -1,13 +1,11 @@
-"""``ServingSetup``: how a decoder is served: its engine, how a replica is split over GPUs, and in which types.
+"""``ServingSetup``: how a decoder is served: the engine, the split of a replica over GPUs, and the types of weights.
 
-Defaults are those of the engines' documentation. What the host costs is an assumption with a spread, set
-with the looked-at half of AIConfigurator's serving table at hand (``benchmarks/serving.py`` judges the other half);
-``--step-us`` and ``--calibrate`` replace it.
+Defaults come from the engines' documentation. Host times are assumptions with a spread, chosen on the looked-at half of
+AIConfigurator's serving table (``benchmarks/serving.py`` judges on the other half). ``--step-us`` and ``--calibrate``
+replace them. The spread of a load's figures is chosen so that about 80% of the looked-at half lie inside the interval;
+the other half judges.
 
-How far off what a load gets may be is set so that of the looked-at half of ``benchmarks/serving.py`` about 80% lie
-inside; the other half judges.
-
-What a server is asked for (``Requests``), and the memory that its caches have (``CacheAccount``).
+``Requests``: the load on a server. ``CacheAccount``: the memory left for caches.
 """
 
 from __future__ import annotations
@@ -31,30 +29,31 @@ from tracer.shape_only.transformer import TransformerShape
 
 
 class ServingError(ForetraceError):
-    """A served model, a split of it, or a load, that cannot be: what was asked, why not, what can be."""
+    """A served model, a split of it or a load is not possible; the message says why and what is possible."""
 
 
 class Mixing(str, Enum):
-    """What an engine does with prompts while it decodes."""
+    """How an engine combines prompts and decoding in its steps."""
 
     MIXED = "mixed"
-    """A step decodes and takes pieces of prompts into what is left of its tokens (chunked prefill)."""
+    """A step decodes all sequences and fills its remaining tokens with pieces of prompts (chunked prefill)."""
     PREFILL_FIRST = "prefill first"
-    """Waiting prompts are read in steps of their own, as many as fit; sequences that decode wait."""
+    """Waiting prompts are read in steps of their own, as many as fit; decoding sequences wait meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReserve:
-    """Room that an engine leaves for answers that are being made when it admits a request, whose own must fit whole.
+    """Cache that an engine keeps free for the rest of running answers when it admits a request.
 
-    SGLang's ``new_token_ratio`` (``environ.py``, ``schedule_policy.py``): it falls from step to step, and where
-    sequences had to be thrown out it is set to the share that the others have made.
+    The admitted request's own answer must fit whole. Source: SGLang's ``new_token_ratio`` (``environ.py``,
+    ``schedule_policy.py``). The share falls from step to step. After sequences were evicted, it is set to the share
+    that the remaining answers have made.
 
     Attributes:
-        first, least: share of the rest of each answer, at first and at last.
-        steps: of decoding from one to the other.
-        longest: tokens of an answer that count at most.
-        ahead: steps by which the share is set higher than what was made.
+        first, least: share of the rest of each answer, at the beginning and at the end.
+        steps: number of decoding steps in which the share falls from ``first`` to ``least``.
+        longest: an answer counts with at most this number of tokens.
+        ahead: number of steps that are added to what was made when the share is set.
     """
 
     first: float
@@ -65,7 +64,7 @@ class AnswerReserve:
 
     @property
     def fall(self) -> float:
-        """By how much the share falls in a step."""
+        """Decrease of the share in a step."""
         return (self.first - self.least) / self.steps
 
 
@@ -74,33 +73,34 @@ class Engine:
     """A serving engine.
 
     Attributes:
-        name: as ``--engine`` takes it.
-        mixing: of prompts and decoding.
-        chunk: tokens of a step at most.
+        name: value of ``--engine``.
+        mixing: how prompts and decoding share steps.
+        chunk: most tokens of a step.
         splits: whether a prompt may be split over steps; else steps take whole prompts.
-        sequences: that run at once at most.
+        sequences: most sequences that run at once.
         memory: share of the device's memory that the engine uses.
-        step_us: host time of a step that the GPU waits for: scheduler, inputs, sampling's results, detokenisation.
-        sequence_us: the same for each sequence of the step.
-        request_us: of the server's front for each request, one after another: parsing, tokenisation, sending. Requests
-            that come together so reach the engine one by one, and end up in different steps.
-        reply_us: of the way of a request and its first token to the client, which delays no other request.
-        launch_us: host time of a kernel's launch outside CUDA graphs.
-        graph_batch: sequences up to which decoding is captured as a CUDA graph.
-        piecewise: tokens up to which steps with prompts are captured too, a graph for each layer, attention excepted.
-        all_reduce_us: least time of its all-reduce kernel within a node; infinite where it leaves them to NCCL.
-        reserves: whether a sequence starts only where the cache has room for its full length. Else sequences are
-            evicted where the cache is full, and read again later.
-        of_rest: whether the share of memory is of what weights leave, all of it for caches.
-        turns_in_cache: whether one kernel turns queries and keys (rotary positions) and writes the cache.
-        wait_tokens: that prompts must have together before a step that decodes takes any, so that fewer steps are
+        step_us: host time of a step that the GPU waits for: scheduler, inputs, sampling's results, detokenisation, µs.
+        sequence_us: further host time for each sequence of the step, µs.
+        request_us: time that the server's front takes for each request, one after another: parsing, tokenisation,
+            sending. Requests that arrive together thus reach the engine one by one, in different steps.
+        reply_us: transport time of a request and of its first token to the client; it delays no other request.
+        launch_us: host time of a kernel's launch outside CUDA graphs, µs.
+        graph_batch: most sequences for which decoding is captured as a CUDA graph.
+        piecewise: whether steps with prompts run as CUDA graphs too, up to ``graph_batch`` tokens: a graph for each
+            layer, without attention.
+        all_reduce_us: least time of the engine's own all-reduce kernel within a node, µs; infinite if NCCL does it.
+        reserves: whether a sequence starts only if the cache has room for its full length. Else sequences are evicted
+            when the cache is full, and read again later.
+        of_rest: whether ``memory`` is a share of the memory left by the weights, all for caches.
+        turns_in_cache: whether one kernel rotates queries and keys (rotary positions) and writes the cache.
+        wait_tokens: tokens that prompts must have together before a decoding step takes any, so that fewer steps are
             slowed down; TensorRT-LLM's ``batch_wait_max_tokens_ratio``, times the tokens of a step.
-        wait_steps: of decoding after which they are taken all the same; its ``batch_wait_timeout_iters``. 0: prompts do
-            not wait for each other, the default of all engines.
-        first_tokens: of an answer that its first message has, which a client sees as its first token: TensorRT-LLM's
-            ``stream_interval`` where it holds the first one back.
-        begin_us: further host time of a step that reads prompts: a session whose buffers are made for each batch.
-        reserve: room that it leaves for answers that are being made; none where it admits all that fits now.
+        wait_steps: decoding steps after which waiting prompts are taken anyway (``batch_wait_timeout_iters``). 0, the
+            default of all engines: prompts do not wait for each other.
+        first_tokens: tokens in an answer's first message, which a client sees as its first token: TensorRT-LLM's
+            ``stream_interval`` if it holds the first token back.
+        begin_us: further host time of a step that reads prompts, µs: a session that makes buffers for each batch.
+        reserve: cache kept free for running answers; ``None`` if the engine admits all that fits now.
     """
 
     name: str
@@ -146,16 +146,16 @@ ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine
 )})
 """Engines by name; "compiled" is a compiled model in a loop without a server, such as gpt-fast.
 
-"trtllm" is TensorRT-LLM as it serves today (1.0 and later). "nemo" is its first releases as NeMo exported them in 2023
-(``nemo/export/trt_llm``). A Python session launches kernels one by one without CUDA graphs, and all-reduces are left to
-NCCL. Its host's times were set with five of the published latencies (Llama-2-7B on A100, batch 1). The others judge it
+"trtllm" is TensorRT-LLM today (1.0 and later). "nemo" is its first releases, as NeMo exported them in 2023
+(``nemo/export/trt_llm``). A Python session launches kernels one by one without CUDA graphs, and NCCL does all-reduces.
+Its host times were set with five of the published latencies (Llama-2-7B on A100, batch 1); the others judge them
 (``benchmarks/serving.py --rows latency``).
 
 Steps of at most 8,192 tokens are vLLM's ``max_num_batched_tokens`` for a server on GPUs of 70 GB and more, SGLang's
 ``chunked-prefill-size`` on such GPUs, and TensorRT-LLM's ``max_num_tokens``. Shares of memory are their
 ``gpu-memory-utilization``, ``mem-fraction-static`` and ``free_gpu_memory_fraction``. Piecewise graphs up to 512 tokens
-are vLLM's default (``cudagraph_mode``, ``max_cudagraph_capture_size``); the others have them where they are asked to.
-Launches were set with the looked-at half. Least times of all-reduce kernels are those of ``custom_all_reduce_h200`` in
+are vLLM's default (``cudagraph_mode``, ``max_cudagraph_capture_size``); the other engines have them only on request.
+Launch times were set with the looked-at half. Least times of all-reduce kernels are from ``custom_all_reduce_h200`` in
 CUDA graphs on two GPUs (vLLM 0.24, SGLang 0.5.14, TensorRT-LLM 1.3).
 """
 USUAL = "vllm"
@@ -174,26 +174,26 @@ def engine_of(name: str) -> Engine:
 
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8_block", "nvfp4", "mxfp4", "int8", "int4")
-"""Types of linear layers' weights; all but the first three may be computed in a wider one (``WeightType``)."""
+"""Types of linear layers' weights; all but the first three may be multiplied in a wider type (``WeightType``)."""
 WHOLE = PRECISIONS[:3]
-"""Types of a whole model, its activations too."""
+"""Types that a whole model may have, including its activations."""
 KV_TYPES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5625}
-"""Bytes of a value of the cache, with its share of a scale."""
+"""Bytes of a cached value, including its share of a scale."""
 _BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8_block": 1.0 + 4 / 128**2, "nvfp4": 0.5 + 1 / 16,
           "mxfp4": 0.5 + 1 / 32, "int8": 1.0, "int4": 0.5 + 2 / 128}
 """Bytes of a weight with its share of a scale: blocks of 128 × 128 (DeepSeek-V3, 2024), 16, 32, and 128 in a row."""
 _MATRIX = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8", "int4": ""}
-_MOST = 1 << 20  # chosen: against slips of the finger
+_MOST = 1 << 20  # a choice, against typing errors
 
 
 @dataclass(frozen=True, slots=True)
 class WeightType:
-    """How products with weights of a type are done on a device.
+    """How a device multiplies by weights of a type.
 
     Attributes:
-        precision: of ``PRECISIONS``.
-        dtype: that the matrix units multiply: "" for the activations' own, where weights are widened as they are read.
-        bytes: of a weight.
+        precision: one of ``PRECISIONS``.
+        dtype: type that the matrix units multiply; "" for the activations' type: weights are widened when read.
+        bytes: bytes of a weight.
     """
 
     precision: str
@@ -202,17 +202,17 @@ class WeightType:
 
     @property
     def stored(self) -> str:
-        """Return the element type by which ``kernel_models`` knows it."""
+        """Return the element type's name in ``kernel_models``."""
         return {"nvfp4": "fp4", "mxfp4": "fp4", "fp8_block": "fp8"}.get(self.precision, self.precision)
 
     @property
     def widened(self) -> bool:
-        """Return whether weights are narrower than what they are multiplied as."""
+        """Return whether weights are stored in a narrower type than they are multiplied in."""
         return not self.dtype and self.bytes < 2.0
 
 
 def weight_type(precision: str, device: DeviceSpec) -> WeightType:
-    """Return how a device multiplies with weights of a type. Raises ``ServingError`` for a type that is none."""
+    """Return how a device multiplies by weights of a type. Raises ``ServingError`` for an unknown type."""
     if precision not in PRECISIONS:
         raise ServingError(f"{precision[:40]} is no type of weights that is known; give {', '.join(PRECISIONS)}.")
     dtype = _MATRIX.get(precision, "")
@@ -226,8 +226,8 @@ class Speculation:
     """Speculative decoding: a draft of several tokens, checked in one step.
 
     Attributes:
-        tokens: of a draft.
-        accepted: tokens that a step yields in the mean, its own one among them: from 1 to ``tokens`` + 1.
+        tokens: number of tokens of a draft.
+        accepted: mean tokens that a step yields, including its own token: from 1 to ``tokens`` + 1.
     """
 
     tokens: int
@@ -235,7 +235,7 @@ class Speculation:
 
     @staticmethod
     def parse(text: str) -> Speculation:
-        """Return what "3:2.4" says: drafts of 3 tokens, 2.4 tokens a step. Raises ``ServingError``."""
+        """Parse "3:2.4": drafts of 3 tokens, 2.4 tokens a step. Raises ``ServingError``."""
         match = re.fullmatch(r"\s*(\d{1,3})\s*:\s*(\d{1,3}(?:\.\d{1,6})?)\s*", text)
         if match is None:
             raise ServingError(f"--speculate {text[:40]!r} says no draft; give its tokens and how many a step yields "
@@ -252,18 +252,18 @@ class ServingSetup:
     """One replica of a served decoder, on ``gpus`` GPUs.
 
     Attributes:
-        tp: GPUs that share each layer's attention.
-        pp: stages.
-        attention_dp: groups of ``tp`` GPUs that have all of attention each, and sequences of their own; experts and
-            feed-forward parts are shared by all of them.
-        ep: groups among which whole experts are spread; within each, GPUs share every expert.
-        precision: of linear layers' weights, of experts where ``experts`` says nothing.
-        experts: of experts' weights.
-        kv: type of the cache; "" for the model's own.
-        engine: that serves it.
-        chunk: tokens of a step at most; 0 for the engine's.
-        graphs: decoding runs as CUDA graphs.
-        speculation: if any.
+        tp: number of GPUs that share each layer's attention.
+        pp: number of pipeline stages.
+        attention_dp: number of groups of ``tp`` GPUs. Each has all of attention and sequences of its own; all of them
+            share experts and feed-forward parts.
+        ep: number of groups over which whole experts are spread; the GPUs of a group share each of its experts.
+        precision: type of linear layers' weights, and of experts' unless ``experts`` is given.
+        experts: type of experts' weights.
+        kv: type of the cache; "" for the model's own type.
+        engine: the serving engine.
+        chunk: most tokens of a step; 0 for the engine's value.
+        graphs: whether decoding runs as CUDA graphs.
+        speculation: speculative decoding; ``None`` for none.
     """
 
     tp: int = 1
@@ -317,34 +317,34 @@ class ServingSetup:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of a step at most."""
+        """Most tokens of a step."""
         return self.chunk or self.engine.chunk
 
     @property
     def piecewise_tokens(self) -> int:
-        """Tokens of a step with prompts up to which it runs as graphs, one a layer, and attention between them."""
+        """Most tokens of a step with prompts that still runs as CUDA graphs, one a layer; 0 without such graphs."""
         return self.engine.graph_batch if self.graphs and self.engine.piecewise else 0
 
     @property
     def drafted(self) -> int:
-        """Tokens of each decoding sequence in a step."""
+        """Tokens that each decoding sequence has in a step."""
         return 1 if self.speculation is None else 1 + self.speculation.tokens
 
     @property
     def yielded(self) -> float:
-        """Tokens that a decoding sequence gets from a step, in the mean."""
+        """Mean tokens that a decoding sequence gets from a step."""
         return 1.0 if self.speculation is None else self.speculation.accepted
 
     def kv_heads(self, kind: TransformerShape) -> int:
-        """Heads of keys and values of a GPU: with more GPUs than heads each has a copy of one."""
+        """Return the key and value heads on a GPU; if there are more GPUs than heads, each GPU copies one head."""
         return max(kind.kv_heads // self.tp, 1)
 
     def kv_bytes(self, shape: TransformerShape) -> float:
-        """Bytes of a value of the cache."""
+        """Return the bytes of a cached value."""
         return KV_TYPES[self.kv] if self.kv else float(shape.element_bytes)
 
     def check(self, shape: TransformerShape) -> None:
-        """Raise ``ServingError`` unless the model divides as the split wants it."""
+        """Raise ``ServingError`` unless the model can be divided by this split."""
         for kind in shape.kinds:
             if kind.attends:
                 self._check(kind.heads, "heads", "tp", self.tp)
@@ -385,19 +385,19 @@ class ServingSetup:
 
 
 FIRST_TOKEN = 0.3
-"""Standard deviation of the logarithm of a time to the first token, added to that of its steps. Its measured mean
-depends on how a benchmark begins, and on the server's own queues."""
+"""Standard deviation of the logarithm of the time to the first token, in addition to that of the steps. The measured
+mean depends on how a benchmark begins, and on the server's own queues."""
 FIRST_LEAST = 0.5
-"""Share of it that a calibration leaves at least: rows tell times between tokens far better."""
+"""Least share of ``FIRST_TOKEN`` that remains after calibration: rows determine times between tokens far better."""
 BETWEEN_TOKENS = 0.10
-"""The same of the time between tokens."""
+"""Standard deviation of the logarithm of the time between tokens, in addition to that of the steps."""
 
 
 GRAPHS = 1.0e9
-"""Bytes that captured CUDA graphs of many batches hold: an assumption (vLLM and SGLang log 0.5 to 3 GB)."""
+"""Bytes that captured CUDA graphs of many batch sizes hold: an assumption (vLLM and SGLang log 0.5 to 3 GB)."""
 SAMPLED = 6
-"""Logits in 32 bits that a sampler holds at once: themselves, probabilities, their logarithms, sorted values, and their
-places in 64 bits (vLLM's ``Sampler``)."""
+"""Copies of the logits, as 32-bit values, that a sampler holds at once: logits, probabilities, their logarithms, sorted
+values, and their 64-bit indices (vLLM's ``Sampler``)."""
 STATE_BYTES = 4
 """Bytes of a value of a recurrence's state."""
 
@@ -407,13 +407,13 @@ class CacheAccount:
     """Memory of the fullest GPU, bytes.
 
     Attributes:
-        device: that there is.
-        weights: of its share of the model.
+        device: all memory of the GPU.
+        weights: the GPU's share of the weights.
         workspace: activations of a step, logits, CUDA graphs, context and communicators.
-        room: what is left for caches within the engine's share of memory; below 0: not even the weights fit.
-        sequence: that each sequence takes at any length: a recurrence's state and full windows.
-        token: that each token of a sequence's context takes.
-        groups: of GPUs that have sequences of their own.
+        room: memory left for caches within the engine's share; negative if not even the weights fit.
+        sequence: cache of each sequence, independent of its length: a recurrence's state and full windows.
+        token: cache of each token of a sequence's context.
+        groups: number of groups of GPUs that have sequences of their own.
     """
 
     device: float
@@ -429,12 +429,12 @@ class CacheAccount:
         return self.sequence + self.token * context
 
     def largest_batch(self, context: int) -> int:
-        """Return how many sequences of ``context`` tokens fit a replica."""
+        """Return the number of sequences of ``context`` tokens that fit a replica."""
         each = self.of(context)
         return self.groups * int(max(self.room, 0.0) // each) if each else 1 << 20
 
     def check(self, batch: int, context: int, what: str) -> None:
-        """Raise ``ServingError``, in one sentence, unless ``batch`` sequences of ``context`` tokens fit."""
+        """Raise ``ServingError`` with one sentence unless ``batch`` sequences of ``context`` tokens fit."""
         if self.room <= 0:
             raise ServingError(f"{what} does not fit: a GPU's share of the weights is {self.weights / 1e9:,.1f} GB, "
                                f"work space {self.workspace / 1e9:,.1f}, and the engine uses "
@@ -447,7 +447,7 @@ class CacheAccount:
 
 
 def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSpec, longest: int) -> CacheAccount:
-    """Return the memory of a replica whose sequences have at most ``longest`` tokens."""
+    """Return the memory of a replica's fullest GPU for sequences of at most ``longest`` tokens."""
     linear, experts = weight_type(setup.precision, device), weight_type(setup.of_experts, device)
     weights, token, sequence = 0.0, 0.0, 0.0
     width = setup.kv_bytes(shape)
@@ -489,16 +489,16 @@ def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSp
 
 
 MOST_TOKENS, MOST_REQUESTS, LEAST_RATE, MOST_RATE = 1 << 24, 200_000, 1e-6, 1e6
-"""Bounds of a load; more is a slip."""
+"""Limits of a load's values; others are taken for typing errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Numbers of tokens.
+    """A distribution of numbers of tokens.
 
     Attributes:
-        least, most: uniform between them; equal: always that number.
-        spread: coefficient of variation of a gamma distribution about ``least`` in place of that; 0 for none.
+        least, most: ends of a uniform distribution; if equal, always this number.
+        spread: if positive, a gamma distribution of mean ``least`` and this coefficient of variation replaces it.
     """
 
     least: int
@@ -507,10 +507,10 @@ class Lengths:
 
     @staticmethod
     def parse(text: str, option: str) -> Lengths:
-        """Return what "1024", "512-2048" (uniform) or "1024~0.5" (gamma, coefficient of variation) says.
+        """Parse "1024", "512-2048" (uniform) or "1024~0.5" (gamma, coefficient of variation).
 
         Raises:
-            ServingError: it says nothing, or nothing that can be.
+            ServingError: the text has another form, or a value is not possible.
         """
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9})|~(\d{1,3}(?:\.\d{1,6})?))?\s*", text)
         if match is None:
@@ -525,12 +525,12 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        """Tokens in the mean."""
+        """Mean number of tokens."""
         return (self.least + self.most) / 2
 
     @property
     def longest(self) -> int:
-        """Tokens at most; of a gamma distribution what 1 in 1,000 is longer than, or nearly."""
+        """Most tokens; for a gamma distribution a number that about 1 in 1,000 draws exceeds."""
         return self.most if not self.spread else math.ceil(self.least * (1 + 4 * self.spread))
 
     def draw(self, count: int, random: np.random.Generator) -> Int64:
@@ -549,23 +549,23 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """A load.
+    """The load on a server.
 
     Attributes:
-        prompt, output: tokens of requests.
-        concurrency: clients that each ask again as soon as they have an answer; 0 where ``rate`` says when.
-        rate: requests a second that come by chance (Poisson); 0 where ``concurrency`` says how many there are.
-        count: of all requests; 0 for ``WAVES`` of them for each client, or as many of a rate as tell percentiles.
-            Counted are those after ``warm_up``.
-        seed: of what is drawn.
-        warm_up: of the first requests, how many are served and not counted: they all come at once.
-        cached: tokens with which every prompt begins and which the cache has already: a shared prefix. One token of a
-            prompt is read all the same.
-        apart: answers of clients that all ask for one length end up to ``NEARLY`` before or after it. Of exactly equal
-            length they would end together for ever, and their next prompts would wait for each other.
+        prompt, output: numbers of tokens of prompts and answers.
+        concurrency: number of clients that each send a request as soon as they have an answer; 0 if ``rate`` is given.
+        rate: requests a second at random times (Poisson); 0 if ``concurrency`` is given.
+        count: number of all requests; 0 for ``WAVES`` a client, or for a rate a number that gives percentiles. Only the
+            requests after ``warm_up`` count.
+        seed: of random draws.
+        warm_up: number of first requests that are served but do not count, because they all arrive at once.
+        cached: tokens of a prefix that all prompts share and that is already in the cache. At least one token of each
+            prompt is read.
+        apart: if all clients ask for one length, answers end up to ``NEARLY`` before or after it. Answers of exactly
+            equal length would always end together, and their next prompts would wait for each other.
 
     Raises:
-        ServingError: neither or both of concurrency and rate are given, or one cannot be.
+        ServingError: not exactly one of concurrency and rate is given, or a value is not possible.
     """
 
     prompt: Lengths
@@ -604,7 +604,7 @@ class Requests:
 
     @property
     def requests(self) -> int:
-        """How many requests are simulated."""
+        """Number of simulated requests."""
         if self.count:
             return self.count
         if self.concurrency:
@@ -612,7 +612,7 @@ class Requests:
         return min(max(math.ceil(self.rate * SECONDS_OF_A_RATE), OF_A_RATE), MOST_OF_A_RATE)
 
     def drawn(self) -> tuple[Float64, Int64, Int64]:
-        """Return when requests come, µs (all zero for clients that wait), and the tokens of prompts and outputs [n]."""
+        """Return arrival times, µs (all 0 with ``concurrency``), and the tokens of prompts and of outputs [n]."""
         random = np.random.default_rng(self.seed)
         n = self.requests
         prompts, outputs = self.prompt.draw(n, random), self.output.draw(n, random)
@@ -620,14 +620,14 @@ class Requests:
             if self.apart and self.output.least == self.output.most and not self.output.spread:
                 outputs = np.rint(outputs * random.uniform(1 - NEARLY, 1 + NEARLY, n)).astype(np.int64)
             return np.zeros(n), prompts, outputs
-        # ``n`` arrivals of a Poisson process within the time that they take in the mean: the rate is met exactly.
+        # ``n`` arrivals of a Poisson process within their expected time, so that the rate is met exactly.
         return np.sort(random.uniform(0.0, n / self.rate * 1e6, n)), prompts, outputs
 
 
 NEARLY = 0.02
-"""Where genai-perf asked vLLM and TensorRT-LLM for equal lengths, times to the first token are as if they were within
-so much of it (looked-at half of ``benchmarks/serving.py``: 22.5% off; 22.8% with 0.96 to 1, 23.6% within 5%)."""
+"""Relative spread of answers around a requested length. Fitted to genai-perf's times to the first token of vLLM and
+TensorRT-LLM (looked-at half of ``benchmarks/serving.py``: 22.5% off; 22.8% with 0.96 to 1, 23.6% within 5%)."""
 WAVES = 6
 """Requests of each client: benchmarks of servers usually send 4 to 10."""
 OF_A_RATE, SECONDS_OF_A_RATE, MOST_OF_A_RATE = 400, 60.0, 4000
-"""Requests of a rate: enough for the 90th percentile, and those of a minute, up to a number that is quickly served."""
+"""Requests simulated for a rate: at least enough for the 90th percentile, those of a minute, and at most 4,000."""

@@ -1,4 +1,4 @@
-"""``types_of_config``: the types that a published model's weights are in, from its config's ``quantization_config``."""
+"""``served_decoder``: a decoder to serve, and the types of its published weights (``types_of_config``)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MODELOPT = {"fp8": "fp8", "nvfp4": "nvfp4"}
 
 @dataclass(frozen=True, slots=True)
 class WeightTypes:
-    """Types of weights, as ``ServingSetup`` names them.
+    """Types of weights, with the names of ``ServingSetup``.
 
     Attributes:
-        precision: of linear layers; "" for the model's own type of numbers.
-        experts: of experts, where it is another.
-        kept: names and patterns of modules that stay in the model's own type.
+        precision: type of linear layers; "" for the model's own dtype.
+        experts: type of experts' weights if it differs.
+        kept: names and patterns of modules that stay in the model's own dtype.
     """
 
     precision: str = ""
@@ -33,9 +33,9 @@ class WeightTypes:
 
 
 def types_of_config(said: Mapping[str, Any], notes: list[str]) -> WeightTypes:
-    """Return what a ``quantization_config`` says; where it is not known, the model's type of numbers, and a note.
+    """Return the types in a ``quantization_config``; for an unknown method, the model's dtype, and add a note.
 
-    Methods are those of Hugging Face: fp8 (by blocks where it says their size), mxfp4 (experts alone), awq, gptq,
+    Known are Hugging Face's methods: fp8 (by blocks if a block size is given), mxfp4 (experts only), awq, gptq,
     compressed-tensors, modelopt and bitsandbytes.
     """
     if not said:
@@ -70,28 +70,28 @@ def _bits(kind: object, bits: object) -> str:
 
 SAME = {"deepseek-r1": "deepseek-v3", "llama-3.3-70b": "llama-3.1-70b", "kimi-k2.5": "kimi-k2",
         "minimax-m2.5": "minimax-m2"}
-"""Models that are another one's sizes with other weights."""
+"""Names of models with the sizes of another model but other weights."""
 OTHER_TYPES = {"kimi-k2.5": WeightTypes("bf16", "int4")}
-"""Their weights' types, where those are not the other one's."""
+"""Types of these models' weights, where they differ from the other model's."""
 NEUTRAL = re.compile(r"instruct|chat|base|hf|it|thinking|preview|kv|dynamic|v\d(\.\d)?|\d{4}")
-"""What a published name may add to a model's without other sizes."""
+"""Words that a published name may add to a model's name without a change of sizes."""
 TYPES = {"fp8": "fp8", "bf16": "bf16", "nvfp4": "nvfp4", "fp4": "nvfp4", "int8": "int8", "w8a8": "int8", "int4": "int4",
          "awq": "int4", "gptq": "int4", "w4a16": "int4"}
-"""What it may add of its weights."""
+"""Words of a published name that give the type of its weights."""
 BY_BLOCKS = ("qwen3", "deepseek", "kimi", "minimax", "glm")
-"""Models whose publishers' fp8 is by blocks."""
+"""Models whose publishers scale fp8 weights by blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedDecoder:
-    """A decoder and what is known of it.
+    """A decoder to serve.
 
     Attributes:
-        name: of it.
+        name: name of the model.
         shape: its sizes.
-        longest: tokens of a sequence at most; 0 where nothing says.
-        notes: what was assumed.
-        types: that its weights are published in.
+        longest: most tokens of a sequence; 0 if unknown.
+        notes: assumptions.
+        types: types of its published weights.
     """
 
     name: str
@@ -101,15 +101,15 @@ class ServedDecoder:
     types: WeightTypes = field(default_factory=WeightTypes)
 
     def weights(self, precision: str, experts: str) -> tuple[str, str]:
-        """Return the types of linear layers' weights and, where they are others, of experts': those that are asked for,
-        else its own."""
+        """Return the types of linear layers' and of experts' weights ("" if equal): the requested ones, else the
+        published ones."""
         if precision:
             return precision, experts
         return self.types.precision or self.shape.dtype, experts or self.types.experts
 
     def in_type(self, precision: str) -> ServedDecoder:
-        """Return the decoder in a type of a whole model; narrower types are of its linear layers alone, of all of them
-        where it is published in another one."""
+        """Return the decoder in another type: a type of a whole model changes its dtype; a narrower type applies to all
+        linear layers, unless the model is published in it."""
         if precision not in WHOLE:
             if not precision or precision == self.types.precision:
                 return self
@@ -120,14 +120,14 @@ class ServedDecoder:
 
 
 def published_name(source: str) -> str:
-    """Return the published model that a name such as "meta-llama/Llama-3.1-70B-Instruct" is of, or the name itself."""
+    """Return the published model of a name such as "meta-llama/Llama-3.1-70B-Instruct"; else the name itself."""
     found = _published(source)
     return source if found is None else SAME.get(found[0], found[0])
 
 
 def _published(source: str) -> tuple[str, WeightTypes | None] | None:
-    """Return a published model and the types that its name says; ``None`` for a name with words that may mean other
-    sizes ("DeepSeek-R1-Distill-Qwen-32B" is no DeepSeek-R1)."""
+    """Return a published model's name and the types that ``source`` names; ``None`` if the name has words that may mean
+    other sizes ("DeepSeek-R1-Distill-Qwen-32B" is not a DeepSeek-R1)."""
     if source.count("/") > 1:
         return None
     plain = source.rpartition("/")[2].lower().removeprefix("meta-")
@@ -146,16 +146,16 @@ def _published(source: str) -> tuple[str, WeightTypes | None] | None:
 
 
 def served_decoder(source: str, settings: Sequence[str] = (), preset: str | None = None) -> ServedDecoder:
-    """Return a decoder.
+    """Return a decoder to serve.
 
     Args:
         source: a published model's name, a ``config.json`` or its folder, or a workload.
-        settings: as ``parallel.planning.plan`` takes them, except ``batch`` and ``seq``.
-        preset: of a workload.
+        settings: as in ``parallel.planning.plan``, except ``batch`` and ``seq``.
+        preset: preset of a workload.
 
     Raises:
-        ServingError: a setting is of training.
-        PlanError: it is none that is known.
+        ServingError: a setting applies to training only.
+        PlanError: the source is unknown.
     """
     for name, option in (("batch", "--batch"), ("seq", "--context")):
         if any(item.partition("=")[0].strip() == name for item in settings):
@@ -163,7 +163,7 @@ def served_decoder(source: str, settings: Sequence[str] = (), preset: str | None
     found = _published(source)
     known = published_name(source)
     if preset is None and (model := config_model(known, settings)) is not None:
-        # How long sequences of training are says nothing of those that are served.
+        # The length of training sequences does not limit served sequences.
         notes = [note for note in model.notes if not note.startswith("Sequences are taken")]
         types = types_of_config(model.quantised, notes)
         if found is not None and found[1] is not None:

@@ -1,6 +1,6 @@
-"""Times of steps between the points of grids, on which all that steps depend on is priced once.
+"""Step times by interpolation on grids, whose points are priced once.
 
-A server takes thousands of steps of any number of tokens, sequences and contexts.
+A server takes thousands of steps with any number of tokens, sequences and contexts.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 20)
 PIECES = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 PASTS = (0, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072, 1 << 20)
-"""Points of the grids: tokens of a step, sequences, their contexts, tokens of a prompt's piece and those before it."""
+"""Points of the grids: tokens of a step; sequences; contexts; tokens of a prompt's piece; tokens before the piece."""
 COMPANY = 8
-"""Prompts that share an attention kernel. One prompt's share is priced: a kernel works on all pieces of a step."""
+"""Number of prompts in one attention kernel from which a prompt's share is priced: one kernel reads a step's pieces."""
 COLUMNS = 6
 PRODUCT, OTHER, WITHIN, BETWEEN, LAUNCHES, CALLS = range(COLUMNS)
-"""Columns of parts: µs of products with attention, of other kernels, of collectives within a node and of those that
-leave it, kernels launched, collectives."""
+"""Columns of parts: µs of products with attention, of other kernels, of collectives within a node, and of collectives
+between nodes; number of launched kernels, and of collectives."""
 
 Lines = tuple[list[float], list[float]]
 Squares = tuple[list[list[float]], list[list[float]]]
@@ -35,7 +35,7 @@ Squares = tuple[list[list[float]], list[list[float]]]
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Pieces of equal prompts that a step reads: how many, their tokens, and those of each that the cache has."""
+    """Equal pieces of prompts that a step reads: number of prompts, new tokens of each, cached tokens of each."""
 
     prompts: int
     new: int
@@ -43,22 +43,22 @@ class PrefillChunk:
 
 
 def alone(pieces: Sequence[PrefillChunk], share: float) -> tuple[PrefillChunk, float]:
-    """Return the longest piece, which is priced as if it were alone, and how often: once, or less where a GPU has but a
-    share of it. All others take what one among ``COMPANY`` does."""
+    """Return the longest piece, and how often it is priced as a kernel of its own: once, or less if a GPU has only a
+    share of it. All other pieces are priced as one of ``COMPANY``."""
     return max(pieces, key=lambda each: each.new), min(share * sum(each.prompts for each in pieces), 1.0)
 
 
 class StepSurface:
-    """Times of steps, µs, from grids with the rates already in them.
+    """Step times from grids, µs; the correction factors are already in the grids.
 
     Args:
-        tokens, rows: (device µs, host µs) by ``TOKENS`` and ``SEQUENCES``.
-        decoding, pieces: the same by ``SEQUENCES`` and ``CONTEXTS``, and by ``PIECES`` and ``PASTS``.
-        company: of a piece among ``COMPANY``.
-        setup, rates: of the model that they are of.
-        layers: of its decoder.
-        graph_us: host time of launching a CUDA graph of one stage's step.
-        waits: whether the engine waits for a step before it prepares the next.
+        tokens, rows: grids of (device µs, host µs) over ``TOKENS`` and over ``SEQUENCES``.
+        decoding, pieces: the same over ``SEQUENCES`` × ``CONTEXTS``, and over ``PIECES`` × ``PASTS``.
+        company: the same as ``pieces`` for a piece among ``COMPANY``.
+        setup, rates: setup and factors of the model that made the grids.
+        layers: number of layers of the decoder.
+        graph_us: host time of launching a CUDA graph of one stage's step, µs.
+        waits: whether the engine waits for a step before it prepares the next step.
     """
 
     def __init__(self, tokens: Lines, rows: Lines, decoding: Squares, pieces: Squares, company: Squares,
@@ -80,7 +80,7 @@ class StepSurface:
         self._each_us = setup.engine.sequence_us * rates.step_us / setup.engine.step_us if setup.engine.step_us else 0.0
 
     def us(self, sequences: float, context: float, pieces: Sequence[PrefillChunk] = (), finished: float = 0.0) -> float:
-        """Return the time of a step, as ``ServingModel.time`` has it."""
+        """Return the time of a step, µs, equal to ``ServingModel.time``."""
         share = self._share
         own = sequences * share
         tokens = own * self._drafted
@@ -103,7 +103,7 @@ class StepSurface:
             device, host = device + count * more, host + count * calls
             for piece in pieces:
                 left = piece.prompts * share
-                if piece is first:  # the same piece may come again
+                if piece is first:  # equal pieces may be the same object
                     left, count = left - count, 0.0
                 if left:
                     device += left * _on_square(self._company, PIECES, PASTS, piece.new, piece.past)[0]
@@ -116,7 +116,7 @@ class StepSurface:
 
 
 def _place(points: Sequence[int], value: float) -> tuple[int, float]:
-    """Return the point below a value and how far it is on the way to the next; beyond the last the line goes on."""
+    """Return the grid point below a value, and the way to the next point as a share (above 1 beyond the last point)."""
     row = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
     return row, max(value - points[row], 0.0) / (points[row + 1] - points[row])
 
@@ -137,7 +137,7 @@ def _on_square(grid: Squares, rows: Sequence[int], columns: Sequence[int], down:
 
 
 def together(device: float, host: float, meet: float) -> float:
-    """Return the time of a device and a host that work at once: their norm of order ``meet``, near the longer's."""
+    """Return the time of a device and a host that work at once: the norm of order ``meet``, near the longer time."""
     longest = max(device, host)
     if longest <= 0:
         return 0.0
@@ -145,7 +145,7 @@ def together(device: float, host: float, meet: float) -> float:
 
 
 def between(grid: Float64, points: Sequence[int], value: float) -> Float64:
-    """Return the parts [6] at a value, from those at points of a grid; numbers of calls are of the point below."""
+    """Return the parts [6] at a value, interpolated on a grid; numbers of calls are those of the point below."""
     if value <= 0:
         return np.zeros(COLUMNS)
     row, way = _place(points, value)
@@ -156,7 +156,7 @@ def between(grid: Float64, points: Sequence[int], value: float) -> Float64:
 
 def in_square(grid: Float64, rows: Sequence[int], columns: Sequence[int], row_value: float, column_value: float
               ) -> Float64:
-    """Return the same of a grid of two values."""
+    """Return the parts [6] at a pair of values, interpolated on a two-dimensional grid like ``between``."""
     (i, down), (j, right) = _place(rows, row_value), _place(columns, column_value)
     above = grid[i, j] * (1 - right) + grid[i, j + 1] * right
     below = grid[i + 1, j] * (1 - right) + grid[i + 1, j + 1] * right

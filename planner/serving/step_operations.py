@@ -28,13 +28,13 @@ from planner.serving.setup import ServingSetup, WeightType, weight_type
 from tracer.shape_only.transformer import TransformerShape
 
 PREFILL_KERNELS = {"hopper": "flash3", "blackwell": "cudnn"}
-"""Kernels of prompts' attention by architecture; FlashAttention-2 elsewhere."""
+"""Attention kernels for prompts by GPU architecture; FlashAttention-2 for others."""
 COMM_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
 class StepOperation:
-    """Device work by the name that a report gives it."""
+    """A call of device work, with the name that reports give it."""
 
     name: str
     call: OpCall
@@ -42,20 +42,20 @@ class StepOperation:
 
 @dataclass(frozen=True, slots=True)
 class StepExchange:
-    """Communication by the name that a report gives it."""
+    """A collective, with the name that reports give it."""
 
     name: str
     call: CollectiveCall
 
 
 class StepOperations:
-    """Makes the operations of one GPU.
+    """Makes the operations of one GPU in a step.
 
     Args:
-        shape: of the decoder.
+        shape: the decoder.
         setup: how it is served.
-        device: of each GPU.
-        on: where its GPUs lie.
+        device: the device of each GPU.
+        on: topology that places the GPUs.
     """
 
     def __init__(self, shape: TransformerShape, setup: ServingSetup, device: DeviceSpec, on: Topology) -> None:
@@ -97,7 +97,7 @@ class StepOperations:
             yield from self._exchange("all-reduce", CollectiveKind.ALL_REDUCE, stream, setup.tp)
 
     def of_decoding(self, kind: TransformerShape, sequences: int, context: int) -> Iterator[StepOperation]:
-        """Yield a block's work on the caches of decoding sequences, of ``context`` tokens each."""
+        """Yield a block's work of decoding sequences on their caches of ``context`` tokens each."""
         setup, queries = self.setup, self.setup.drafted
         if kind.attends:
             held = min(context, kind.window) if kind.window else context
@@ -117,7 +117,7 @@ class StepOperations:
             yield from self._pass("state-space recurrence", "scan", state, state, "fp32")
 
     def of_prompts(self, kind: TransformerShape, prompts: int, new: int, past: int) -> Iterator[StepOperation]:
-        """Yield a block's attention of pieces of prompts, ``new`` tokens each, to themselves and ``past`` tokens."""
+        """Yield a block's attention for pieces of prompts: ``new`` tokens each, over themselves and ``past`` tokens."""
         setup = self.setup
         if kind.attends:
             kernel = PREFILL_KERNELS.get(self.device.architecture, "flash")
@@ -129,7 +129,7 @@ class StepOperations:
                 yield StepOperation("attention of prompts", call)
         if kind.state is not None:
             own = kind.state.share(setup.tp)
-            # Chunk by chunk (Dao and Gu, 2024, section 6): decays summed up, states made and passed on, results.
+            # Chunk by chunk (Dao and Gu, 2024, section 6): sums of decays, states of chunks, their passing on, results.
             tokens = prompts * new
             states = prompts * -(-new // own.chunk) * own.inner * own.state
             yield from self._pass("state-space recurrence", "cumsum", tokens * own.heads, tokens * own.heads, "fp32")
@@ -157,7 +157,7 @@ class StepOperations:
             yield StepOperation("sampling", call)
 
     def end_exchanges(self, tokens: int, rows: int) -> Iterator[StepExchange]:
-        """Communication outside blocks: of embedded tokens, of logits, and between stages."""
+        """Yield communication outside blocks: of embedded tokens, of logits, and between stages."""
         shape, tp = self.shape, self.setup.tp
         stream = float(tokens * shape.hidden * shape.element_bytes)
         yield from self._exchange("all-reduce", CollectiveKind.ALL_REDUCE, stream, tp)
@@ -175,7 +175,7 @@ class StepOperations:
                                                     COMM_DTYPES[self._dtype]))
 
     def _grouped(self, kind: TransformerShape, tokens: int) -> Iterator[StepOperation]:
-        """Projections of attention with heads of keys and values of their own, around attention."""
+        """Yield the projections around attention with key and value heads (grouped queries)."""
         setup, size = self.setup, kind.width_of_head
         heads, kv = kind.heads // setup.tp, setup.kv_heads(kind)
         yield from self._linear(kind, "queries, keys, values", tokens, (heads + 2 * kv) * size, kind.hidden,
@@ -187,8 +187,8 @@ class StepOperations:
         yield from self._linear(kind, "attention's output", tokens, kind.hidden, heads * size, bias=kind.bias)
 
     def _latent(self, kind: TransformerShape, tokens: int) -> Iterator[StepOperation]:
-        """Projections of latent attention; keys and values are not made of the cache but taken into queries and
-        outputs, as all engines do when they decode (DeepSeek-V2, 2024, section 2.1.2)."""
+        """Yield the projections of latent attention. Keys and values are not expanded from the cache: their matrices
+        are applied to queries and outputs, as all engines do when decoding (DeepSeek-V2, 2024, section 2.1.2)."""
         of = kind.latent
         assert of is not None
         heads, name = kind.heads // self.setup.tp, "queries, keys, values"
@@ -217,7 +217,7 @@ class StepOperations:
         yield from self._linear(kind, "state-space projections", tokens, kind.hidden, own.inner)
 
     def _feed_forward(self, of: str, tokens: int, kind: TransformerShape, width: int) -> Iterator[StepOperation]:
-        """A dense feed-forward part, or the experts that every token goes to."""
+        """Yield a dense feed-forward part, or the experts shared by all tokens."""
         name = of or "feed-forward part"
         yield from self._linear(kind, name, tokens, width * (2 if kind.gated else 1), kind.hidden, bias=kind.bias,
                                 by_norm=True)
@@ -229,7 +229,7 @@ class StepOperations:
         yield from self._pass("activation", "silu_and_mul" if kind.gated else "gelu", rows * width, read)
 
     def _experts(self, kind: TransformerShape, tokens: int) -> Iterator[StepOperation]:
-        """Routing and experts, of the GPU with most of the tokens."""
+        """Yield routing and experts on the GPU with most tokens."""
         setup, width = self.setup, kind.ffn // self.setup.expert_tp
         for call in gemm(1, tokens, kind.experts, kind.hidden, self._dtype, "nt"):
             yield StepOperation("routing", call)
@@ -248,13 +248,13 @@ class StepOperations:
         yield from self._product("experts", busy, each, kind.hidden, width, weights)
         yield from self._pass("routing", "sum", tokens * kind.hidden, max(round(rows), 1) * kind.hidden)
         if kind.shared_ffn:
-            # Shared by the GPUs that share a dense part; an attention group has its own tokens.
+            # The GPUs of a dense part share them; each attention group has its own tokens.
             yield from self._feed_forward("shared experts", tokens // setup.attention_dp or 1, kind,
                                           max(kind.shared_ffn // setup.tp, 1))
 
     def _linear(self, kind: TransformerShape, name: str, m: int, n: int, k: int, *, bias: bool = False,
                 by_norm: bool = False) -> Iterator[StepOperation]:
-        """A linear layer, and the cast of what goes in where no norm before it does that."""
+        """Yield a linear layer, and the cast of its input unless a norm before it writes the narrow type."""
         part = FEED_FORWARD if name in ("feed-forward part", "shared experts") else ATTENTION
         weights = self.whole if part in kind.kept else self.linear
         if weights.dtype and (not by_norm or weights.precision == "fp8_block"):
@@ -283,13 +283,13 @@ class StepOperations:
         yield from self._cache(tokens, width)
 
     def _cache(self, tokens: int, width: int) -> Iterator[StepOperation]:
-        """New keys and values, written to the cache."""
+        """Yield the write of new keys and values to the cache."""
         for call in elementwise("copy", [TensorSpec((tokens, width), self._dtype)], (tokens, width), self._dtype):
             written = tokens * width * self.setup.kv_bytes(self.shape)
             yield StepOperation("rotary positions, cache", replace(call, bytes_written=written))
 
     def _norm(self, name: str, rows: int, kind: TransformerShape) -> Iterator[StepOperation]:
-        """A norm of the residual stream, which adds what the part before it made."""
+        """Yield a norm of the residual stream that also adds the output of the part before it."""
         for call in norm("rms_norm" if kind.rms else "layer_norm", rows, kind.hidden, self._dtype, kind.hidden,
                          bias=not kind.rms, flags=("add",)):
             yield StepOperation(name, call)
@@ -299,7 +299,7 @@ class StepOperations:
             yield StepOperation(name, call)
 
     def _pass(self, name: str, kind: str, written: int, read: int, dtype: str = "") -> Iterator[StepOperation]:
-        """One pass over memory."""
+        """Yield one pass over memory: ``read`` elements in, ``written`` elements out."""
         of = dtype or self._dtype
         yield StepOperation(name, OpCall(
             Family.ELEMENTWISE, kind, (written, 1, read), of, flops=float(written),
@@ -307,12 +307,12 @@ class StepOperations:
 
 
 AFTER_ATTENTION = ("attention's output", "state-space projections")
-"""Operations that end the first half of a layer."""
+"""Operations that end the first half of a layer, with attention or a mixer."""
 
 
 def layer_in_order(of_tokens: Sequence[StepOperation], attention: Sequence[StepOperation],
                    exchanges: Sequence[StepExchange]) -> list[StepOperation | StepExchange]:
-    """Return a layer as it runs: attention before the product of its output, the first all-reduce after that, the other
+    """Return a layer's work in order: attention before its output's product, then the first all-reduce, and the other
     exchanges around experts or at the end."""
     ends = [row for row, each in enumerate(of_tokens) if each.name in AFTER_ATTENTION]
     first = next((row for row, each in enumerate(of_tokens) if each.name == AFTER_ATTENTION[0]), len(ends) and ends[0])

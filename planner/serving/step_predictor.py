@@ -1,4 +1,4 @@
-"""``step_predictor``: the time of each step that an engine's own scheduler makes up, for simulators that run it.
+"""``step_predictor``: times of the steps that an engine's own scheduler forms, for simulators that run the scheduler.
 
     predictor = foretrace.step_predictor("llama-3.1-70b", device="h200-sxm", tp=8, engine="sglang")
     predictor.seconds(new=[1, 1, 512], computed=[900, 40, 0])       # two sequences decode next to a piece of a prompt
@@ -24,14 +24,14 @@ from planner.serving.steps import ServingModel
 
 
 class ScheduledRequest(Protocol):
-    """A request of a step, as SGLang's simulator describes it."""
+    """A request in a step, in the form of SGLang's simulator."""
 
     extend_length: int
     past_kv_length: int
 
 
 class ScheduledBatch(Protocol):
-    """A step, as SGLang's simulator describes it."""
+    """A step, in the form of SGLang's simulator."""
 
     @property
     def reqs(self) -> Sequence[ScheduledRequest]:
@@ -40,10 +40,10 @@ class ScheduledBatch(Protocol):
 
 
 class StepPredictor:
-    """Prices steps of one replica, without the engine's own host time: the scheduler that asks is the real one.
+    """Prices steps of one replica, without the engine's host time, because the real scheduler takes that time itself.
 
-    A request with one new token and something in the cache decodes; every other reads a piece of its prompt, and each
-    gets a token from the step.
+    A request with one new token and cached tokens decodes. Every other request reads a piece of its prompt. Each gets a
+    token from the step.
 
     Args:
         model: the times of steps.
@@ -53,14 +53,14 @@ class StepPredictor:
         self.model = model
 
     def seconds(self, new: Sequence[int], computed: Sequence[int]) -> float:
-        """Return the time of a step.
+        """Return the time of a step, seconds.
 
         Args:
-            new: tokens that it computes of each request [n].
-            computed: those of each that the cache has [n].
+            new: tokens of each request that the step computes [n].
+            computed: cached tokens of each request [n].
 
         Raises:
-            ServingError: the two do not have one length, or a number of tokens cannot be.
+            ServingError: the two differ in length, or a number of tokens is not possible.
         """
         if len(new) != len(computed):
             raise ServingError(f"A step has new tokens of {len(new)} requests and cached ones of {len(computed)}; give "
@@ -84,21 +84,21 @@ class StepPredictor:
         return self.seconds([each.extend_length for each in batch.reqs], [each.past_kv_length for each in batch.reqs])
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return further metrics that the simulator shows of a predictor: none."""
+        """Return further metrics for the simulator: none."""
         return {}
 
     def reset_metrics(self) -> None:
-        """Forget what ``get_metrics`` returns."""
+        """Do nothing: there are no metrics to reset."""
 
 
 @by_fields(ServeRequest)
 def step_predictor(request: ServeRequest) -> StepPredictor:
-    """Return the predictor of a replica's steps; called with the fields of a ``ServeRequest``.
+    """Return the predictor of a replica's steps. The arguments are the fields of a ``ServeRequest``.
 
     Raises:
-        EditError: an edit cannot be done.
-        ServingError: the replica cannot be split so.
-        ForetraceError: a name or a file is not known, or cannot be read.
+        EditError: an edit is not possible.
+        ServingError: the replica cannot be split in this way.
+        ForetraceError: a name or a file is unknown, or cannot be read.
     """
     decoder = request.decoder()
     plain, _, _ = request.model(decoder, request.setup(decoder))

@@ -2,9 +2,9 @@
 
     step ──StepOperations──▶ calls ──price, price_calls──▶ parts, µs ──CorrectionFactors──▶ time ± interval
 
-Prices are those of training steps (``kernel_models.pricing``, ``power``, ``collectives.price_calls``), factors and
-spreads those of planned ones (``parallel.corrections``). All that steps depend on is priced on grids, in one go
-(``step_grids``). ``operations`` prices one step exactly, for reports.
+Prices come from the same models as for training steps (``kernel_models.pricing``, ``power``,
+``collectives.price_calls``), factors and spreads from planned steps (``parallel.corrections``). All terms of steps are
+priced on grids at once (``step_grids``). ``operations`` prices one step exactly, for reports.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ host 6 to 60 µs)."""
 
 
 LEFT_MB = 1.0
-"""Of a processor's last cache, MiB that an operation finds its operands in: a layer's weights, unlike on a GPU, fit it,
-and would seem to be read from there."""
+"""MiB of a processor's last cache in which an operation finds its operands. A layer's weights would fit the whole
+cache, unlike on a GPU, and would wrongly be priced as read from it."""
 UNMEASURED_PROCESSOR, EMULATING_PROCESSOR = 2.0, 12.0
-"""Times the spread of a published GPU's steps, of a processor with units for the model's type of numbers, and of one
-without. Set, not measured: what a socket sustains of its memory's bandwidth differs by clocks, NUMA and how threads are
-placed; the other is as wide as ``cpu_units.EMULATED``."""
+"""Factors on the spread of published GPU steps, for a processor with units for the model's dtype, and for one without.
+Set, not measured: the sustained share of a socket's bandwidth depends on clocks, NUMA and the placement of threads. The
+second is as wide as ``cpu_units.EMULATED``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedStep:
-    """What a step of all of a replica's GPUs works on.
+    """The work of one step on all GPUs of a replica.
 
     Attributes:
-        sequences: that decode.
-        context: tokens of the cache of each, its new ones among them, in the mean.
-        pieces: of prompts.
-        finished: prompts that end in this step, whose first token it makes.
+        sequences: number of decoding sequences.
+        context: mean tokens in the cache of a decoding sequence, including its new tokens.
+        pieces: pieces of prompts that are read.
+        finished: number of prompts that end in this step and get their first token.
     """
 
     sequences: float
@@ -84,13 +84,13 @@ class ServedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step's time, µs; its parts add up to it.
+    """A step's time, µs, and its parts, whose sum is the time.
 
     Attributes:
-        us, low, high: of the step and its 80% interval.
-        products, others, collectives: of the device.
-        host: what the host takes longer.
-        engine: scheduling and all else around the step.
+        us, low, high: time of the step and its 80% interval.
+        products, others, collectives: device time.
+        host: time that the host takes in addition to the device.
+        engine: scheduling and other work around the step.
     """
 
     us: float
@@ -105,14 +105,14 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class ServedOperation:
-    """All of a step's operations of one name.
+    """All operations of one name in a step.
 
     Attributes:
-        name: of them.
-        count: how many.
-        us: of all of them on one GPU.
-        bound: what most of their time is: compute, memory, launch, or network.
-        flops, moved_bytes: of all.
+        name: their name.
+        count: their number.
+        us: their time on one GPU, µs.
+        bound: what takes most of that time: compute, memory, launch, or network.
+        flops, moved_bytes: their FLOPs and bytes.
         sources: µs by source.
     """
 
@@ -132,19 +132,19 @@ class ServingModel:
     """Prices steps of one replica.
 
     Args:
-        shape: of the decoder.
+        shape: the decoder.
         setup: how it is served.
-        device: of each GPU.
-        collectives: of its cluster.
-        models: fitted models of the device.
-        rates: factors on all of it; by default those of the engine (``rates_of``).
+        device: the device of each GPU.
+        collectives: prices of collectives on the cluster.
+        models: models fitted for the device.
+        rates: correction factors; by default those of the engine (``rates_of``).
     """
 
     def __init__(self, shape: TransformerShape, setup: ServingSetup, device: DeviceSpec, collectives: CollectiveModel,
                  models: Models | None = None, rates: CorrectionFactors | None = None) -> None:
         setup.check(shape)
         if device.vendor == "host":
-            # All other weights of a step pass through the cache before one is read again.
+            # All other weights of a step pass through the cache before a weight is read again.
             device = replace(device, l2_mb=min(device.l2_mb, LEFT_MB), l3_mb=0.0)
         self.shape, self.setup, self.device, self.collectives = shape, setup, device, collectives
         self.rates = rates or rates_of(setup)
@@ -163,28 +163,27 @@ class ServingModel:
         return other
 
     def with_rates(self: SomeModel, rates: CorrectionFactors) -> SomeModel:
-        """Return the same with other rates; what is priced is shared."""
+        """Return this model with other rates; prices are shared."""
         return self._other(rates=rates)
 
     def with_factors(self: SomeModel, factors: Mapping[str, float]) -> SomeModel:
-        """Return the same model with a trace's factors on the times of operations, by name, in addition to the
-        rates."""
+        """Return this model with factors on the times of operations, by name, in addition to the rates."""
         return self._other(_factors=dict(factors), _grids=[])
 
     def with_chunk(self: SomeModel, chunk: int) -> SomeModel:
-        """Return the same with other steps; what is priced is shared."""
+        """Return this model with another ``chunk`` of its setup; prices are shared."""
         return self._other(setup=replace(self.setup, chunk=chunk))
 
     @property
     def wider(self) -> float:
-        """How many times as far off as a GPU's a step may be: more of a processor without measurements."""
+        """Factor on the spread: above 1 for a processor without measurements."""
         if self.device.vendor != "host" or self.models is not None:
             return 1.0
         own = self.shape.dtype == "fp32" or self.shape.dtype in self.device.matrix_tflops
         return UNMEASURED_PROCESSOR if own else EMULATING_PROCESSOR
 
     waits = True
-    """Whether the engine waits for a step before it prepares the next."""
+    """Whether the engine waits for a step before it prepares the next step."""
     hides = False
     """Whether collectives overlap all other work."""
     graph_us = GRAPH_LAUNCH_US
@@ -212,7 +211,7 @@ class ServingModel:
 
     @cached_property
     def surface(self) -> StepSurface:
-        """Return the same times as plain numbers, for the many steps of a simulated server."""
+        """The model of step times as plain numbers, for the many steps of a simulated server."""
         rates = self.rates
         device = np.array([rates.products, rates.others, rates.collectives, rates.network, 0.0, 0.0])
         host = np.array([0.0, 0.0, 0.0, 0.0, rates.host_us, rates.host_collective_us])
@@ -222,9 +221,9 @@ class ServingModel:
                            graph_us=self.graph_us, waits=self.waits)
 
     def parts(self, step: ServedStep) -> Float64:
-        """Return a step's parts on one GPU of every stage together [6], without rates.
+        """Return the parts of a step on one GPU of each stage, summed over stages [6], without rates.
 
-        A pipeline's stages work on as many parts of the batch at once; a token passes all of them.
+        A pipeline's stages work on different parts of the batch at the same time; every token passes all stages.
         """
         setup = self.setup
         share = 1.0 / (setup.attention_dp * setup.pp)
@@ -240,7 +239,7 @@ class ServingModel:
             decoding = in_square(by_caches, SEQUENCES, CONTEXTS, sequences, step.context)
             found = found + decoding
             if setup.speculation is not None:
-                # Each token of a draft takes about one block and the logits once more (EAGLE, multi-token prediction).
+                # Each token of a draft costs about one more block and logits (EAGLE, multi-token prediction).
                 block = (between(by_tokens, TOKENS, sequences) + decoding) / self.shape.layers
                 found = found + setup.speculation.tokens * (block + between(by_rows, SEQUENCES, sequences))
         for count, new, past in prompts:
@@ -252,14 +251,14 @@ class ServingModel:
         return found
 
     def operations(self, step: ServedStep) -> list[ServedOperation]:
-        """Return a step's operations by name, the longest first, each priced for this very step."""
+        """Return a step's operations by name, longest first, priced at the exact sizes of this step."""
         counted = Counter(self.in_order(step))
         found = [(each, float(count)) for each, count in counted.items() if isinstance(each, StepOperation)]
         exchanges = [(each, float(count)) for each, count in counted.items() if isinstance(each, StepExchange)]
         return sorted((*self._named(found), *self._exchanged(exchanges)), key=lambda each: -each.us)
 
     def in_order(self, step: ServedStep) -> list[StepOperation | StepExchange]:
-        """Return everything that one GPU of each stage does in a step, drafts apart, as it runs: layer by layer."""
+        """Return the operations of a step on one GPU of each stage, layer by layer as they run, without drafts."""
         setup, make = self.setup, self._make
         share = 1.0 / (setup.attention_dp * setup.pp)
         sequences = max(round(step.sequences * share), 1) if step.sequences else 0
@@ -279,7 +278,7 @@ class ServingModel:
         return [*found, *make.of_rows(rows), *ends[1:]]
 
     def prices_of(self, found: Sequence[StepOperation | StepExchange]) -> tuple[Float64, Float64, Float64]:
-        """Return what each takes with the rates, and the ends of its 80% interval, µs."""
+        """Return the time of each operation with the rates, and the ends of its 80% interval, µs."""
         times = np.zeros((3, len(found)))
         calls = [row for row, each in enumerate(found) if isinstance(each, StepOperation)]
         if calls:
@@ -304,7 +303,7 @@ class ServingModel:
         return self.setup.graphs and not step.pieces and step.sequences <= self.setup.engine.graph_batch
 
     def engine_us(self, step: ServedStep) -> float:
-        """Return the time of the engine's host around a step, µs."""
+        """Return the engine's host time around a step, µs."""
         engine = self.setup.engine
         if not self.rates.step_us:
             return 0.0
@@ -313,8 +312,8 @@ class ServingModel:
 
     @property
     def grids(self) -> tuple[Float64, ...]:
-        """Return the parts by tokens, by rows of logits, by sequences and contexts, and by pieces of prompts and what
-        came before them: of one alone, and of one among ``COMPANY``, which launches nothing itself."""
+        """Parts on grids: by tokens; by rows of logits; by sequences and contexts; by pieces and earlier tokens of
+        prompts. The last grid exists for a piece alone, and for one of ``COMPANY`` pieces, which adds no launches."""
         if not self._grids:
             self._grids.append(self._price_grids())
         return self._grids[0]
@@ -341,7 +340,7 @@ class ServingModel:
 
     def _priced(self, points: Sequence[Sequence[tuple[StepOperation, int]]],
                 exchanges: Sequence[Sequence[tuple[StepExchange, int]]] = ()) -> Float64:
-        """Return the parts of every point [n, 6], all priced together."""
+        """Return the parts of every point of a grid [n, 6]; all points are priced at once."""
         calls = [each.call for point in points for each, _ in point]
         found: Float64 = np.zeros((len(points), COLUMNS))
         place = np.repeat(np.arange(len(points)), [len(point) for point in points])
@@ -361,7 +360,7 @@ class ServingModel:
                 found[row, column] += count * us * self._factor(each.name)
                 found[row, CALLS] += count
             if self.hides:
-                # What is longer than the overlapping work is still waited for.
+                # The part that exceeds the overlapping work is exposed.
                 left = max(found[row, WITHIN] + found[row, BETWEEN] - found[row, PRODUCT] - found[row, OTHER], 0.0)
                 found[row, WITHIN], found[row, BETWEEN] = left, 0.0
         return found
@@ -416,13 +415,13 @@ class ServingModel:
 
 
 def rates_of(setup: ServingSetup) -> CorrectionFactors:
-    """Return the usual rates with what an engine's host takes."""
+    """Return the usual correction factors with an engine's host times."""
     engine = setup.engine
     return CorrectionFactors(host_us=engine.launch_us, host_collective_us=engine.launch_us, step_us=engine.step_us)
 
 
 def _bounds(calls: Sequence[OpCall], device: DeviceSpec) -> list[str]:
-    """What most of each call's time is by the roofline of its family."""
+    """Return the bound of each call by its family's roofline: compute, memory or launch."""
     models = heuristic_models(device)
     found = []
     for call in calls:

@@ -111,7 +111,7 @@ class MatchedKernels:
 
     Attributes:
         of: name of each kernel's operation; "" for none.
-        ``beside``: whether a kernel was counted with its neighbour, as it matches no operation itself.
+        ``beside``: whether a kernel was counted with its neighbour, because it matches no operation itself.
         us: µs of each operation's kernels.
         own_us, beside_us, none_us: µs of kernels that match an operation, that count with a neighbour, and of others.
     """
@@ -128,7 +128,7 @@ def match_kernels(kernels: Sequence[RecordedKernel], step: Sequence[StepOperatio
     """Return the operations of a step's kernels.
 
     Args:
-        kernels: of one recorded step, in the order in which they ran.
+        kernels: kernels of one recorded step, in the order in which they ran.
         step: operations of the predicted step, in the order in which they run (``ServingModel.in_order``).
     """
     roles = [kernel_role(each.name, each.operator) for each in kernels]
@@ -254,14 +254,14 @@ NODES = (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET)
 
 
 def captured_operators(graph: ExecutionGraph, capture: ExecutionGraph) -> dict[int, str]:
-    """Return the operation of each kernel of a graph launch, by its row, where a capture has as many launches.
+    """Return the operation of each kernel in a CUDA graph, by the kernel's row, from a capture with as many launches.
 
     Args:
-        graph: in which CUDA graphs are launched.
-        capture: in which the same server captured them.
+        graph: a trace in which CUDA graphs are launched.
+        capture: a trace in which the same server captured them.
 
     Raises:
-        ServingError: nothing was captured there.
+        ServingError: the capture has no CUDA graph.
     """
     by_count = {len(each): each for each in _captures(capture)}
     if not by_count:
@@ -315,12 +315,12 @@ class TraceCalibration:
     """The ratios of a trace's recorded to its predicted times.
 
     Attributes:
-        steps: the recorded steps whose work is known.
-        measured, predicted: µs of kernels of each kind, of all steps.
-        rates: with the factors of each kind.
+        steps: the recorded steps of known work.
+        measured, predicted: sum of kernel times over all steps, by kind, µs.
+        rates: factors with those of each kind included.
         factors: further factors, by name of the operation.
-        own, ``beside``: shares of the kernels' time that match operations by the kernels' own names and order, and that
-            count with a neighbour.
+        own, ``beside``: shares of the kernels' time: kernels that match an operation by name and order, and kernels
+            counted with a neighbour.
         assumed: whether only the caller states the work of the steps.
     """
 
@@ -344,7 +344,7 @@ class TraceCalibration:
         return sum(each.us for each in found if each.name in self.factors) / total if total else 0.0
 
     def __str__(self) -> str:
-        """Say what was learned, in one sentence."""
+        """Return the calibration's result in one sentence."""
         factors = ", ".join(f"{name} × {getattr(self.rates, name):.2f}" for name in KINDS if self.measured[name])
         total = sum(self.measured.values()) / sum(self.predicted.values())
         doubt = "" if 1 / DOUBTFUL < total < DOUBTFUL else (
@@ -358,17 +358,17 @@ class TraceCalibration:
 
 def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, assumed: ServedStep | None = None,
                 step_region: str | None = None) -> TraceCalibration:
-    """Return what a server's trace says of its steps.
+    """Calibrate a model on a server's trace.
 
     Args:
-        path: of a trace of one rank.
-        model: of the decoder as it was served when it was recorded.
-        capture: a trace of the same server while it captured its CUDA graphs, whose operations have their kernels.
-        assumed: what each recorded step worked on, where their names do not say.
-        step_region: its steps are the regions of this name (see ``tracer.read_job``).
+        path: a trace of one rank.
+        model: the decoder as it was served in the trace.
+        capture: a trace of the same server capturing its CUDA graphs; names the operations of their kernels.
+        assumed: the work of each recorded step, if the steps' names do not give it.
+        step_region: name of the regions that are steps (``tracer.read_job``).
 
     Raises:
-        ServingError: no step of it says what it worked on, or its kernels are far from what is predicted.
+        ServingError: no step's work is known, or kernel times are far from the prediction.
         ForetraceError: the trace cannot be read.
     """
     graph = read_job([path], step_region=step_region, cycle=1).graphs[0]
@@ -409,7 +409,7 @@ def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, a
 
 
 def step_of(name: str) -> ServedStep | None:
-    """Return what a step of vLLM works on by its name; ``None`` where it says nothing."""
+    """Return the work of a vLLM step from its name; ``None`` if the name does not give it."""
     match = _STEP.search(name)
     if match is None:
         return None
@@ -423,7 +423,7 @@ def step_of(name: str) -> ServedStep | None:
 
 
 def _check_device(graph: ExecutionGraph, path: str, device: DeviceSpec) -> None:
-    """Raise ``ServingError`` for a trace of another device, where it says which, or how much memory that has."""
+    """Raise ``ServingError`` for a trace of another device, as far as its name or its memory is recorded."""
     reported, held = graph.meta.device, graph.meta.device_memory_bytes
     if reported in device.reported_names:
         return
@@ -451,8 +451,8 @@ def _sizes(text: str, count: int) -> tuple[int, int]:
 
 def _of_operations(graph: ExecutionGraph, orders: Mapping[int, Sequence[StepOperation | StepExchange]],
                    operators: Mapping[int, str], model: ServingModel) -> tuple[dict[str, float], float, float]:
-    """Return the factor of each operation of recorded steps on what the model says, and the shares of the kernels' time
-    that operations have by themselves and by their neighbours."""
+    """Return each operation's factor on its predicted time. Also return the shares of the kernels' time that match an
+    operation, and that count with a neighbour."""
     ours: dict[str, float] = {}
     theirs: dict[str, float] = {}
     own = beside = total = 0.0
@@ -468,13 +468,13 @@ def _of_operations(graph: ExecutionGraph, orders: Mapping[int, Sequence[StepOper
             ours[name] = ours.get(name, 0.0) + us
         for name, us in predicted.items():
             theirs[name] = theirs.get(name, 0.0) + us
-    # What no kernel was recorded of is done by another one: an activation within a product, say.
+    # An operation without kernels gets 0: another one does its work, such as a product with an activation.
     factors = {name: ours.get(name, 0.0) / us for name, us in theirs.items() if us > 0}
     return factors, own / max(total, 1.0), beside / max(total, 1.0)
 
 
 def _shared(us: Mapping[str, float], predicted: Mapping[str, float]) -> dict[str, float]:
-    """Share attention's time as predicted: one kernel may attend for prompts and for decoding."""
+    """Divide attention's time as predicted between prompts and decoding, because one kernel may do both."""
     found = dict(us)
     names = [name for name in ATTENTION if name in predicted]
     whole, parts = sum(us.get(name, 0.0) for name in names), sum(predicted[name] for name in names)
@@ -482,7 +482,7 @@ def _shared(us: Mapping[str, float], predicted: Mapping[str, float]) -> dict[str
 
 
 def _kernels(graph: ExecutionGraph, step: int, operators: Mapping[int, str]) -> list[RecordedKernel]:
-    """Return a step's kernels as they ran, with the operations that launched them, or that they were captured of."""
+    """Return a step's kernels in order, with the operations that launched them or that a capture names."""
     kernels = graph.kernels
     rows = np.flatnonzero(kernels.step == step)
     return [RecordedKernel(

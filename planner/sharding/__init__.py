@@ -1,1 +1,1 @@
-"""Sharding of embedding tables over ranks: plans, what a step under one costs, and the search for the fastest."""
+"""Sharding of embedding tables over ranks: plans, the step of a plan, and the search for the fastest plan."""

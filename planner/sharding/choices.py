@@ -1,7 +1,7 @@
-"""``Choices``: every way each table may lie, as columns of what one unit of it adds to a rank.
+"""``Choices``: every way in which each table may lie, as columns: what one unit of a choice adds to a rank.
 
-A choice has one or more equal units. A unit lies on one rank, on all ranks of a node, or on all ranks. It adds the same
-to each of its ranks, independent of where it lies. Sums and maxima over its units therefore describe a rank.
+A choice is a kind of sharding, a location of the weights, and one or more equal units. A unit lies on one rank, on all
+ranks of a node, or on all ranks. It adds the same to each of its ranks, so sums and maxima over units describe a rank.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tracer.lookup_data.tables import EmbeddingTable
 LENGTH_BYTES = 4.0
 """A bag's length, sent with its indices (TorchRec's ``KeyedJaggedTensor`` has them as int32)."""
 INPUT_COPIES = 2.0
-"""Indices in memory at once: this batch's and, prefetched, the next one's (TorchRec's storage estimator takes two for
-``TRAIN_SPARSE_DIST``)."""
+"""Copies of the indices in memory: this batch's and the prefetched next batch's (TorchRec's storage estimator takes two
+for ``TRAIN_SPARSE_DIST``)."""
 FEW_TABLES = 64
-"""With no more tables than this every way of each is looked at; with more, only those of tables that matter."""
+"""Up to this number of tables, all ways of each are looked at; above, tables that matter little get fewer ways."""
 LARGE_SHARE = 0.15
-"""Share of a rank's mean time, look-ups or memory from which one of many tables is also split."""
+"""With many tables: share of a rank's mean time, look-ups or memory from which a table may also be split."""
 MOST_COPIED_BYTES = 1e5
-"""Largest of many trained tables that is copied to every rank: its dense gradient is all-reduced."""
+"""With many trained tables: largest table that may be copied to every rank (its dense gradient is all-reduced)."""
 MOST_PARTS, EVERY_PARTS = 16, 4
-"""Columns are cut into no more parts than these: into any number up to the second, then into powers of two."""
+"""Columns are cut into at most ``MOST_PARTS`` parts: any number up to ``EVERY_PARTS``, then powers of two."""
 _OPTIMIZER = {"sgd": ("fused_sgd", 2, 1), "adagrad": ("fused_adagrad", 3, 2),
               "rowwise_adagrad": ("fused_adagrad", 3, 2), "adam": ("fused_adam", 4, 3),
               "partial_rowwise_adam": ("fused_adam", 4, 3), "none": ("fused_sgd", 2, 1)}
@@ -43,7 +43,7 @@ _OPTIMIZER = {"sgd": ("fused_sgd", 2, 1), "adagrad": ("fused_adagrad", 3, 2),
 
 
 class Scope(IntEnum):
-    """The ranks of one unit."""
+    """Where one unit lies: on a single rank, on all ranks of a node, or on all ranks."""
 
     RANK = 0
     NODE = 1
@@ -52,31 +52,31 @@ class Scope(IntEnum):
 
 @dataclass(slots=True)
 class Choices:
-    """Columns of n choices; those of a table lie side by side.
+    """Columns of n choices. The choices of a table are adjacent rows.
 
     Attributes:
-        table: row of the table.
-        kinds: of each.
-        locations: of the weights.
-        parts: units.
-        scope: ``Scope`` of a unit.
-        forward_stream, forward_flight, forward_wait: of a unit's look-up on each of its ranks, µs (``LookupTerms``).
-        backward_stream, backward_flight, backward_wait: of its gradient with the optimizer fused; 0 where it is not.
-        lookups, rows: of that gradient.
-        index_bytes: that each of a unit's ranks receives: indices, their weights if they have any, and lengths.
+        table: index of the table.
+        kinds: kind of sharding.
+        locations: where the weights lie.
+        parts: number of units.
+        scope: ``Scope`` of each unit.
+        forward_stream, forward_flight, forward_wait: look-up of a unit on each of its ranks, µs (``LookupTerms``).
+        backward_stream, backward_flight, backward_wait: its backward with the optimizer; 0 if copied or untrained.
+        lookups, rows: look-ups and rows of that backward.
+        index_bytes: indices, their weights if any, and lengths that each of a unit's ranks receives.
         sent_bytes: pooled vectors that each of its ranks sends in the all-to-all of all ranks.
         reduced_bytes: partial sums that each rank puts into the reduce-scatter of all ranks (row-wise).
-        node_bytes: likewise within the node (table-row-wise).
-        cross_bytes: what then goes across nodes.
+        node_bytes: partial sums that each rank puts into the reduce-scatter within the node (table-row-wise).
+        cross_bytes: bytes that are then sent across nodes.
         gradient_bytes: dense gradients that are all-reduced (data-parallel).
-        copy_us: making those gradients, and the optimizer's pass over them.
+        copy_us: time to make those gradients and of the optimizer's pass over them, µs.
         weight_bytes, state_bytes, gradient_memory, buffer_bytes: memory of a unit on each of its ranks' devices.
-        host_bytes: of the ranks' hosts.
-        first: the first choice of each table, and their number [tables + 1].
-        room: for tables on a rank's device and host, bytes.
-        units: what one unit is to each of its ranks.
+        host_bytes: memory of a unit on each of its ranks' hosts.
+        first: row of each table's first choice, and at the end the number of choices [tables + 1].
+        room: memory for tables on a rank's device and on its host, bytes.
+        units: the part of the table that one unit is on each of its ranks.
         fits: whether an empty rank and its host have the memory for a unit.
-        memory: of a unit on each of its ranks' devices, bytes.
+        memory: all memory of a unit on each of its ranks' devices, bytes.
         work: streaming time of a unit, forward and backward, µs.
     """
 
@@ -121,7 +121,7 @@ class Choices:
         self.work = self.forward_stream + self.backward_stream
 
     def reordered(self, order: Int64) -> Choices:
-        """The same choices with the tables in another order [tables]."""
+        """Return the same choices with the tables in another order [tables]."""
         rows = np.concatenate([np.arange(self.first[table], self.first[table + 1]) for table in order.tolist()])
         counts = np.diff(self.first)[order]
         found: dict[str, Any] = {"room": self.room, "table": np.repeat(np.arange(len(order)), counts),
@@ -133,15 +133,15 @@ class Choices:
         return Choices(**found)
 
     def of_table(self, table: int) -> range:
-        """Rows of a table's choices."""
+        """Return the rows of a table's choices."""
         return range(int(self.first[table]), int(self.first[table + 1]))
 
     def width(self, ranks: int, per_node: int) -> Int64:
-        """Ranks that the units of each choice lie on, all together."""
+        """Return the number of ranks on which all units of each choice together lie."""
         return np.select([self.scope == Scope.ALL, self.scope == Scope.NODE], [ranks, per_node], self.parts)
 
     def ranks_of(self, choice: int, places: Sequence[int], ranks: int, per_node: int) -> TableSharding:
-        """The sharding of a choice whose units lie at these ranks (or nodes)."""
+        """Return the sharding of a choice whose units lie at these places (ranks or nodes)."""
         on = tuple(places)
         if self.scope[choice] == Scope.ALL:
             on = tuple(range(ranks))
@@ -152,7 +152,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way of one table; ``held`` is the table where its weights then lie."""
+    """One way of one table. ``held`` is the table with its weights at this way's location."""
 
     table: int
     held: EmbeddingTable
@@ -162,24 +162,24 @@ class _Way:
 
 
 def choices_of(problem: ShardingProblem, needed: Sequence[TableSharding] | None = None) -> Choices:
-    """Every way that the tables of a problem may lie.
+    """Return every way in which the tables of a problem may lie.
 
     Args:
-        needed: shardings that must be among them, of each table: those of a plan that is given.
+        needed: a given plan's sharding of each table, included even where it would not be tried.
 
     Raises:
-        ShardingError: a table may lie in no allowed way.
+        ShardingError: a table has no allowed way.
     """
     held = [{where: replace(table, location=where) for where in problem.locations(table)} for table in problem.tables]
     whole = [TablePart.of(next(iter(each.values())), problem.batch) for each in held]
     split = _worth_splitting(problem, whole)
-    # Copies that are only looked up exchange nothing; those that are trained have gradients to be all-reduced.
+    # Copies of untrained tables exchange nothing; gradients of trained copies are all-reduced.
     copied = [not problem.trained or len(problem.tables) <= FEW_TABLES or table.weight_bytes <= MOST_COPIED_BYTES
               for table in problem.tables]
     ways = []
     for i, table in enumerate(problem.tables):
         kinds = _kinds(problem, table, bool(split[i]), copied[i])
-        # Copies are all-reduced from the devices. A plan's first way has the table where it says that it lies.
+        # Copies lie on devices only. The first way has the table's given location.
         own = dict.fromkeys((kind, parts, where) for where in held[i] for kind, parts in kinds
                             if where == "hbm" or kind is not ShardKind.DATA_PARALLEL)
         if needed is not None:
@@ -196,7 +196,7 @@ def choices_of(problem: ShardingProblem, needed: Sequence[TableSharding] | None 
 
 
 def _kinds(problem: ShardingProblem, table: EmbeddingTable, split: bool, copied: bool) -> list[tuple[ShardKind, int]]:
-    """The kinds that a table may have, each with its parts. Raises ``ShardingError`` if there is none."""
+    """Return the kinds that a table may have, each with its number of parts. Raises ``ShardingError`` if none."""
     if table.name in problem.pinned:
         return [(ShardKind.TABLE_WISE, 1)]
     allowed = problem.kinds
@@ -213,14 +213,14 @@ def _kinds(problem: ShardingProblem, table: EmbeddingTable, split: bool, copied:
     if not possible:
         raise ShardingError(f"Table {table.name!r} of {table.columns} columns can be sharded in none of the allowed "
                             f"kinds ({', '.join(sorted(kind.value for kind in allowed))}) over {problem.ranks} ranks.")
-    # Of many tables, most lie whole on a rank, with any choice for the others.
+    # With many tables, splitting or copying is offered only for those that matter.
     narrow = [each for each in possible if each[0] is ShardKind.TABLE_WISE
               or (copied if each[0] is ShardKind.DATA_PARALLEL else split)]
     return narrow or possible
 
 
 def _worth_splitting(problem: ShardingProblem, whole: list[TablePart]) -> list[bool]:
-    """Tables that take much of a rank's mean time, indices or memory, so that a whole one may be what binds."""
+    """Return which tables take so much of a rank's mean time, look-ups, columns or memory that splits are tried."""
     count = len(whole)
     if count <= FEW_TABLES:
         return [True] * count
@@ -239,7 +239,7 @@ def _worth_splitting(problem: ShardingProblem, whole: list[TablePart]) -> list[b
 def _costs(problem: ShardingProblem, parts: list[TablePart]) -> PartCosts:
     if problem.additive:
         return PartCosts.apart(parts, problem.device, problem.models, problem.fused)
-    # The cache of a device that holds its part of all tables is shared by them.
+    # Tables on one device share its cache: this is a device's part of all tables.
     return PartCosts.of(parts, problem.device, min(1.0, problem.ranks / len(problem.tables)))
 
 
@@ -274,7 +274,7 @@ def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
         (table.device_weight_bytes, table.device_state_bytes, table.host_weight_bytes, table.host_state_bytes)
         for table in tables], np.float64).reshape(n, 4).T
     rows = np.array([table.rows for table in tables], np.float64)
-    # The last block of rows is the smallest: a rank holds up to a whole block.
+    # Blocks of rows are rounded up: a rank holds at most a whole block.
     by_rows = np.where(rows_all | rows_node, np.ceil(rows / cut) / rows, 1.0 / cut)
     out = np.array([problem.vectors(table, problem.batch) * table.columns * table.output_bytes for table in tables])
     silent = copied | (not problem.trained)
@@ -284,7 +284,7 @@ def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
     sent = np.where(sums, out / parts, 0.0)
     elements = rows * np.array([table.columns for table in tables], np.float64)
     gradients = np.where(copied & problem.trained, 4.0 * elements, 0.0)
-    # A sparse gradient has a row for each look-up until the optimizer has added it.
+    # A sparse gradient has a row for each look-up until the optimizer has applied it.
     kept = np.array([4.0 * way.part.lookups * way.part.columns for way in ways]) * (not problem.fused)
     table = np.array([way.table for way in ways], np.int64)
     return Choices(
@@ -308,7 +308,7 @@ def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
 
 
 def _copies(problem: ShardingProblem, ways: list[_Way]) -> Float64:
-    """Time of the dense gradient of a table that every rank has, and of the optimizer's pass over it, µs."""
+    """Return the times to make copied tables' dense gradients and of the optimizer's pass over them, µs [ways]."""
     out = np.zeros(len(ways))
     rows = [i for i, way in enumerate(ways)
             if way.kind is ShardKind.DATA_PARALLEL and way.part.lookups and problem.trained]

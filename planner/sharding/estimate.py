@@ -1,14 +1,14 @@
-"""``estimate``: one sharding's step in full: phases, every rank's look-ups priced as one call each, interval, sources,
-memory of each rank, and what binds.
+"""``estimate``: the step of one sharding in full: phases, look-ups of every rank, interval, sources, memory of each
+rank, and the bound.
 
-``anchored_problem``: a sharding problem whose prices rest on a recorded step.
+``anchored_problem``: a sharding problem whose prices are scaled to a recorded step.
 
 ::
 
-    ``dense part``   measured          (on another device or with another batch × model(there) / model(recorded)).
-    ``look-ups``     model × measured / model(recorded sharding)                likewise on another device.
-    ``exchanges``    model × measured / model(recorded sharding)                model alone on another cluster.
-    ``host``         idle time of the recorded step's device: it stays.
+    ``dense part``   measured                             × model(new) / model(recorded) on another device or batch.
+    ``look-ups``     model × measured / model(recorded sharding)                also on another device.
+    ``exchanges``    model × measured / model(recorded sharding)                only the model on another cluster.
+    ``host``         idle time of the recorded step's device                    unchanged.
 
 The recorded step is assumed to exchange its own indices before its look-ups, not the next batch's during them. Captured
 workloads with ``pipelined=true`` are the exception.
@@ -60,18 +60,18 @@ from tracer.parallel_plan import PlanError
 
 @dataclass(frozen=True)
 class ShardedStep:
-    """One step under a plan.
+    """The predicted step of a sharding plan.
 
     Attributes:
         plan: the sharding.
         time_us, low_us, high_us: the step and its 80% interval.
-        phases: µs that the step waits for each, by name; they add up to the step.
-        forward_us, backward_us: look-ups of each rank [ranks].
-        sent_bytes, index_bytes: vectors that each rank sends, indices that it receives [ranks].
-        memory: of each rank's device.
-        host_bytes: of tables in each rank's host's memory [ranks].
-        sources: µs by ``Source`` of what the step waits for.
-        calls: its collectives.
+        phases: time that the step waits for each phase, µs, by name; their sum is the step.
+        forward_us, backward_us: look-ups of each rank, µs [ranks].
+        sent_bytes, index_bytes: vectors that each rank sends, and indices that it receives [ranks].
+        memory: device memory of each rank.
+        host_bytes: bytes of tables in the memory of each rank's host [ranks].
+        sources: time that the step waits for, µs, by ``Source``.
+        calls: the step's collectives.
     """
 
     plan: ShardingPlan
@@ -90,17 +90,17 @@ class ShardedStep:
 
     @property
     def compute_us(self) -> Float64:
-        """Look-ups of each rank, forward and backward [ranks]."""
+        """Look-ups of each rank, forward and backward, µs [ranks]."""
         return self.forward_us + self.backward_us
 
     @property
     def communication_us(self) -> float:
-        """Exchanges that the step waits for."""
+        """Exposed time of exchanges, µs."""
         return sum(us for name, us in self.phases.items() if name in EXCHANGES)
 
     @property
     def imbalance(self) -> float:
-        """The slowest rank's look-ups over the mean's."""
+        """Look-ups of the slowest rank over the mean of all ranks."""
         mean = float(self.compute_us.mean())
         return float(self.compute_us.max()) / mean if mean else 1.0
 
@@ -111,7 +111,7 @@ class ShardedStep:
 
     @property
     def bound(self) -> str:
-        """Return what most of the step is: the look-ups of the slowest rank, an exchange, or the dense part."""
+        """Return the name of the largest part of the step: look-ups of the slowest rank, an exchange or other work."""
         parts = {"look-ups": self.phases["look-ups"] + self.phases["look-ups, backward"],
                  "vectors": self.phases["vectors"] + self.phases["gradients of vectors"],
                  "indices": self.phases["indices"], "dense part": self.phases["dense"],
@@ -126,14 +126,14 @@ EXCHANGES = ("indices", "vectors", "gradients of vectors", "all-reduce")
 
 
 def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
-    """The step of an assignment, each rank's look-ups priced as one kernel's call."""
+    """Estimate the step of an assignment, with each rank's look-ups priced as one kernel."""
     problem, choices = scores.problem, scores.choices
     loads = scores.adder.loads(assignment)
     ahead, back = rank_lookups(problem, choices, scores, assignment)
     dense = problem.dense
     indices, vectors, gradients, (reduced, dense_reduced) = exchanges_of(scores, loads)
     forward, backward = float(ahead.us.max()), float(back.us.max())
-    # The exchange hides the bottom MLP: what of it is longer belongs to the dense part.
+    # The bottom MLP overlaps the exchange; only its excess counts, as part of the dense work.
     out, home = (sum(each.us for each in found) for found in (vectors, gradients))
     received, hidden = sum(each.us for each in indices), scores.model.hidden_us
     phases = {
@@ -156,8 +156,8 @@ def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
 
 
 def exchanges_of(scores: Scores, loads: RankLoads) -> tuple[list[PricedExchange], ...]:
-    """The collectives of a step: of indices, of vectors, of their gradients, and all-reduces (copied tables' gradients
-    and the dense part's)."""
+    """Return a step's collectives: of indices, of vectors, of their gradients, and all-reduces (gradients of copied
+    tables and of the dense part)."""
     e = scores.model.exchanges
     node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
     sent, index = float(loads.sums[SENT].max()), float(loads.sums[INDEX].max())
@@ -173,7 +173,7 @@ def exchanges_of(scores: Scores, loads: RankLoads) -> tuple[list[PricedExchange]
 
 @dataclass(frozen=True, slots=True)
 class RankCalls:
-    """Look-ups of each rank, µs with 80% interval and source [ranks]."""
+    """Look-ups of each rank: time and 80% interval, µs, and source [ranks]."""
 
     us: Float64
     low: Float64
@@ -183,7 +183,7 @@ class RankCalls:
 
 def rank_lookups(problem: ShardingProblem, choices: Choices, scores: Scores, assignment: Assignment) -> tuple[
         RankCalls, RankCalls]:
-    """Every rank's look-ups, forward and backward with the optimizer: each as one call, or table by table."""
+    """Return every rank's look-ups, forward and backward with the optimizer, as one kernel a rank or table by table."""
     parts: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
     fused: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
     for choice, place in zip(assignment.choice.tolist(), assignment.place.tolist(), strict=True):
@@ -204,7 +204,7 @@ def rank_lookups(problem: ShardingProblem, choices: Choices, scores: Scores, ass
 
 
 def _priced(problem: ShardingProblem, calls: list[list[OpCall]], anchor: WorkAnchor | None) -> RankCalls:
-    """Sums over each rank's calls, whose errors are taken to go together; the source is that of the longest."""
+    """Return the sum over each rank's calls, with fully correlated errors and the source of the longest call."""
     columns = np.zeros((4, len(calls)))
     every = [call for of in calls for call in of]
     if every:
@@ -218,7 +218,7 @@ def _priced(problem: ShardingProblem, calls: list[list[OpCall]], anchor: WorkAnc
         if anchor is not None:
             us, low, high = columns[:3, rows]
             time, anchored_low, anchored_high = anchor.times(us, low, high)
-            # Recorded look-ups were of rows on the device: they say nothing of how well others are priced.
+            # The recorded look-ups read rows on the device, so they do not narrow the interval of rows on hosts.
             far = np.array([any("host_rows" in call.flags for call in calls[i]) for i in rows])
             columns[:3, rows] = (time, np.where(far, np.minimum(anchored_low, time * low / us), anchored_low),
                                  np.where(far, np.maximum(anchored_high, time * high / us), anchored_high))
@@ -228,7 +228,7 @@ def _priced(problem: ShardingProblem, calls: list[list[OpCall]], anchor: WorkAnc
 
 def _interval(problem: ShardingProblem, total: float, phases: Mapping[str, float], ahead: RankCalls,
               back: RankCalls, waited: list[PricedExchange]) -> tuple[float, float]:
-    """Ends of the step's 80% interval: look-ups err together, exchanges together, the dense part by itself."""
+    """Return the ends of the step's 80% interval; look-ups, exchanges, dense work and host have independent errors."""
     exchanged = sum(each.us for each in waited)
     share = sum(phases[name] for name in EXCHANGES) / exchanged if exchanged else 0.0
     dense = phases["dense"] / problem.dense.us if problem.dense.us else 0.0
@@ -238,7 +238,7 @@ def _interval(problem: ShardingProblem, total: float, phases: Mapping[str, float
         for calls in (ahead, back):
             slowest = int(calls.us.argmax())
             lookups += abs(float((calls.low if end == "low" else calls.high)[slowest] - calls.us[slowest]))
-        # What copies of tables take is priced as look-ups are, and errs with them.
+        # Work on copied tables is priced like look-ups and has the same error.
         lookups *= 1 + phases["copied tables"] / max(phases["look-ups"] + phases["look-ups, backward"], 1e-12)
         wire = share * abs(_exchange_end(problem, waited, end) - exchanged)
         work = dense * abs(getattr(problem.dense, end) - problem.dense.us)
@@ -248,7 +248,7 @@ def _interval(problem: ShardingProblem, total: float, phases: Mapping[str, float
 
 
 def _exchange_end(problem: ShardingProblem, waited: list[PricedExchange], end: str) -> float:
-    """An end of the interval of exchanges in all; of anchored ones, as far as they are other than the recorded."""
+    """Return an end of the exchanges' interval; with an anchor, only the change from the recorded ones is uncertain."""
     anchor = problem.anchors.exchanges
     if anchor is None:
         return float(sum(getattr(one, end) for one in waited))
@@ -296,13 +296,13 @@ def _memory(problem: ShardingProblem, choices: Choices, scores: Scores, assignme
 
 @dataclass(frozen=True)
 class AnchoredProblem:
-    """A problem with what was measured.
+    """A problem whose prices are scaled to a recorded step.
 
     Attributes:
-        problem: to be searched.
-        own: the recorded sharding's step under the same anchors, where it ran; ``None`` where it is no plan.
-        measured_us: that step as measured.
-        notes: which part is measured.
+        problem: the problem to search.
+        own: the recorded sharding's step on its own cluster, with the same anchors; ``None`` if it is no plan.
+        measured_us: the measured time of that step.
+        notes: which parts are measured.
     """
 
     problem: ShardingProblem
@@ -312,12 +312,12 @@ class AnchoredProblem:
 
 
 def anchored_problem(problem: ShardingProblem, found: RecordedSharding, same_cluster: bool) -> AnchoredProblem:
-    """Rest a problem's prices on a recorded step.
+    """Scale a problem's prices to a recorded step.
 
     Args:
-        problem: priced by models alone.
+        problem: the problem with modelled prices.
         found: the recorded step.
-        same_cluster: whether the job stays on the cluster it was recorded on, as far as the user says.
+        same_cluster: whether the job stays on the recorded cluster, according to the user.
     """
     step = found.step
     spec = step.device
@@ -331,7 +331,7 @@ def anchored_problem(problem: ShardingProblem, found: RecordedSharding, same_clu
     dense = measured_dense(problem.dense, found.dense, step, elsewhere, noise)
     growth = problem.samples / found.samples
     unscaled = growth != 1.0 and problem.dense == found.dense
-    if unscaled:  # of a trace that cannot be traced again
+    if unscaled:  # the trace cannot be traced again with more samples
         dense = replace(dense, low=dense.low * min(growth, 1.0), high=dense.high * max(growth, 1.0))
     idle = "of the host outside operations" if spec.vendor == "host" else "in which its device waited for the host"
     notes = [f"Measured in the recorded step: the dense part, {dense.us / 1e3:,.3f} ms"
@@ -361,12 +361,12 @@ def anchored_problem(problem: ShardingProblem, found: RecordedSharding, same_clu
 
 def measured_dense(after: DenseWork, before: DenseWork, step: RecordedStep, elsewhere: bool,
                    noise: float) -> DenseWork:
-    """The dense part of a recorded step after a change of device or batch.
+    """Return the dense part of a recorded step after a change of device or batch.
 
     Args:
-        after, before: by models: as it will be, and as it was recorded.
-        elsewhere: on another device.
-        noise: of measured times.
+        after, before: modelled dense part after the change, and in the recording.
+        elsewhere: whether the device changes.
+        noise: spread of measured times, as a logarithm.
     """
     whole = after.us / before.us if before.us and after.us else 1.0
 
@@ -392,7 +392,7 @@ def measured_dense(after: DenseWork, before: DenseWork, step: RecordedStep, else
 
 def _where_recorded(problem: ShardingProblem, found: RecordedSharding, spec: DeviceSpec) -> tuple[
         ShardingProblem, ShardingPlan] | None:
-    """The problem of the recorded job, by models alone, and its plan; ``None`` where it is none."""
+    """Return the problem of the recorded job, with modelled prices, and its plan; ``None`` if it is no valid plan."""
     if found.shardings is None:
         return None
     try:

@@ -2,8 +2,8 @@
 
     foretrace.shard("tables.csv", 16, device="h200-sxm")
 
-How a sharding bears data that drift: rows are looked up by other laws, or bags are longer. The step of the same plan
-is compared with that of the best plan found for such data.
+``drifted`` compares plans on data that changed: rows are looked up by another distribution, or bags are longer. The
+step of an unchanged plan is compared with that of the best plan found for the changed data.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tracer.lookup_data.tables import LOCATIONS, EmbeddingTable
 from tracer.shown import Shown, frame_of
 
 BAG_DRIFT = 0.4
-"""Standard deviation of the logarithm of each table's bag length after it drifted: by half or by twice for one in
-twelve. An assumption."""
+"""Standard deviation of the logarithm of a bag length's change: one table in twelve changes by a factor of 2 or more.
+An assumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataDrift:
-    """Other data for the same tables.
+    """Changed data for the same tables.
 
     Attributes:
         name: for reports.
-        skew: exponent of every table's Zipf law; ``None``: as before.
-        bags: standard deviation of the logarithm of what each table's bag length is multiplied by.
+        skew: exponent of every table's Zipf law; ``None`` if unchanged.
+        bags: standard deviation of the logarithm of the factor on each table's bag length.
     """
 
     name: str
@@ -53,14 +53,14 @@ class DataDrift:
     bags: float = 0.0
 
     def applied(self, tables: Sequence[EmbeddingTable], seed: int = 0) -> tuple[EmbeddingTable, ...]:
-        """The tables as that data look rows up in them."""
+        """Return the tables with the changed data."""
         factors = np.empty(len(tables))
         factors[own_order(tables)] = np.exp(self.bags * np.random.default_rng(seed).standard_normal(len(tables)))
         found = []
         for table, factor in zip(tables, factors.tolist(), strict=True):
             changed = table if self.skew is None else replace(table, skew=self.skew, reuse=(), reuse_lookups=0)
             if self.bags:
-                # The law by which rows are drawn stays: the histogram of the longer batch follows from it.
+                # The distribution of rows stays, so ``reuse`` is kept: it gives the histogram of the longer batch too.
                 changed = replace(changed, bag=changed.bag * factor,
                                   longest_bag=math.ceil(changed.longest_bag * factor))
             found.append(changed)
@@ -69,12 +69,12 @@ class DataDrift:
 
 @dataclass(frozen=True, slots=True)
 class DriftedStep:
-    """The steps of plans under drifted data.
+    """Steps of plans on changed data.
 
     Attributes:
-        drift: the data.
-        plans_us: the step of each plan, in their order, µs; infinite where it no longer fits the memory.
-        best_us: of the best plan that a search finds for this data.
+        drift: the change.
+        plans_us: step of each plan, µs; infinite if the plan no longer fits the memory.
+        best_us: step of the best plan that a search finds for this data, µs.
     """
 
     drift: DataDrift
@@ -83,15 +83,15 @@ class DriftedStep:
 
     @property
     def regret(self) -> float:
-        """Return how much longer the first plan takes than the best for this data, as a share."""
+        """Return by which share the first plan is slower than the best plan for this data."""
         return self.plans_us[0] / self.best_us - 1.0
 
 
 def drifted(problem: ShardingProblem, plans: Sequence[ShardingPlan], drift: DataDrift, seed: int = 0) -> DriftedStep:
-    """The steps of plans when the data drifted.
+    """Compute the steps of plans on changed data.
 
     Raises:
-        ShardingError: the drifted tables' batches fit nowhere.
+        ShardingError: no sharding of the changed tables fits.
     """
     changed = replace(problem, tables=drift.applied(problem.tables, seed))
     model = StepModel(changed)
@@ -101,31 +101,31 @@ def drifted(problem: ShardingProblem, plans: Sequence[ShardingPlan], drift: Data
         standing = scores.standing(assignment_of(plan, scores.choices))
         steps.append(standing.step_us if scores.fits(standing) else math.inf)
     best = search(changed, 1, seed, model=model, prove=False).best[0][0]
-    # A plan that was carried over may still beat what the new search finds.
+    # A given plan may be faster than the result of the new search.
     return DriftedStep(drift, tuple(steps), min([best, *steps]))
 
 
 TOP, CHECKED = 5, 4
-"""Choices: shardings that are shown; and how many times as many are priced in full, the fastest of them kept."""
+"""Choices: number of shardings that are shown, and how many times that number is estimated in full before selection."""
 AS_RECORDED = "as recorded"
-"""Name of the baseline that the recorded job ran."""
+"""Name of the baseline with the recorded sharding."""
 MOST_DRIFTED = 200
-"""Tables up to which drift is looked at without being asked for."""
+"""Up to this number of tables, plans are also compared on changed data by default."""
 
 
 @dataclass(frozen=True, repr=False)
 class Shardings(Shown):
-    """The fastest shardings of a model's tables, and the baselines under the same model.
+    """The fastest shardings of a model's tables, and baselines under the same model.
 
     Attributes:
-        problem: what was sharded over what.
-        name: of the model.
-        plans: the fastest first.
-        baselines: by name; ``None`` where one finds no sharding that fits.
-        drifted: what other data make of ``plans``.
+        problem: the sharding problem.
+        name: name of the model.
+        plans: the fastest plans, fastest first.
+        baselines: by name; ``None`` if a baseline finds no sharding that fits.
+        drifted: steps of ``plans`` on changed data.
         proven: whether no other sharding is faster.
-        looked_at: shardings whose steps were compared.
-        notes: what was assumed.
+        looked_at: number of shardings whose steps were compared.
+        notes: assumptions.
     """
 
     problem: ShardingProblem
@@ -138,14 +138,14 @@ class Shardings(Shown):
     notes: tuple[str, ...]
 
     def headline(self) -> str:
-        """Say what the fastest sharding takes."""
+        """Return the time of the fastest sharding in a line."""
         best = self.plans[0]
         return (f"{len(self.problem.tables):,} tables of {self.name} over {self.problem.ranks} GPUs of "
                 f"{self.problem.collectives.topology.name}: {best.time_us / 1e3:,.3f} ms a step "
                 f"({best.low_us / 1e3:,.3f} to {best.high_us / 1e3:,.3f})")
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Make the plans and baselines, times in ms; and where each table of the fastest lies."""
+        """Return tables: plans and baselines, times in ms; and the place of each table in the fastest plan."""
         rows = [_row(f"plan {i + 1}", step) for i, step in enumerate(self.plans)]
         rows += [_row(name, step) for name, step in self.baselines.items() if step is not None]
         best = self.plans[0].plan
@@ -165,30 +165,30 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
 
     Args:
         source: a file of tables (.csv, .parquet, .json, .toml), a workload with tables, or a trace or capture.
-        gpus: of the job.
-        device: of each: a name, a file, or its figures; by default the device of a recorded source, else
+        gpus: number of GPUs of the job.
+        device: the GPU: a name, a file, or its figures; by default the device of a recorded source, else
             ``sources.DEFAULT_DEVICE``.
-        topology: of the cluster; by default the device's usual nodes.
-        memory: bytes of a device; by default all it has.
-        host_memory: bytes of a node's host that tables may lie in; by default none.
-        batch: samples of a rank; by default what the source has.
-        top: how many plans.
-        pinned: tables that must lie whole on a rank.
-        kinds: of sharding that tables may have (``ShardKind``); all by default.
+        topology: the cluster; by default the device's usual nodes.
+        memory: usable bytes of a device; by default all its memory.
+        host_memory: bytes of a node's host for tables; by default none.
+        batch: samples of a rank; by default the source's own.
+        top: number of plans to return.
+        pinned: rank of each table that must lie whole on that rank, by name.
+        kinds: kinds of sharding that tables may have (``ShardKind``); all by default.
         skews: exponents of Zipf laws for which the plans are priced again.
-        preset, settings: of the workload.
-        profile: fitted models of the device.
+        preset, settings: preset and settings of the workload.
+        profile: models fitted for the device.
         comm_profile: a file of measured collectives.
         comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
         pipelined: whether the next batch's indices are exchanged during the dense part.
-        fused: whether a rank's tables are looked up by one kernel with the optimizer in its gradient (FBGEMM's). Else
-            table by table with sparse gradients (``nn.EmbeddingBag``). By default as it was recorded, else fused.
-        seed: of what the search draws.
-        step_region: the steps of a trace or capture are the regions of this name.
+        fused: whether one kernel looks up a rank's tables and its backward includes the optimizer (FBGEMM). If not,
+            table by table with sparse gradients (``nn.EmbeddingBag``). By default as recorded, else fused.
+        seed: of the search's random draws.
+        step_region: name of the regions that are steps of a trace or capture.
 
     Raises:
-        ShardingError: the tables do not fit, or a pin or kind is none.
-        ForetraceError: a name or file is not known, or cannot be read.
+        ShardingError: the tables do not fit, or a pin or kind is not possible.
+        ForetraceError: a name or file is unknown, or cannot be read.
     """
     if gpus < 1:
         raise ShardingError(f"{gpus} GPUs are none; give at least one.")
@@ -196,7 +196,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     found = sharding_source(source, spec, profile, samples=batch, preset=preset, settings=settings,
                             step_region=step_region)
     collectives = cluster_of(topology, comm_profile, None, comm_choices, lambda: planned_topology(spec, gpus))
-    if collectives.mixed:  # exchanges are priced one by one: all have one base
+    if collectives.mixed:  # exchanges are priced one by one, all with the usual backend
         collectives = replace(collectives, backend=collectives.backends.usual)
     usual = topology is None and measured_file(comm_profile, comm_choices) is None
     allowed = frozenset(ShardKind.of(kind) for kind in kinds) or frozenset(ShardKind)
@@ -227,7 +227,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
 
 def _fastest(result: ShardingSearch, baselines: Mapping[str, ShardedStep | None], top: int) -> tuple[
         ShardedStep, ...]:
-    """The fastest of the search's and the baselines', each rank's look-ups priced as one call; no two of them equal."""
+    """Return the fastest plans of the search and the baselines, without duplicates, each estimated in full."""
     steps = [estimate(result.scores, assignment) for _, assignment in result.best]
     seen = {each.plan.shardings for each in steps}
     for step in baselines.values():
@@ -262,7 +262,7 @@ def _notes(problem: ShardingProblem, result: ShardingSearch, plans: Sequence[Sha
 
 
 def kinds_text(step: ShardedStep) -> str:
-    """The kinds of a plan with their numbers of tables, such as "tw 20, cw 4; uvm_cached 3"."""
+    """Return a plan's kinds and locations with their numbers of tables, such as "tw 20, cw 4; uvm_cached 3"."""
     kinds, places = (Counter(column) for column in zip(
         *((sharding.kind, sharding.location) for sharding in step.plan.shardings), strict=True))
     found = ", ".join(f"{SHORT_KINDS[kind]} {kinds[kind]:,}" for kind in ShardKind if kind in kinds)

@@ -1,13 +1,12 @@
-"""The tables to be sharded, and the ranks they go to: ``ShardingProblem``.
+"""``ShardingProblem``: the tables to be sharded and the ranks they go to. ``ShardingPlan``: where each table lies.
 
-``ShardingPlan``: where each embedding table lies, checked, and written and read as ``tracer.lookup_data.plan_file``
-has it.
+A plan is checked when it is made. Its file has the format of ``tracer.lookup_data.plan_file``.
 
 ==================  ==================================  ==============================================================
 kind                a rank holds                        what moves in forward (backward: the reverse)
 ==================  ==================================  ==============================================================
 ``table-wise``      a whole table                       indices to it; pooled vectors from it (all-to-all).
-``column-wise``     some columns of every row           likewise, the indices once for each rank that has columns.
+``column-wise``     some columns of every row           the same; indices go to each rank that has columns.
 ``row-wise``        a block of rows, on all ranks       indices to their rows; partial sums (reduce-scatter).
 ``table-row-wise``  a block of rows, within one node    partial sums within the node, then an all-to-all across nodes.
 ``data-parallel``   a whole table, on all ranks         nothing; dense gradients are all-reduced.
@@ -15,10 +14,9 @@ kind                a rank holds                        what moves in forward (b
 
 Source: TorchRec, ``torchrec.distributed.types.ShardingType`` and ``sharding_plan``.
 
-Look-ups and exchanges as a recording has them: measured over modelled, which every sharding's prices are scaled by.
-
-A sharding's look-ups take measured × model(sharding) / model(recorded), as all recorded work does after a change
-(``prediction.pricing``); exchanges likewise, where the job stays on its cluster.
+``Anchors``: measured over modelled time of a recording's look-ups and exchanges, by which all prices are scaled. A
+sharding's look-ups take measured × model(sharding) / model(recorded), like any recorded work after a change
+(``prediction.pricing``). Exchanges are scaled in the same way if the job stays on its cluster.
 """
 
 from __future__ import annotations
@@ -56,12 +54,12 @@ from tracer.output_file import whole_file
 
 @dataclass(frozen=True, slots=True)
 class WorkAnchor:
-    """Measured work of one kind.
+    """Work of one kind in a recorded step: its measured and its modelled time.
 
     Attributes:
-        measured_us: of the recorded step.
-        modelled_us, low_us, high_us: what the models say of it there, with the 80% interval.
-        noise: log half width of the 80% interval of the measured time.
+        measured_us: time in the recorded step.
+        modelled_us, low_us, high_us: time that the models predict for it there, and the 80% interval.
+        noise: half width of the measured time's 80% interval, as a logarithm.
         elsewhere: whether the job is to run on another device.
     """
 
@@ -74,11 +72,11 @@ class WorkAnchor:
 
     @property
     def factor(self) -> float:
-        """Measured over modelled."""
+        """Measured over modelled time."""
         return self.measured_us / self.modelled_us
 
     def times(self, us: Float64, low: Float64, high: Float64) -> tuple[Float64, Float64, Float64]:
-        """Times and intervals of modelled work, anchored, µs [n]; nothing stays nothing."""
+        """Return modelled times and intervals of other work, µs [n], scaled by this anchor; 0 stays 0."""
         before, after = prices(np.full(len(us), self.modelled_us), np.full(len(us), self.low_us),
                                 np.full(len(us), self.high_us)), prices(us, low, high)
         found = change_ratios(before, after, self.elsewhere)
@@ -89,7 +87,7 @@ class WorkAnchor:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """The anchors of a problem; ``None`` where nothing was measured."""
+    """The anchors of a problem; ``None`` for a kind of work that was not measured."""
 
     forward: WorkAnchor | None = None
     backward: WorkAnchor | None = None
@@ -97,22 +95,22 @@ class Anchors:
 
     @staticmethod
     def factor(anchor: WorkAnchor | None) -> float:
-        """The factor on the models' times; 1 without an anchor."""
+        """Return the factor on the models' times; 1 without an anchor."""
         return 1.0 if anchor is None else anchor.factor
 
 
 NO_ANCHORS = Anchors()
-"""Anchors of a problem that nothing was measured of."""
+"""Anchors of a problem without measurements."""
 
 
 def prices(us: Float64, low: Float64, high: Float64) -> Prices:
-    """Times and ends of their intervals, µs, as ``Prices`` has them."""
+    """Return times and the ends of their intervals, µs, as ``Prices``."""
     safe = np.maximum(us, 1e-9)
     return Prices(us, np.log(np.maximum(low, 1e-9) / safe), np.log(np.maximum(high, 1e-9) / safe))
 
 
 COLUMNS_MULTIPLE = 4
-"""Columns of a shard are a multiple of this: what FBGEMM's kernels take."""
+"""FBGEMM's kernels need the columns of a shard to be a multiple of this."""
 MODULE = "embeddings"
 """Name of the module that a written plan puts its tables in."""
 
@@ -133,13 +131,13 @@ class ShardingPlan:
     """A sharding of every table of a model.
 
     Attributes:
-        tables: the model's.
-        shardings: of each.
-        ranks: of the job.
-        per_node: ranks of a node; ranks fill the nodes in order.
+        tables: the model's tables.
+        shardings: the sharding of each table.
+        ranks: number of ranks of the job.
+        per_node: number of ranks on a node; ranks fill the nodes in order.
 
     Raises:
-        ShardingError: a table has ranks that its kind cannot have.
+        ShardingError: a table's ranks are not possible for its kind of sharding.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -157,16 +155,16 @@ class ShardingPlan:
                 raise ShardingError(f"Table {table.name!r} cannot be {sharding.kind.value}: {reason}.")
 
     def shards(self) -> Iterator[tuple[int, TableShard]]:
-        """Every part of every table that lies on a rank: (row of the table, part)."""
+        """Yield every part of a table on a rank, with the table's index."""
         for i, (table, sharding) in enumerate(zip(self.tables, self.shardings, strict=True)):
             for shard in shards_of(table, sharding):
                 yield i, shard
 
     def written(self) -> WrittenPlan:
-        """The plan as its file has it.
+        """Return the plan in the form of its file.
 
-        Tables lie in one module; of each: sharding type, compute kernel, ranks, its shards with offsets, sizes and
-        placement, and the share of rows that is cached where some are.
+        Tables lie in one module. Each has its sharding type, compute kernel, ranks, and its shards with offsets, sizes
+        and placement, and the cached share of its rows if any are cached.
         """
         module = {}
         for table, sharding in zip(self.tables, self.shardings, strict=True):
@@ -182,12 +180,12 @@ class ShardingPlan:
         return WrittenPlan(self.ranks, self.per_node, {MODULE: module})
 
     def to_document(self) -> dict[str, Any]:
-        """The plan as plain values."""
+        """Return the plan as plain dictionaries and lists."""
         found: dict[str, Any] = msgspec.to_builtins(self.written())
         return found
 
     def save(self, path: PathLike) -> None:
-        """Write it as JSON, atomically. Raises ``ForetraceError``."""
+        """Write the plan as JSON, atomically. Raises ``ForetraceError``."""
         with whole_file(path) as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(self.written()), indent=1) + b"\n")
 
@@ -196,14 +194,14 @@ def load_plan(path: PathLike, tables: Sequence[EmbeddingTable]) -> ShardingPlan:
     """Read a plan of these tables as ``ShardingPlan.save`` wrote it.
 
     Raises:
-        ShardingError: it cannot be read, lacks a table, or has one that is not among these.
+        ShardingError: the file cannot be read, lacks a table, or has one that is not among ``tables``.
     """
     found = read_plan(path)
     return ShardingPlan(tuple(tables), found.shardings(tables), found.world_size, found.local_world_size)
 
 
 def why_not(table: EmbeddingTable, sharding: TableSharding, ranks: int, per_node: int) -> str | None:
-    """The reason why a table cannot lie so, as the end of a sentence; ``None`` if it can."""
+    """Return why a table cannot have a sharding, as the end of a sentence; ``None`` if it can."""
     kind, on = sharding.kind, sharding.ranks
     if not on or min(on) < 0 or max(on) >= ranks:
         return f"its ranks {list(on)[:8]} are not among 0 to {ranks - 1}"
@@ -228,12 +226,12 @@ def can_split_columns(columns: int, parts: int) -> bool:
 
 
 def node_ranks(node: int, ranks: int, per_node: int) -> tuple[int, ...]:
-    """The ranks of a node."""
+    """Return the ranks of a node."""
     return tuple(range(node * per_node, min((node + 1) * per_node, ranks)))
 
 
 def shards_of(table: EmbeddingTable, sharding: TableSharding) -> list[TableShard]:
-    """The parts of one table: blocks of rows are equal, except the last, which may be shorter or empty."""
+    """Return the parts of one table. Blocks of rows are equal, except the last, which may be shorter or empty."""
     kind, on, rows, columns = sharding.kind, sharding.ranks, table.rows, table.columns
     if kind is ShardKind.COLUMN_WISE:
         width = columns // len(on)
@@ -246,23 +244,23 @@ def shards_of(table: EmbeddingTable, sharding: TableSharding) -> list[TableShard
 
 
 RESERVED_BYTES = 3e9
-"""Memory of a device for contexts, workspaces, NCCL's buffers and fragmentation: what plans assume too."""
+"""Memory of a device for contexts, workspaces, NCCL's buffers and fragmentation; ``plan`` assumes the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseWork:
-    """A rank's work outside the look-ups for one step, µs with its 80% interval; nothing where only tables are given.
+    """A rank's work outside the look-ups in one step, µs, with its 80% interval; 0 if only tables are given.
 
     Attributes:
-        bottom_forward, bottom_backward: of the MLP that needs no look-ups: it hides the exchange of pooled vectors.
-        top_forward, top_backward: of the rest: interaction, top MLP and loss.
-        optimizer: of the dense parameters.
-        inputs: copies of a batch to the device; with a pipeline they are the next batch's and overlap the rest.
-        low, high: ends of the interval of all of it.
-        gradient_bytes: that data parallelism all-reduces.
+        bottom_forward, bottom_backward: the MLP that needs no look-ups; it hides the exchange of pooled vectors.
+        top_forward, top_backward: the rest: interaction, top MLP and loss.
+        optimizer: the optimizer's pass over the dense parameters.
+        inputs: copies of a batch to the device; with a pipeline, those of the next batch, which overlap the rest.
+        low, high: ends of the interval of the sum.
+        gradient_bytes: gradients that data parallelism all-reduces.
         memory_bytes: parameters, gradients, optimizer state and activations.
         sources: µs by ``Source``.
-        host: in which a recorded step's device had nothing to do: it is the same for all shardings.
+        host: time in which the recorded step's device was idle, waiting for the host; equal for all shardings.
     """
 
     bottom_forward: float = 0.0
@@ -280,7 +278,7 @@ class DenseWork:
 
     @property
     def us(self) -> float:
-        """All of it but the inputs' and the host's."""
+        """Sum of the times, without ``inputs`` and ``host``."""
         return (self.bottom_forward + self.bottom_backward + self.top_forward + self.top_backward + self.optimizer)
 
 
@@ -289,28 +287,27 @@ class ShardingProblem:
     """Tables, the cluster they are sharded over, and what a plan may do.
 
     Attributes:
-        tables: with names of their own.
-        samples: of a batch on one rank.
-        ranks: of the job.
-        device: of each rank.
-        collectives: the cluster and what is known of its collectives.
-        models: fitted models of the device.
+        tables: the tables, with unique names.
+        samples: samples of a batch on one rank.
+        ranks: number of ranks of the job.
+        device: the device of each rank.
+        collectives: prices of collectives on the cluster.
+        models: models fitted for the device.
         dense: work outside the look-ups.
-        memory_bytes: of a device; by default all it has.
-        host_bytes: of a node's host, for tables: each of its ranks has an equal share. With any, a table that lies in
-            the device's memory may lie there too; without, none may.
-        kinds: that tables may have.
-        pinned: tables that must lie whole on a rank.
-        index_bytes: of an index.
-        pipelined: whether the next batch's indices are exchanged while this one's dense part runs, as TorchRec's
-            ``TrainPipelineSparseDist`` does.
-        anchors: what was measured of look-ups and exchanges.
-        fused: whether a rank's tables are looked up by one kernel, whose gradient has the optimizer in it (FBGEMM's).
-            Else table by table with a sparse gradient and an optimizer's step, as ``nn.EmbeddingBag`` does.
+        memory_bytes: memory of a device to use; by default all of it.
+        host_bytes: memory of a node's host for tables, shared evenly by its ranks. If positive, a table whose location
+            is the device may also lie in the host's memory.
+        kinds: kinds of sharding that tables may have.
+        pinned: rank of each table that must lie whole on that rank, by name.
+        index_bytes: bytes of one index.
+        pipelined: whether the next batch's indices are exchanged during this batch's dense part, as in TorchRec's
+            ``TrainPipelineSparseDist``.
+        anchors: measurements of look-ups and exchanges.
+        fused: whether one kernel looks up all of a rank's tables and its backward includes the optimizer (FBGEMM).
+            If not, each table has a look-up, a sparse gradient and an optimizer step, as with ``nn.EmbeddingBag``.
 
     Raises:
-        ShardingError: the tables are larger than all memory, some are trained and others not, or a pin or number is
-            not possible.
+        ShardingError: the tables exceed all memory, only some of them are trained, or a pin or number is not possible.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -343,7 +340,7 @@ class ShardingProblem:
                 raise ShardingError(f"--pin puts table {name!r} on rank {rank}; ranks are 0 to {self.ranks - 1}.")
         self._check_tables_agree()
         self._check_host_memory()
-        # What a recorded step had is not asked (infinite).
+        # A recorded step's device may have any memory (infinite).
         if self.memory_bytes is not None and self.device.memory_gb * 1e9 < self.memory_bytes < float("inf"):
             raise ShardingError(f"A {self.device.name} has {self.device.memory_gb:,.4g} GB, and --memory gives it "
                                 f"{self.memory_bytes / 1e9:,.4g}; leave --memory out to use all of it.")
@@ -388,42 +385,43 @@ class ShardingProblem:
 
     @property
     def additive(self) -> bool:
-        """Return whether the times of a rank's tables add up: table by table, or on a CPU, where nothing overlaps."""
+        """Whether the times of a rank's tables add up: with one kernel a table, or on a CPU, where nothing overlaps."""
         return not self.fused or self.device.vendor == "host"
 
     @property
     def trained(self) -> bool:
-        """Return whether the step trains its tables, or only looks them up."""
+        """Whether the step trains its tables; else it only looks them up."""
         return not self.tables or self.tables[0].trained
 
     @property
     def host_room_bytes(self) -> float:
-        """Memory of its host that a rank's tables may have."""
+        """Memory of the host that one rank's tables may use, bytes."""
         return self.host_bytes / self.per_node
 
     def locations(self, table: EmbeddingTable) -> tuple[str, ...]:
-        """Where a table's weights may lie: where it says, or if that is the device and hosts have memory anywhere."""
+        """Return where a table's weights may lie: its location, or anywhere if that is the device and hosts have
+        room."""
         return LOCATIONS if table.location == "hbm" and self.host_bytes else (table.location,)
 
     @property
     def limit_bytes(self) -> float:
-        """Memory of a device."""
+        """Usable memory of a device, bytes."""
         return self.memory_bytes if self.memory_bytes is not None else self.device.memory_gb * 1e9
 
     @cached_property
     def room_bytes(self) -> float:
-        """Memory that tables and their buffers may have on a rank."""
+        """Memory for tables and their buffers on a rank, bytes."""
         return self.limit_bytes - RESERVED_BYTES - self.dense.memory_bytes - self.received_bytes
 
     @cached_property
     def received_bytes(self) -> float:
-        """Pooled vectors of a rank's own samples, and their gradients: the same under every plan."""
+        """Bytes of pooled vectors of a rank's own samples, and of their gradients; equal under every plan."""
         vectors = sum(self.vectors(table, self.samples) * table.columns * table.output_bytes for table in self.tables)
         return (1.0 + self.trained) * vectors
 
     @property
     def batch(self) -> int:
-        """Samples of a step on all ranks."""
+        """Samples of a step, over all ranks."""
         return self.samples * self.ranks
 
     @property
@@ -438,26 +436,26 @@ class ShardingProblem:
 
     @property
     def even_nodes(self) -> bool:
-        """Return whether every node has as many ranks as the others."""
+        """Whether all nodes have equally many ranks."""
         return self.ranks % self.per_node == 0
 
     @property
     def everywhere(self) -> Placement:
-        """All ranks."""
+        """Placement of a collective over all ranks."""
         return Placement.even(self.ranks, self.per_node)
 
     def allowed(self, table: int, free: Bool) -> Bool:
-        """Return which of some ranks [ranks] may have a table: only the one it is pinned to, if it is."""
+        """Return which of the ``free`` ranks [ranks] may hold a table; for a pinned table, only its rank."""
         pin = self.pinned.get(self.tables[table].name)
         return free if pin is None else free & (np.arange(self.ranks) == pin)
 
     def vectors(self, table: EmbeddingTable, samples: float) -> float:
-        """Vectors that a table gives for ``samples`` samples: one each with pooling, else one a look-up."""
+        """Return the number of vectors that a table gives: one a sample with pooling, else one a look-up."""
         return samples if table.pooling != "none" else table.lookups(samples)
 
 
 def own_order(tables: Sequence[EmbeddingTable]) -> Int64:
-    """An order of tables by their properties, names last. Searches and draws follow it, so that their results do not
-    depend on the order in which tables are given."""
+    """Return an order of the tables by their properties, by name last. Searches and random draws follow it, so their
+    results do not depend on the order in which tables are given."""
     keys = [(*astuple(table)[1:], table.name) for table in tables]
     return np.array(sorted(range(len(keys)), key=lambda i: keys[i]), np.int64)

@@ -1,30 +1,27 @@
-"""Greedy seeds: tables one after the other, the largest first, each where the objective is then least.
+"""The search for the fastest shardings: greedy seeds, then local search from the best of them; exact for few tables.
 
-Baselines: the ways that tables are spread by without a model of the step, and TorchRec's planner's.
+*Greedy seeds* place one table after another, the largest first, each where the objective is then least.
 
-The literature compares with orders by size, by look-ups and by dimension (DreamShard, arXiv 2210.02023). The largest
-table goes first, to the rank that has the memory and whose sum is least. A table that fits no rank is cut into the
-fewest parts that do. If no device has room left, it goes to the host's memory where tables may lie there.
+*Baselines* place tables without a model of the step. The literature compares with orders by size, by look-ups and by
+dimension (DreamShard, arXiv 2210.02023). The largest table goes first, to the rank with enough memory whose sum is
+least. A table that fits no rank is cut into the fewest parts that do. If no device has room left, it goes to the host's
+memory if allowed. The last baseline is TorchRec's planner: its estimate of a shard, its proposals, its placement.
 
-Planning as TorchRec's planner does it, as a baseline: its estimate of a shard, its proposals, its placement.
-
-A shard's time is bytes over bandwidths, forward and backward, with nothing of what the rows reuse::
+A shard's time there is bytes over bandwidths, forward and backward, without any reuse of rows::
 
     ``moved``     = B·bag·8 + B·bag·columns·element + B·columns·element      (row-wise: the first two over the ranks);
     ``forward``   = moved · penalty(columns) / memory + B·columns·element / link;
     ``backward``  = 2 × forward's computation + 2.455 × copies + the same exchange
                     (data-parallel: all-reduce of rows·columns).
 
-Proposals take each table's best way by its largest shard, then by the sum of its shards, then one kind for all. From
-each greedy proposal, the table with most memory goes on to its next best way. The rank with the least sum of estimates
-gets the next largest shard, and the proposal with the smallest largest sum wins.
+Proposals take each table's best way by its largest shard, then by the sum of its shards, then one kind for all tables.
+After each greedy proposal, the table with most memory changes to its next best way. The largest remaining shard goes to
+the rank with the least sum of estimates. The proposal whose largest sum is smallest wins.
 
 Source: torchrec.distributed.planner (``constants``, ``shard_estimators``, ``proposers``, ``partitioners``); written
 from its published formulas, with this cluster's bandwidths in place of its default A100's.
 
-The search for the fastest shardings: greedy seeds, local search from the best of them, exact where small.
-
-Branch and bound over every sharding of a small problem: the fastest, proven.
+*Exact*: branch and bound over all shardings of a small problem proves which one is fastest.
 """
 
 from __future__ import annotations
@@ -57,11 +54,11 @@ from tracer.lookup_data.tables import TABLE_DTYPES, EmbeddingTable
 
 
 class _Placing:
-    """Ranks that ways of tables are put on one after another.
+    """Shards of tables placed on ranks one after another, for a baseline.
 
     Attributes:
-        sums: of the ranks' costs [ranks].
-        held: bytes of the devices and of their hosts [2, ranks].
+        sums: sum of the costs on each rank [ranks].
+        held: bytes taken on the devices and on their hosts [2, ranks].
     """
 
     def __init__(self, problem: ShardingProblem, choices: Choices) -> None:
@@ -72,13 +69,13 @@ class _Placing:
         self._places: list[int] = []
 
     def put(self, row: int, cost: float, nodes: Float64, draw: np.random.Generator | None = None) -> bool:
-        """Put the units of a choice where there is room; return whether there is.
+        """Place the units of a choice; return whether there was room.
 
         Args:
-            row: of the choice. Units of ranks go to different ones, each to the free one whose sum is least.
-            cost: of a unit, added to the sums.
-            nodes: the load of each node; the least loaded is taken [nodes].
-            draw: draws the ranks instead.
+            row: the choice. Units that lie on single ranks take different ones, each the free rank of the least sum.
+            cost: cost of a unit, added to ``sums``.
+            nodes: load of each node [nodes]; a unit that lies on a node takes the least loaded.
+            draw: if given, ranks are drawn at random instead.
         """
         choices, problem = self._choices, self._problem
         need = np.array([[choices.memory[row]], [choices.host_bytes[row]]])
@@ -106,23 +103,23 @@ class _Placing:
         return True
 
     def assignment(self) -> Assignment:
-        """Return what was put where."""
+        """Return the assignment made so far."""
         return Assignment(np.array(self._chosen, np.int64), np.array(self._places, np.int64))
 
 
 def greedy(scores: Scores, order: Sequence[int], options: Sequence[Sequence[int]]) -> Standing | None:
-    """Place tables in an order.
+    """Place tables one after another, each by the choice that is best at its turn.
 
     Args:
-        order: rows of tables.
-        options: the choices of each table that are tried, all of them where it is its turn.
+        order: tables (rows) in the order in which they are placed.
+        options: the choices tried for each table.
 
     Returns:
         ``None`` if a table fits nowhere.
     """
     now = scores.standing(EMPTY)
     for table in order:
-        # Where what was wanted fits nowhere, any other way that does.
+        # If no option fits, any other choice of the table will do.
         best = scores.best_choice(now, options[table]) or scores.best_choice(now, scores.choices.of_table(table))
         if best is None:
             return None
@@ -131,10 +128,10 @@ def greedy(scores: Scores, order: Sequence[int], options: Sequence[Sequence[int]
 
 
 def orders(choices: Choices, alike: Int64) -> list[Int64]:
-    """Orders of tables by several costs of their first way, the largest first.
+    """Return orders of the tables by several costs, largest first.
 
     Args:
-        alike: the choice that represents each table [tables].
+        alike: a choice of each table, whose costs are used [tables].
     """
     columns = [choices.work[alike], choices.memory[alike], choices.sent_bytes[alike], choices.index_bytes[alike]]
     mixed = sum((column / max(float(column.sum()), 1e-12) for column in columns), np.zeros(len(alike)))
@@ -142,12 +139,12 @@ def orders(choices: Choices, alike: Int64) -> list[Int64]:
 
 
 def unsplit(choices: Choices) -> list[list[int]]:
-    """The first way of each table that fits a rank: whole if it can, else in as few parts as it takes."""
+    """Return each table's first way that fits a rank: whole if possible, else in the fewest parts."""
     return [[_first_fit(choices, table)] for table in range(len(choices.first) - 1)]
 
 
 def split_above(choices: Choices, ranks: int, share: float, prefer: ShardKind) -> list[list[int]]:
-    """Likewise, but no unit may take more than a share of a rank's mean work, vectors or indices."""
+    """Return one way for each table whose units take at most a share of a rank's mean work, vectors or indices."""
     alike = np.array([each[0] for each in unsplit(choices)])
     means = [max(float((column[alike] * choices.parts[alike]).sum()) / ranks, 1e-12)
              for column in _columns(choices)]
@@ -158,15 +155,15 @@ def split_above(choices: Choices, ranks: int, share: float, prefer: ShardKind) -
         small = [row for row in options if all(
             column[row] <= share * mean for column, mean in zip(_columns(choices), means, strict=True))]
         wanted = [row for row in small if choices.kinds[row] in (ShardKind.TABLE_WISE, prefer)]
-        # The first that is small enough has the fewest parts.
+        # Ways are in order of their parts: the first small one has the fewest.
         found.append([(wanted or small or [int(alike[table])])[0]])
     return found
 
 
 def spilled(choices: Choices, ranks: int, per_node: int) -> list[list[int]]:
-    """Those tables on the devices that gain most for their bytes, others in the hosts' memory, cached or not.
+    """Return ways with the tables that gain most per byte on the devices, and all others in the hosts' memory.
 
-    Buffers of all tables lie on the devices in any case, and a twentieth is left free: parts do not fill them.
+    Buffers of all tables lie on the devices in any case. 5% of the memory is left free, because tables do not fill it.
     """
     width = choices.width(ranks, per_node)
     whole = choices.memory * width
@@ -188,7 +185,7 @@ def spilled(choices: Choices, ranks: int, per_node: int) -> list[list[int]]:
 
 
 def every_way(choices: Choices) -> list[list[int]]:
-    """All ways of each table."""
+    """Return all choices of each table."""
     return [list(choices.of_table(table)) for table in range(len(choices.first) - 1)]
 
 
@@ -207,12 +204,12 @@ FULL_COLUMNS, HALF_PENALTY, QUARTER_PENALTY = 128, 1.15, 1.75
 BACKWARD_FACTOR, WEIGHTED_FACTOR, COPY_FACTOR, ELEMENTWISE_FACTOR, HOST_FACTOR = 2.0, 1.1, 2.455, 9.22, 10.0
 """TorchRec's constants (``planner/constants.py``), which it calls empirical."""
 MOST_PROPOSALS, MOST_PLACED = 200, 40_000
-"""Most proposals of each greedy proposer, and shards that all proposals place; TorchRec's own goes on for as long as
-there is a next way."""
+"""Most proposals of each greedy proposer, and most shards placed by all proposals. TorchRec itself has no limit: it
+stops when no table has a next way."""
 
 
 def planned(problem: ShardingProblem, choices: Choices) -> Assignment | None:
-    """The assignment with the best rating of all proposals; ``None`` if none can be placed."""
+    """Return the assignment that TorchRec's planner rates best; ``None`` if it can place no proposal."""
     perf = shard_us(problem, choices)
     best: tuple[float, Assignment] | None = None
     seen = set()
@@ -228,7 +225,7 @@ def planned(problem: ShardingProblem, choices: Choices) -> Assignment | None:
 
 
 def shard_us(problem: ShardingProblem, choices: Choices) -> Float64:
-    """The estimate of one unit of each choice on one rank, µs."""
+    """Return TorchRec's estimate of one unit of each choice on one rank, µs."""
     topology = problem.collectives.topology
     near, host = problem.device.memory_bandwidth_gbps * 1e3, problem.device.host_gbps * 1e3  # bytes/µs
     inside = topology.node.peer_gbps * 1e3
@@ -265,7 +262,7 @@ def shard_us(problem: ShardingProblem, choices: Choices) -> Float64:
 
 
 def _proposals(problem: ShardingProblem, choices: Choices, perf: Float64) -> Iterator[list[int]]:
-    """One choice for each table, proposal after proposal."""
+    """Yield TorchRec's proposals: one choice for each table."""
     tables = range(len(problem.tables))
     width = choices.width(problem.ranks, problem.per_node)
     for score in (perf, perf * width):
@@ -286,7 +283,8 @@ def _proposals(problem: ShardingProblem, choices: Choices, perf: Float64) -> Ite
 
 def _partition(problem: ShardingProblem, choices: Choices, perf: Float64, proposal: list[int]) -> tuple[
         float, Assignment] | None:
-    """Uniform ways first, then nodes, then ranks, each the largest shard where the sum is least; with its rating."""
+    """Place a proposal and return its largest sum and the assignment; ``None`` if it does not fit. Units on all ranks
+    come first, then units on nodes, then on ranks; among these the largest first, where the sum is least."""
     placing = _Placing(problem, choices)
     for row in sorted(proposal, key=lambda row: (-int(choices.scope[row]), -float(perf[row]))):
         nodes = np.array([placing.sums[placing.node_of == node].max() for node in range(problem.nodes)])
@@ -300,14 +298,14 @@ COSTS: dict[str, Callable[[EmbeddingTable], float]] = {
     "by look-ups": lambda table: table.bag * table.columns,
     "by dimension": lambda table: float(table.columns),
 }
-"""Cost of a table, by name of the baseline."""
+"""Cost by which a baseline orders and spreads tables, by name of the baseline."""
 RANDOM = "random"
 TORCHREC = "TorchRec's planner"
 NAMES = (*COSTS, RANDOM, TORCHREC)
 
 
 def baselines(scores: Scores, seed: int = 0) -> Iterator[tuple[str, Assignment | None]]:
-    """Every baseline by name, with its assignment; ``None`` where it finds none that fits."""
+    """Yield each baseline's name and assignment; ``None`` if it finds none that fits."""
     ways = [[*each, *_in_host(scores.choices, table, each[0])] for table, each in enumerate(unsplit(scores.choices))]
     for name, cost in COSTS.items():
         yield name, _spread(scores, ways, np.array([cost(table) for table in scores.problem.tables]))
@@ -316,18 +314,19 @@ def baselines(scores: Scores, seed: int = 0) -> Iterator[tuple[str, Assignment |
 
 
 def _in_host(choices: Choices, table: int, row: int) -> list[int]:
-    """The same way with the weights in the host's memory: cached first."""
+    """Return the same choice with the weights in the host's memory, cached first."""
     same = [each for each in choices.of_table(table) if choices.kinds[each] is choices.kinds[row]
             and choices.parts[each] == choices.parts[row] and choices.locations[each] != "hbm" and each != row]
     return sorted(same, key=lambda each: choices.locations[each] != "uvm_cached")
 
 
 def _spread(scores: Scores, ways: list[list[int]], costs: Float64 | None, seed: int = 0) -> Assignment | None:
-    """Place each table's way: by its cost where the sum is least, or at random where there are no costs."""
+    """Place each table where the sum of costs is least, or at random without costs; the first way that fits is
+    taken."""
     choices, placing = scores.choices, _Placing(scores.problem, scores.choices)
     draw = np.random.default_rng(seed) if costs is None else None
     order = np.argsort(-costs, kind="stable") if costs is not None else np.arange(len(ways))
-    # What lies on many ranks takes its memory first.
+    # Tables on all ranks or on a node come first, while every rank has memory.
     for table in sorted(order.tolist(), key=lambda table: -int(choices.scope[ways[table][0]])):
         cost = 0.0 if costs is None else float(costs[table])
         for row in ways[table]:
@@ -341,18 +340,18 @@ def _spread(scores: Scores, ways: list[list[int]], costs: Float64 | None, seed: 
 
 
 MOST_TABLES, MOST_RANKS = 10, 4
-"""Problems that are tried; larger ones have too many shardings. Of these ``choices`` leaves no way of a table out."""
+"""Largest problems that are searched exactly. ``choices_of`` offers every way of each table in problems this small."""
 MOST_NODES = 30_000
-"""Partial shardings that are looked at before it is given up."""
+"""Partial shardings that are looked at before the exact search gives up."""
 
 
 @dataclass(slots=True)
 class Proven:
-    """The end of a branch and bound.
+    """The result of branch and bound.
 
     Attributes:
-        best: the fastest shardings with their steps in µs, the fastest first.
-        complete: whether no other sharding is faster.
+        best: the fastest shardings with the times of their steps, µs; the fastest first.
+        complete: whether the search finished, so that no other sharding is faster.
     """
 
     best: list[tuple[float, Assignment]] = field(default_factory=list)
@@ -360,16 +359,16 @@ class Proven:
 
 
 def fastest(scores: Scores, known_us: float, top: int = 1, most_nodes: int = MOST_NODES) -> Proven:
-    """The fastest shardings, each different from the others also when equal ranks change places.
+    """Find the fastest shardings. Shardings that differ only by exchanging equal ranks count as one.
 
     Args:
-        known_us: steps that ``top`` different shardings are known to reach: partial ones that take longer are left.
-        top: how many.
+        known_us: a step's time that ``top`` known shardings reach; slower partial shardings are not followed.
+        top: number of shardings wanted.
     """
     choices, problem = scores.choices, scores.problem
     pinned = [table.name in problem.pinned for table in problem.tables]
     first = [int(row) for row in choices.first[:-1]]
-    # Tables with a rank of their own come first: ranks that look alike afterwards are alike.
+    # Pinned tables come first: afterwards, ranks with equal loads are interchangeable.
     order = sorted(range(len(pinned)), key=lambda table: (not pinned[table], -choices.work[first[table]]))
     rest = _remaining(choices, order, problem.ranks, problem.per_node)
     found: list[tuple[float, int, Assignment]] = []
@@ -401,14 +400,14 @@ def fastest(scores: Scores, known_us: float, top: int = 1, most_nodes: int = MOS
                 bound = _bound(scores, own, rest[depth + 1])
                 if bound < limit:
                     children.append((bound, next(serial), child))
-        # The most promising is looked at first.
+        # The child with the lowest bound is looked at first.
         stack += [(depth + 1, child) for _, _, child in sorted(children, reverse=True)]
     best = [(-step, assignment) for step, _, assignment in sorted(found, key=lambda each: (-each[0], each[1]))]
     return Proven(best, nodes <= most_nodes)
 
 
 def _places(scores: Scores, choice: int, loads: RankLoads) -> Iterator[list[int]]:
-    """Every set of places of a choice that differs from the others; ranks with equal loads on one node are equal."""
+    """Yield the places of a choice, without those equal up to an exchange of ranks with equal loads in one node."""
     problem, scope = scores.problem, scores.choices.scope[choice]
     pin = problem.pinned.get(problem.tables[int(scores.choices.table[choice])].name)
     if scope == Scope.ALL:
@@ -429,7 +428,7 @@ def _places(scores: Scores, choice: int, loads: RankLoads) -> Iterator[list[int]
 
 
 def _remaining(choices: Choices, order: list[int], ranks: int, per_node: int) -> list[Float64]:
-    """The least that tables from each depth on add to all ranks together [depth][SUMS]."""
+    """Return the least sums that the tables from each depth on add to all ranks together [depth][len(SUMS)]."""
     width = choices.width(ranks, per_node)
     least = np.array([[float((getattr(choices, name)[rows] * width[rows]).min()) for name in SUMS]
                       for rows in (list(choices.of_table(table)) for table in order)])
@@ -437,10 +436,11 @@ def _remaining(choices: Choices, order: list[int], ranks: int, per_node: int) ->
 
 
 def _bound(scores: Scores, loads: RankLoads, rest: Float64) -> float:
-    """A time that no completion of a partial sharding is below: its own slowest ranks, and the mean with the rest."""
+    """Return a lower bound of the step's time, µs, for all completions of a partial sharding. It comes from the slowest
+    ranks so far, and from the mean over ranks with the remaining tables added."""
     ranks = scores.problem.ranks
     mean = (loads.sums.sum(axis=1) + rest) / ranks
-    # The ranks and, last, the mean, priced together: a call costs more than its columns.
+    # The ranks and, as last column, the mean are priced in one call, which is cheaper.
     us = scores.model.rank_us(np.column_stack([loads.sums, mean]),
                               np.column_stack([loads.chains, loads.chains.min(axis=1)]))
     ends = [float(each.max()) for each in us]
@@ -449,12 +449,12 @@ def _bound(scores: Scores, loads: RankLoads, rest: Float64) -> float:
 
 
 FEW_TABLES = 128
-"""With no more, every way of each table is weighed when it is its turn, and more seeds are tried."""
+"""Up to this number of tables, each table tries all its choices at its turn, and more seeds are tried."""
 SEVERAL_TABLES = 1_000
-"""With no more, the best baseline is improved as well as the best greedy placement, else the better of the two."""
+"""Up to this number, the best baseline and the best greedy placement are improved; above, only the better of both."""
 MOST_CHANGES, ROUNDS, SHAKEN, SHARES = 3_000, 6, 3, (1.0, 0.5, 0.25)
-"""Choices. Changes of one local search. Times that a small problem's best sharding is shaken and improved again. Tables
-that go elsewhere each time. Upper limits of a seed's unit, as shares of a rank's mean."""
+"""Chosen values. Most changes in one local search. How often a small problem's best sharding is shaken and improved.
+Tables moved by each shake. Limits of a unit in seeds (``split_above``), as shares of a rank's mean."""
 
 
 @dataclass(slots=True)
@@ -462,11 +462,11 @@ class ShardingSearch:
     """The result of a search.
 
     Attributes:
-        scores: of the problem: with what shardings were compared.
-        best: different shardings with their steps in µs, the fastest first.
-        baselines: by name, with their steps; ``None`` where one finds no sharding that fits.
-        proven: whether nothing is faster by these sums: every way of every table was weighed.
-        looked_at: shardings that were compared step by step, changes of them apart.
+        scores: the objective by which shardings were compared.
+        best: different shardings with the times of their steps, µs; the fastest first.
+        baselines: by name, with the times of their steps, µs; ``None`` if a baseline found no sharding that fits.
+        proven: whether the exact search finished: no sharding has a lower predicted time.
+        looked_at: number of whole shardings that were scored, without single changes of them.
     """
 
     scores: Scores
@@ -477,7 +477,7 @@ class ShardingSearch:
 
 
 class _Pool:
-    """The fastest different shardings seen; equal ones, also when equal ranks change places, count once."""
+    """The fastest different shardings seen. Shardings that differ only by exchanging equal ranks count as one."""
 
     def __init__(self, scores: Scores, top: int) -> None:
         self._scores, self._top = scores, top
@@ -486,7 +486,7 @@ class _Pool:
         self.seen = 0
 
     def add(self, standing: Standing) -> None:
-        """Add one, if it fits and is among the fastest."""
+        """Add a sharding if it fits and is among the fastest."""
         self.seen += 1
         if standing.step_us >= self._worst or not self._scores.fits(standing):
             return
@@ -497,12 +497,12 @@ class _Pool:
             self._worst = kept[-1][1][0]
 
     def best(self) -> list[tuple[float, Assignment]]:
-        """The fastest first."""
+        """Return the fastest shardings, fastest first."""
         return sorted(self._known.values(), key=lambda each: each[0])[:self._top]
 
 
 def signature(scores: Scores, assignment: Assignment) -> tuple[bytes, ...]:
-    """The same for shardings that differ by the names of equal ranks alone."""
+    """Return a key that is equal for shardings that differ only by exchanging equal ranks."""
     ranks = scores.problem.ranks
     on_rank = scores.choices.scope[assignment.choice] == Scope.RANK
     order = np.lexsort((assignment.choice, assignment.place))
@@ -522,13 +522,13 @@ def search(problem: ShardingProblem, top: int = 5, seed: int = 0, model: StepMod
     """Find the fastest shardings of a problem.
 
     Args:
-        top: how many different ones.
-        seed: of what is drawn: shakes, partners of swaps among very many tables, the random baseline.
-        model: of the problem, where it is there already.
-        prove: weigh every sharding of a few tables over a few ranks; it doubles the time.
+        top: number of shardings wanted.
+        seed: of random draws: shakes, swap partners (``PARTNERS``), the random baseline.
+        model: the problem's step model, if it exists already.
+        prove: also search exactly if there are few tables and ranks; this doubles the time.
 
     Raises:
-        ShardingError: a table fits nowhere, or all together do not.
+        ShardingError: a table fits nowhere, or all tables together do not fit.
     """
     model = model or StepModel(problem)
     order = own_order(problem.tables)
@@ -539,7 +539,7 @@ def search(problem: ShardingProblem, top: int = 5, seed: int = 0, model: StepMod
     moved = given.first[order][choices.table] - choices.first[choices.table]
 
     def back(known: tuple[float, Assignment]) -> tuple[float, Assignment]:
-        """Return the same assignment by the choices as they were given."""
+        """Return the assignment with choices counted in the given order of tables."""
         return known[0], Assignment(known[1].choice + moved[known[1].choice], known[1].place)
 
     return replace(found, scores=Scores(problem, given, model), best=[back(each) for each in found.best],
@@ -571,7 +571,7 @@ def _search(scores: Scores, top: int, seed: int, prove: bool) -> ShardingSearch:
     few = len(problem.tables) <= FEW_TABLES
     first = _different(scores, starts)[:4 if few else 1]
     if not few and len(problem.tables) <= SEVERAL_TABLES:
-        # Splits and whole tables end far apart: the best of each is improved.
+        # Placements with split and with whole tables end far apart, so the best of each kind is improved.
         first = [each for of in (starts[:given], starts[given:]) for each in _different(scores, of)[:1]]
     ends = [local.improved(standing, MOST_CHANGES, pool.add) for standing in first]
     best = min(ends, key=lambda each: each.step_us)
@@ -602,7 +602,7 @@ def _seeds(scores: Scores) -> list[Standing]:
         tried.append((by[0], every_way(choices)))
     if problem.host_bytes:
         split = spilled(choices, problem.ranks, problem.per_node)
-        # What is to lie on the devices takes its place there first.
+        # Tables that belong on the devices are placed first.
         far = np.array([choices.locations[each[0]] != "hbm" for each in split])
         tried += [(order[np.argsort(far[order], kind="stable")], split) for order in (by if few else by[:1])]
     found = (greedy(scores, order.tolist(), options) for order, options in tried)
@@ -610,7 +610,7 @@ def _seeds(scores: Scores) -> list[Standing]:
 
 
 def _different(scores: Scores, standings: list[Standing]) -> list[Standing]:
-    """The fastest first, each once."""
+    """Return the different standings that fit, fastest first."""
     kept: dict[tuple[bytes, ...], Standing] = {}
     for each in sorted(standings, key=lambda each: each.score):
         if scores.fits(each):
@@ -619,7 +619,7 @@ def _different(scores: Scores, standings: list[Standing]) -> list[Standing]:
 
 
 def _shaken(scores: Scores, start: Standing, draw: np.random.Generator) -> Standing:
-    """The same with a few tables elsewhere or otherwise."""
+    """Return a start with a few tables drawn at random that get another choice, and a few units another rank."""
     now = start
     count = len(scores.problem.tables)
     for table in draw.choice(count, min(SHAKEN, count), replace=False).tolist():

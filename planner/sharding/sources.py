@@ -1,17 +1,17 @@
-"""``RecordedStep``: a recorded step of a job with embedding tables, taken apart into what a sharding changes and what
-stays.
+"""``RecordedStep``: a recorded step of a job with embedding tables, divided into parts that a sharding changes and
+parts that stay.
 
 ::
 
     GPU     |look-ups|..all-to-all..|dense|.all-to-all.|look-ups' gradients|      |   . collectives that overlap
-    of it    forward     waited      dense    waited         backward        host     nothing; host: nothing runs at all
+    part     forward     waited      dense    waited         backward        host     nothing; host: nothing runs at all
 
-On a CPU operations are the kernels: the own time of each, and host time is that in no operation. Other table work than
-the look-ups (a division of gradients, the optimizer's pass) belongs to the backward. Its tensors have the shape of a
-table or of its sparse gradient. What a collective's call takes of a CPU is part of the collective.
+On a CPU, operations take the place of kernels, with the self time of each; host time is time outside operations. Other
+work on tables (a division of gradients, the optimizer's pass) belongs to the backward. It is recognised by tensors with
+the shape of a table or of its sparse gradient. A collective's CPU time is part of the collective.
 
-Sources of tables to shard: a file of tables, a workload of the suite with tables, or a trace or capture of a step
-with look-ups. Work outside the look-ups is included where it is known."""
+``sharding_source`` reads the tables from a file, from a workload of the suite, or from a trace or capture of a step
+with look-ups. Work outside the look-ups is included if it is known."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tracer.lookup_data.tables import QUANTIZED, EmbeddingTable
 from tracer.workloads.places import shardings_of
 
 COLLECTIVE_NAMES = ("c10d::", "record_param_comms", "nccl:", "gloo:", "_c10d_functional::")
-"""Begins of the names of operations that are collectives."""
+"""Prefixes of operation names that are collectives."""
 
 
 class StepPart(IntEnum):
@@ -63,14 +63,14 @@ class StepPart(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step of each rank, µs.
+    """A recorded step of a job, µs.
 
     Attributes:
-        device: it ran on; ``None`` if it is not known.
-        step: its length, without waiting for ranks that came later for other reasons than their work.
-        parts: time in each ``StepPart`` [parts, ranks], at most one at a time.
-        exchanged: all collectives' transfers, from when their last rank came.
-        host: in which the device had nothing to do, and collectives took longer than their transfers.
+        device: the device that ran it; ``None`` if unknown.
+        step: its time, without waiting for ranks that were late for reasons other than their work.
+        parts: time in each ``StepPart`` [parts, ranks]; each moment belongs to at most one part.
+        exchanged: transfer time of all collectives, each from the arrival of its last rank.
+        host: time in which the device was idle, or collectives took longer than their transfers.
     """
 
     device: DeviceSpec | None
@@ -80,12 +80,12 @@ class RecordedStep:
     host: float
 
     def mean(self, part: StepPart) -> float:
-        """Return the mean of a part over the ranks, ms."""
+        """Return the mean of a part over the ranks, µs."""
         return float(self.parts[part].mean())
 
 
 def recorded_step(job: Job) -> RecordedStep:
-    """Take a recorded job's typical step apart. Raises ``ForetraceError`` where it has none."""
+    """Divide a recorded job's typical step into its parts. Raises ``ForetraceError`` if it has no step."""
     found = baseline_of([with_host_collectives(graph) for graph in job.graphs])
     scenario = found.scenario
     on_host = scenario.built.computes_on_host
@@ -98,9 +98,9 @@ def recorded_step(job: Job) -> RecordedStep:
         steps.append(length / 1e3)
         waited.append(alone)
         host.append(float(parts[StepPart.NOTHING, rank]))
-    # The rank that waits least in collectives waits for no other.
+    # The rank with the least time in collectives waits for no other rank.
     first = int(np.argmin(waited))
-    # All collectives of a step, each from when its last rank came.
+    # Transfers of all collectives of a step, each from the arrival of its last rank.
     built, cycle = scenario.built, scenario.cycle
     exchanged = sum(ns for members, ns in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True)
                     if cycle.kernel[int(built.program.kernel_ptr[members[0][0]]) + members[0][1]]) / cycle.steps / 1e3
@@ -109,7 +109,7 @@ def recorded_step(job: Job) -> RecordedStep:
 
 
 def parts_of(graph: ExecutionGraph) -> Int64:
-    """The ``StepPart`` of every operation of a graph."""
+    """Return the ``StepPart`` of every operation of a graph."""
     ops = graph.ops
     own = find_lookups(graph)
     found = np.full(len(ops), StepPart.DENSE_FORWARD, np.int64)
@@ -117,7 +117,7 @@ def parts_of(graph: ExecutionGraph) -> Int64:
     found[ops.phase == Phase.OPTIMIZER] = StepPart.OPTIMIZER
     weights = [each for each in own if len(each.shape) == 2]
     tables = {each.shape for each in weights}
-    # Sparse gradients have a row for each look-up; with one look-up a sample other tensors have as many.
+    # Sparse gradients have a row for each look-up; with one look-up a sample, other tensors have this shape too.
     tables |= {(each.lookups, each.shape[1]) for each in weights if each.lookups > each.bags}
     shaped = _with_shapes(graph, tables) & (ops.phase != Phase.FORWARD)
     found[shaped] = StepPart.GRADIENTS
@@ -135,7 +135,7 @@ def parts_of(graph: ExecutionGraph) -> Int64:
 
 
 def _with_shapes(graph: ExecutionGraph, shapes: set[tuple[int, ...]]) -> Bool:
-    """Operations that have a tensor of one of these shapes among their arguments."""
+    """Return which operations have a tensor of one of these shapes among their arguments."""
     ops = graph.ops
     codes, of_code = np.unique(ops.shapes, return_inverse=True)
     first = np.zeros(len(codes), np.int64)
@@ -146,18 +146,18 @@ def _with_shapes(graph: ExecutionGraph, shapes: set[tuple[int, ...]]) -> Bool:
 
 
 def _of_host(found: Baseline, rank: int, part: Int64, length_ns: float) -> tuple[Float64, float]:
-    """Own time of each part, and what of the step is collectives, µs."""
+    """Return the self time of each part on a CPU, and the collectives' time in the step, µs."""
     slices, cycle = found.scenario.slices, found.scenario.cycle
     mine = (slices.rank == rank) & cycle.working[slices.item]
     ns = found.scenario.host_times()[mine]
     times = np.bincount(part[slices.op[mine]], weights=ns, minlength=len(StepPart)) / cycle.steps / 1e3
     others = float(times.sum() - times[StepPart.COLLECTIVE])
-    # Work is uncertain by what steps differ; the collectives' own calls are in the step at least.
+    # Work differs between steps, so the difference may be too small: collectives take at least their own calls.
     return times, max(length_ns / 1e3 - others, float(times[StepPart.COLLECTIVE]))
 
 
 def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tuple[Float64, float]:
-    """Device time of each part, and what of the step collectives take alone, µs."""
+    """Return the device time of each part, and the time of collectives that overlap nothing, µs."""
     scenario, graph = found.scenario, found.built.graphs[rank]
     low, high = (int(end) for end in scenario.built.program.kernel_ptr[rank:rank + 2])
     rows = np.flatnonzero(scenario.cycle.kernel[low:high])
@@ -166,13 +166,13 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
     collective = kernels.kind[rows] == KernelKind.COLLECTIVE
     of_kernel = part[np.where(kernels.op[rows] < 0, NONE, kernels.op[rows])]
     group = scenario.work.kernel_group[low:high][rows]
-    for i in np.flatnonzero(group >= 0).tolist():  # fused look-ups are known by what the device did
+    for i in np.flatnonzero(group >= 0).tolist():  # fused look-ups are recognised by device work
         calls = scenario.work.calls[int(scenario.work.call_row[group[i]])]
         if calls and calls[0].family is Family.EMBEDDING:
             of_kernel[i] = StepPart.GRADIENTS if "backward" in calls[0].kind else StepPart.LOOKUPS
     of_kernel[~collective & (of_kernel >= StepPart.COLLECTIVE)] = StepPart.DENSE_FORWARD
     times = np.bincount(of_kernel[~collective], weights=(end - start)[~collective], minlength=len(StepPart))
-    # Not the ``active_ns`` of reports: it leaves collectives out, and what these take alone is asked here too.
+    # The ``active_ns`` of reports leaves out collectives, whose time alone is needed here.
     busy, active = union_ns(start[~collective], end[~collective]), union_ns(start, end)
     times = times * (busy / max(times.sum(), 1.0))  # of no kernel, counts are whole numbers
     steps = scenario.cycle.steps
@@ -181,7 +181,7 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
 
 
 def collective_bytes(graph: ExecutionGraph, kind: str) -> float:
-    """Bytes that a step's collectives of a kind take in, 4 an element."""
+    """Return the input bytes of a step's collectives of one kind, with 4 bytes an element."""
     table = graph.collectives
     rows = [i for i, code in enumerate(table.kind.tolist()) if graph.string(int(code)) == kind]
     return 4.0 * float(sum(max(int(table.elements_in[i]), 0) for i in rows)) / max(len(graph.steps), 1)
@@ -190,28 +190,28 @@ def collective_bytes(graph: ExecutionGraph, kind: str) -> float:
 FILES = (".csv", ".parquet", ".toml", ".json")
 DEFAULT_DEVICE = "h200-sxm"
 BATCH = 2048
-"""Samples of a rank where nothing says how many."""
+"""Default samples of a rank's batch."""
 FUSED_OPTIMIZER = "rowwise_adagrad"
-"""Optimizer of tables whose source does not say: what TorchRec's examples train with."""
+"""Default optimizer of tables: TorchRec's examples train with it."""
 _FEWEST_ROWS, _PEEKED = 8, 1 << 16
-"""Rows of the tables with which a workload is traced, and bytes of a file that are looked at: choices."""
+"""Choices: rows of the tables with which a workload is traced, and bytes in which a file shows that it is a trace."""
 BOTTOM = ("bottom", "bot")
-"""Parts of the names of modules that overlap the look-ups' exchange."""
+"""Words in the names of modules that overlap the look-ups' exchange."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingSource:
-    """Tables and, where it is known, the rest of the step.
+    """The tables to be sharded and, if known, the rest of the step.
 
     Attributes:
         name: for reports.
-        tables: of the model.
-        samples: of a batch on one rank.
+        tables: the model's tables.
+        samples: samples of a batch on one rank.
         dense: work outside the look-ups.
-        notes: what was assumed.
-        recorded: the source ran, and what its step took.
-        fused: whether its tables are looked up by one kernel and trained in its gradient; recorded ``nn.EmbeddingBag``
-            are not.
+        notes: assumptions.
+        recorded: the recorded step; ``None`` if the source is no recording.
+        fused: whether one kernel looks up all tables of a rank and its backward trains them; false for recorded
+            ``nn.EmbeddingBag``.
     """
 
     name: str
@@ -225,15 +225,15 @@ class ShardingSource:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSharding:
-    """A recorded step of a job with tables.
+    """A recorded step of a job with tables, and how it was sharded.
 
     Attributes:
-        step: taken apart.
-        shardings: of each table as it ran; ``None`` where a plan has no such sharding, or it is not known.
-        ranks: of the job.
-        samples: of a batch on one rank.
-        dense: work outside the look-ups by models, where and with the batch that it ran.
-        pipelined: whether the next batch's indices were exchanged during it, as far as the recording says.
+        step: the parts of the step.
+        shardings: sharding of each table in the recording; ``None`` if unknown or not possible in a plan.
+        ranks: number of ranks of the job.
+        samples: samples of a batch on one rank.
+        dense: modelled work outside the look-ups, on the recorded device and with the recorded batch.
+        pipelined: whether the recording says that the next batch's indices were exchanged during the step.
     """
 
     step: RecordedStep
@@ -245,7 +245,7 @@ class RecordedSharding:
 
 
 def device_of(source: str) -> DeviceSpec:
-    """The device that a recorded source ran on, ``DEFAULT_DEVICE`` of any other source or where it is not known.
+    """Return the device of a recorded source; ``DEFAULT_DEVICE`` for other sources or an unknown device.
 
     Raises:
         ForetraceError: the source cannot be read.
@@ -259,17 +259,17 @@ def device_of(source: str) -> DeviceSpec:
 def sharding_source(source: str, device: DeviceSpec, models: Models | None = None, *, samples: int | None = None,
                     preset: str | None = None, settings: Sequence[str] = (),
                     step_region: str | None = None) -> ShardingSource:
-    """Read what is to be sharded.
+    """Read the tables to be sharded and the rest of their step.
 
     Args:
         source: a workload's name, a file of tables, or a trace or capture.
-        device: the dense part is traced for it and priced on it.
-        samples: of a rank; by default the source's own, for a file ``BATCH``.
-        preset, settings: of the workload.
-        step_region: the steps of a trace or capture are the regions of this name.
+        device: the device for which the dense part is traced and priced.
+        samples: samples of a rank; by default the source's own, for a file ``BATCH``.
+        preset, settings: preset and settings of the workload.
+        step_region: name of the regions that are steps of a trace or capture.
 
     Raises:
-        ForetraceError: it cannot be read, or has no tables.
+        ForetraceError: the source cannot be read, or has no tables.
     """
     tables = Path(source).suffix.lower() in FILES and not _is_trace(source)
     if step_region is not None and (source in workloads.names() or tables):
@@ -307,7 +307,7 @@ def _of_workload(name: str, device: DeviceSpec, models: Models | None, samples: 
     tables = found.embedding_tables()
     if not tables:
         raise ShardingError(f"The workload {name} has no embedding tables; dlrm has.")
-    # The tables' own optimizer would run over all their rows: traced with a few rows, the rest of the step is the same.
+    # A traced optimizer would pass over all rows of the tables. With few rows, only this work is missing.
     kept = [each for each in sized if not each.startswith(("rows=", "sharding=", "pipelined="))]
     small = workloads.parse(name, [*kept, f"rows={_FEWEST_ROWS}"], preset=preset or "default")
     from tracer.shape_only import trace_workload
@@ -383,10 +383,10 @@ _TABLES_OF_RANKS = {False: (), True: (
 
 
 def _tables_of_ranks(job: Job) -> tuple[list[EmbeddingTable], tuple[TableSharding, ...] | None, int]:
-    """Tables of all ranks, where they lie, and samples of a rank (0: not known).
+    """Return the tables of all ranks, their shardings, and the samples of a rank (0 if unknown).
 
-    A look-up that every rank makes alike is of tables that every rank has; any other is of a rank's own. Those that
-    are noted have names; of one look-up over several tables without notes each is taken to be as large as their mean.
+    A look-up that is equal on all ranks reads tables that every rank has; any other look-up reads a rank's own tables.
+    Only noted tables have names. Without notes, the tables of one look-up are assumed to be equally large.
     """
     noted = {table.name: table for graph in job.graphs for table in tables_of(graph)}
     if noted or len(job.graphs) < 2:
@@ -410,7 +410,7 @@ def _tables_of_ranks(job: Job) -> tuple[list[EmbeddingTable], tuple[TableShardin
             lookups, bags, rows_each, columns, count = call.dims
             samples = max(samples, bags // count // (1 if copied else ranks))
             bag = lookups / max(bags, 1)
-            longest = ceil(bag * sum(1 / i for i in range(1, count + 1)))  # as look-ups of unknown tables are priced
+            longest = ceil(bag * sum(1 / i for i in range(1, count + 1)))  # as in prices for unknown tables
             for i in range(count):
                 tables.append(EmbeddingTable(f"rank{rank}.{number}.{i}", max(rows_each, 1), columns, bag=bag,
                                              longest_bag=longest))
@@ -420,15 +420,15 @@ def _tables_of_ranks(job: Job) -> tuple[list[EmbeddingTable], tuple[TableShardin
 
 
 def _trained(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:
-    """The tables with an optimizer that can be fused, where they have none of their own."""
+    """Return the tables; those without an optimizer get ``FUSED_OPTIMIZER``, unless they are quantised."""
     return tuple(table if table.trained or table.dtype in QUANTIZED else replace(table, optimizer=FUSED_OPTIMIZER)
                  for table in tables)
 
 
 def dense_of(graph: ExecutionGraph, device: DeviceSpec, models: Models | None) -> DenseWork:
-    """The work of a graph's last step outside its look-ups, priced on a device.
+    """Return the work of a graph's last step outside its look-ups, priced on a device.
 
-    What is done to tables, their gradients and the tensors within their module belongs to the look-ups.
+    Work on tables, on their gradients and on tensors within the tables' module belongs to the look-ups.
     """
     ops = graph.ops
     rows = np.flatnonzero(ops.step == ops.step.max(initial=-1))
@@ -449,7 +449,7 @@ def dense_of(graph: ExecutionGraph, device: DeviceSpec, models: Models | None) -
             side = "bottom" if any(word in path for word in BOTTOM) else "top"
             name = f"{side}_{'backward' if phase == Phase.BACKWARD else 'forward'}"
         calls[name] += [call for call in each if call.family is not Family.EMBEDDING]
-    if not graph.meta.memory:  # recorded: an optimizer that runs over the tables too
+    if not graph.meta.memory:  # recorded: the optimizer's operations include the tables
         calls["optimizer"] = []
     every = [call for each in calls.values() for call in each]
     if not every:
@@ -468,7 +468,7 @@ def dense_of(graph: ExecutionGraph, device: DeviceSpec, models: Models | None) -
 
 
 def _in_table_modules(graph: ExecutionGraph) -> Bool:
-    """Operations in the module around the modules that look tables up."""
+    """Return which operations are in a module that contains modules with tables."""
     parents = {own.module.rpartition(".")[0] for own in find_lookups(graph)} - {""}
     inside = [path in parents or path.startswith(tuple(f"{parent}." for parent in parents))
               for path in (text.replace("/", ".") for text in graph.strings)]

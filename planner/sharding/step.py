@@ -1,30 +1,29 @@
-"""``Assignment``: which way each table lies and where, and ``RankLoads``: what that adds up to on each rank.
+"""The time of one training step with a given sharding, and local search for a better sharding.
 
-Times of a sharded step's collectives: all have one price (``kernel_models.collectives.price_calls``), here as curves
-over their size, so that a search asks for millions of them.
+``Assignment`` is which choice each table takes and on which ranks it lies; ``RankLoads`` is the resulting load of each
+rank. Times of collectives come from ``kernel_models.collectives.price_calls``, sampled as curves over their size,
+because a search asks for millions of them. ``StepModel`` gives the step's time from the loads.
 
-``StepModel``: the time of one step from what lies on each rank.
-
-A collective ends when its slowest rank has come, so that each phase takes what its slowest rank takes::
+A collective ends after its slowest rank has arrived, so each phase lasts as long as on its slowest rank::
 
     indices ─▶ look-ups ─▶ vectors ─▶ interaction, top MLP ─▶ gradients ─▶ look-ups' backward, fused optimizer
      (1)        max rank    (2)        (rest of the dense part)  (2)          max rank │ dense all-reduce during it (3)
 
-(1) Copies of the batch to the device; all-to-all of lengths, then of indices. With a pipeline they are the next batch's
-    and the dense part hides them.
-(2) All-to-all of pooled vectors; reduce-scatter (backward: all-gather) of row-wise tables; for table-row-wise ones the
-    same within a node and an all-to-all across nodes. The bottom MLP runs meanwhile.
-(3) What the look-ups' backward hides is free, as DDP does it; gradients of data-parallel tables are ready only after
-    it, and their optimizer's pass follows.
+(1) Copies of the batch to the device; all-to-all of lengths, then of indices. With a pipeline they belong to the next
+    batch and overlap the dense part.
+(2) All-to-all of pooled vectors; reduce-scatter (backward: all-gather) of row-wise tables; for table-row-wise tables
+    both within a node, then an all-to-all across nodes. The bottom MLP overlaps them.
+(3) The all-reduce costs nothing while the look-ups' backward hides it, as in DDP. Gradients of data-parallel tables are
+    ready only after that backward; their optimizer's pass follows.
 
 Source: Naumov et al., 2019 (arXiv 1906.00091), section on parallelism; TorchRec's ``TrainPipelineSparseDist``.
 
-``Scores``: the objective of a search, for one assignment and for thousands of changes of it at once.
+``Scores`` computes the objective of the search, for one assignment or for thousands of changes of it at once. The
+objective is the step's time plus a small share of how unevenly each phase is spread over ranks. The step's time alone
+does not reward relieving one of two equally slow ranks, although the next move would then shorten the step.
 
-The objective is the step's time plus a small share of how unevenly each phase is spread. The step alone says nothing of
-a move off one of two equally slow ranks, after which the next move would shorten it.
-
-Local search: moves and swaps off the slowest ranks and other ways for the tables on them, until none helps.
+``LocalSearch`` tries moves and swaps of units off the slowest ranks, and other choices for the tables on those ranks,
+until no change helps.
 """
 
 from __future__ import annotations
@@ -46,39 +45,39 @@ from tracer.lookup_data.plan_file import ShardKind
 
 SUMS = ("forward_stream", "forward_flight", "backward_stream", "backward_flight", "lookups", "rows", "index_bytes",
         "sent_bytes", "memory", "host_bytes")
-"""Columns that add up on a rank."""
+"""Columns of ``Choices`` that are summed over the units of a rank."""
 CHAINS = ("forward_wait", "backward_wait")
-"""Columns whose maximum over a rank's units counts."""
+"""Columns of ``Choices``: a rank takes the maximum over its units."""
 
 
 @dataclass(slots=True)
 class Assignment:
-    """A sharding as columns over units.
+    """A sharding as columns over units (``Choices``).
 
     Attributes:
-        choice: of each unit.
-        place: its rank; its node; or 0 for what lies on all ranks.
+        choice: the choice that each unit belongs to.
+        place: where each unit lies: its rank, or its node, or 0 for a unit on all ranks.
     """
 
     choice: Int64
     place: Int64
 
     def copy(self) -> Assignment:
-        """Return another of the same."""
+        """Return a copy."""
         return Assignment(self.choice.copy(), self.place.copy())
 
     def without(self, choices: Choices, table: int) -> Assignment:
-        """The same without a table."""
+        """Return this assignment without the units of a table."""
         keep = choices.table[self.choice] != table
         return Assignment(self.choice[keep], self.place[keep])
 
     def plus(self, choice: int, places: Sequence[int]) -> Assignment:
-        """The same with the units of one choice."""
+        """Return this assignment with units of one choice added at these places."""
         return Assignment(np.concatenate([self.choice, np.full(len(places), choice, np.int64)]),
                           np.concatenate([self.place, np.asarray(places, np.int64)]))
 
     def plan(self, problem: ShardingProblem, choices: Choices) -> ShardingPlan:
-        """The plan it is."""
+        """Return the sharding plan that this assignment describes."""
         order = np.lexsort((self.place, choices.table[self.choice]))
         choice, place = self.choice[order], self.place[order]
         first = np.searchsorted(choices.table[choice], np.arange(len(problem.tables) + 1))
@@ -91,10 +90,10 @@ EMPTY = Assignment(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def assignment_of(plan: ShardingPlan, choices: Choices) -> Assignment:
-    """The assignment of a plan whose ways are among the choices.
+    """Return the assignment of a plan.
 
     Raises:
-        KeyError: a table's way is not.
+        KeyError: a table's sharding is not among the choices.
     """
     choice: list[int] = []
     place: list[int] = []
@@ -121,10 +120,10 @@ class RankLoads:
     """The load of each rank.
 
     Attributes:
-        sums: [``SUMS``, ranks].
-        chains: [``CHAINS``, ranks].
-        node_bytes, cross_bytes: of each node [nodes].
-        reduced_bytes, gradient_bytes, copy_us: the same on all ranks.
+        sums: ``SUMS`` of each rank [len(SUMS), ranks].
+        chains: ``CHAINS`` of each rank [len(CHAINS), ranks].
+        node_bytes, cross_bytes: ``Choices``' columns summed for each node [nodes].
+        reduced_bytes, gradient_bytes, copy_us: ``Choices``' columns summed; equal on all ranks.
     """
 
     sums: Float64
@@ -149,7 +148,7 @@ class RankLoads:
 
 
 class Adder:
-    """Adds up assignments of one problem."""
+    """Computes the loads of ranks from assignments, for one problem."""
 
     def __init__(self, problem: ShardingProblem, choices: Choices) -> None:
         self.choices, self.ranks, self.nodes = choices, problem.ranks, problem.nodes
@@ -158,14 +157,14 @@ class Adder:
         self.chains = np.array([getattr(choices, name) for name in CHAINS])
 
     def ranks_of(self, choice: int, place: int) -> Int64:
-        """The ranks of a unit."""
+        """Return the ranks on which a unit lies."""
         scope = self.choices.scope[choice]
         if scope == Scope.RANK:
             return np.array([place])
         return np.arange(self.ranks) if scope == Scope.ALL else np.flatnonzero(self.node_of == place)
 
     def loads(self, assignment: Assignment) -> RankLoads:
-        """The loads of an assignment."""
+        """Return the loads of all ranks for an assignment."""
         choices, ranks = self.choices, self.ranks
         choice, place = assignment.choice, assignment.place
         scope = choices.scope[choice]
@@ -192,12 +191,12 @@ class Adder:
 
 
 _FROM, _TO, _PER_OCTAVE = 6, 42, 4
-"""Sizes of the curves: 64 B to 4 TB, four an octave."""
+"""Sizes at which the curves are sampled: from 2^6 = 64 B up to 2^42 B = 4 TB, four samples an octave."""
 
 
 @dataclass(frozen=True, slots=True)
 class PricedExchange:
-    """One collective: its time and 80% interval, µs, where that comes from, and what it is, unless it is nothing."""
+    """A collective with its time and 80% interval, µs, and the source of the time. Without bytes ``call`` is None."""
 
     us: float = 0.0
     low: float = 0.0
@@ -207,10 +206,10 @@ class PricedExchange:
 
 
 class ExchangeCurve:
-    """Time of one kind of collective of one group over its payload.
+    """Time of one kind of collective in one group, as a curve over its payload.
 
-    The payload of an uneven all-to-all is that of the busiest rank (``collectives.uneven_all_to_all``). Where rank r
-    sends S_r split evenly over all, every rank receives the mean of S, so that the payload is max S.
+    The payload of an uneven all-to-all is that of the busiest rank (``collectives.uneven_all_to_all``). If rank r sends
+    S_r bytes, split evenly over all ranks, every rank receives the mean of S; the payload is therefore max S.
     """
 
     def __init__(self, problem: ShardingProblem, kind: CollectiveKind, placement: Placement) -> None:
@@ -219,12 +218,12 @@ class ExchangeCurve:
         self._us = np.maximum.accumulate(self._price(self._sizes.tolist())[0])
 
     def us(self, payload_bytes: npt.ArrayLike) -> Float64:
-        """Times, µs; nothing for no bytes."""
+        """Return the interpolated times, µs; 0 for 0 bytes."""
         size = np.asarray(payload_bytes, np.float64)
         return np.where(size > 0, np.interp(size, self._sizes, self._us), 0.0)
 
     def priced(self, payload_bytes: float) -> PricedExchange:
-        """The price itself."""
+        """Return the exact price of one payload, with its interval and source."""
         if payload_bytes <= 0:
             return PricedExchange()
         us, low, high, level = self._price([payload_bytes])
@@ -240,7 +239,7 @@ class ExchangeCurve:
 
 
 class Exchanges:
-    """The collectives of a problem's steps."""
+    """The curves of all collectives in a problem's steps."""
 
     def __init__(self, problem: ShardingProblem) -> None:
         everywhere, node = problem.everywhere, Placement((problem.per_node,))
@@ -261,16 +260,16 @@ class Exchanges:
 
 INDEX, SENT, MEMORY, HOST = (SUMS.index(name) for name in ("index_bytes", "sent_bytes", "memory", "host_bytes"))
 LENGTHS_BYTES = 64.0
-"""Payload by which the latency of the all-to-all of lengths is priced; their bytes go with the indices'."""
+"""Payload at which the latency of the lengths' all-to-all is priced. The lengths' bytes are sent with the indices."""
 
 
 Values = float | Float64
-"""Times of one step, or of many."""
+"""Times of one step or of many steps, µs."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonTimes:
-    """Parts of a step that do not depend on single ranks, µs."""
+    """Times that are equal on all ranks, µs: exchanges of tables split by rows, and gradients of copied tables."""
 
     vectors: float
     gradients: float
@@ -279,7 +278,7 @@ class CommonTimes:
 
 
 class StepModel:
-    """Prices steps of one problem."""
+    """Computes the times of steps, for one problem."""
 
     def __init__(self, problem: ShardingProblem) -> None:
         self.problem = problem
@@ -291,11 +290,11 @@ class StepModel:
         self._forward, self._backward = anchors.factor(anchors.forward), anchors.factor(anchors.backward)
         self._dense_reduced = float(self.exchanges.all_reduce.us(dense.gradient_bytes))
         self.returned = float(problem.trained)
-        """Times that the vectors' bytes come back, as gradients."""
+        """How often vectors' bytes are sent back as gradients: 1 with training, else 0."""
         self._lengths = float(self.exchanges.all_to_all.us(LENGTHS_BYTES))
 
     def shared(self, loads: RankLoads) -> CommonTimes:
-        """Return the times that do not depend on what lies on single ranks."""
+        """Return the times that are equal on all ranks."""
         e = self.exchanges
         node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
         across = float(e.across_nodes.us(cross))
@@ -305,7 +304,7 @@ class StepModel:
             float(e.all_reduce.us(loads.gradient_bytes)), loads.copy_us)
 
     def total(self, shared: CommonTimes, forward: Values, backward: Values, index: Values, sent: Values) -> Float64:
-        """Steps, µs, from the slowest rank of each phase: look-ups in µs, exchanges in bytes; any shape."""
+        """Return steps' times, µs, from the slowest rank's look-ups (µs) and exchanges (bytes); arrays of any shape."""
         dense, e = self.problem.dense, self.exchanges
         indices = e.all_to_all.us(index)
         indices = indices + np.where(indices > 0, self._lengths, 0.0)
@@ -318,13 +317,13 @@ class StepModel:
         return found
 
     def step_us(self, loads: RankLoads) -> float:
-        """One step, µs."""
+        """Return the time of one step, µs."""
         forward, backward = self.rank_us(loads.sums, loads.chains)
         return float(self.total(self.shared(loads), forward.max(), backward.max(), loads.sums[INDEX].max(),
                                 loads.sums[SENT].max()))
 
     def rank_us(self, sums: Float64, chains: Float64) -> tuple[Float64, Float64]:
-        """Look-ups, forward and backward, µs, from sums [``SUMS``, …] and chains [``CHAINS``, …] of ranks."""
+        """Return look-ups' forward and backward times, µs, from ranks' sums [SUMS, …] and chains [CHAINS, …]."""
         spec, shape = self.problem.device, sums.shape[1:]
         if shape != chains.shape[1:]:
             shape = np.broadcast_shapes(shape, chains.shape[1:])
@@ -338,22 +337,22 @@ class StepModel:
 
 
 POWER = 8
-"""Power of the mean over ranks that measures unevenness, a power of two: near the maximum, and still moved by the
-second slowest rank."""
+"""Power (of two) in the mean over ranks that measures unevenness. Such a mean is near the maximum but still depends on
+the second slowest rank."""
 SHARE = 0.05
 """Weight of unevenness in the objective."""
 
 
 @dataclass(slots=True)
 class Standing:
-    """An assignment with its loads and what changes of it are compared with.
+    """An assignment with its loads, its score, and the terms by which changes of it are scored.
 
     Attributes:
-        measures: [4, ranks]: look-ups forward and backward in µs, indices and vectors in bytes.
-        powers: [4], the sum over ranks of each measure's ``POWER``, scaled by ``scale``.
-        scale: [4], the largest of each measure.
-        slopes: [4], µs for one of a measure's units.
-        score, step_us: the objective and the step, µs.
+        measures: [4, ranks]: look-ups' forward and backward, µs; indices and vectors, bytes.
+        powers: [4]: sum over ranks of (measure / ``scale``) to the power ``POWER``.
+        scale: [4]: largest value of each measure over ranks.
+        slopes: [4]: µs for one unit of each measure.
+        score, step_us: the objective and the step's time, µs.
     """
 
     assignment: Assignment
@@ -375,16 +374,16 @@ class Scores:
         self.adder = Adder(problem, choices)
 
     def standing(self, assignment: Assignment) -> Standing:
-        """The standing of an assignment."""
+        """Compute the loads and the score of an assignment."""
         return self.standing_of(assignment, self.adder.loads(assignment))
 
     def standing_of(self, assignment: Assignment, loads: RankLoads) -> Standing:
-        """The standing of an assignment with these loads."""
+        """Compute the score of an assignment from its loads."""
         measures = np.array([*self.model.rank_us(loads.sums, loads.chains), loads.sums[INDEX], loads.sums[SENT]])
         scale = np.maximum(measures.max(axis=1), 1e-12)
         powers = _power(measures / scale[:, None]).sum(axis=1)
         everywhere = self.model.exchanges.all_to_all
-        # Indices cost what of them is not hidden; vectors go forth, their gradients back.
+        # Vectors are sent forth, and their gradients back.
         slopes = np.array([1.0, 1.0, 1.0 / scale[2], (1.0 + self.model.returned) / scale[3]])
         slopes[2:] *= everywhere.us(scale[2:])
         shared = self.model.shared(loads)
@@ -393,23 +392,23 @@ class Scores:
         return Standing(assignment, loads, shared, measures, powers, scale, slopes, score, step)
 
     def fits(self, standing: Standing) -> bool:
-        """Return whether every rank and its host have the memory."""
+        """Return whether every rank's device and host have enough memory."""
         return bool(self.within(standing.loads.sums).all())
 
     def within(self, sums: Float64) -> Bool:
-        """Return which of some ranks' sums [``SUMS``, …] their devices and hosts have the memory for."""
+        """Return for ranks' sums [len(SUMS), …] whether the device and the host have enough memory."""
         room, host_room = self.choices.room
         found: Bool = (sums[MEMORY] <= room) & (sums[HOST] <= host_room)
         return found
 
     def changed(self, now: Standing, first: int, second: Int64, sums: tuple[Float64, Float64],
                 chains: tuple[Float64, Float64]) -> tuple[Float64, Bool]:
-        """Objectives after changes of two ranks each, and which of them fit.
+        """Return the objectives after many changes that each touch two ranks, and whether each fits the memory.
 
         Args:
-            first: the rank that all of them change.
-            second: the other rank of each, of any shape.
-            sums, chains: what lies on each of the two afterwards, as ``RankLoads`` has it, of that shape behind.
+            first: the rank that every change touches.
+            second: the other rank that each change touches; any shape.
+            sums, chains: loads of first and of second rank after each change, as in ``RankLoads``, shaped [row, …].
         """
         ends = _others(now.measures, first)[:, second]
         shape = (4,) + (1,) * (ends.ndim - 1)
@@ -426,10 +425,10 @@ class Scores:
         return step + SHARE * spread, self.within(sums[0]) & self.within(sums[1])
 
     def placed(self, now: Standing, choice: int, taken: Bool | None = None) -> Standing | None:
-        """The standing with one more unit of a choice on the rank that is best; ``None`` if it fits nowhere.
+        """Return the standing with one more unit of a choice, on its best rank; ``None`` if no rank has room.
 
         Args:
-            taken: ranks where it may not lie [ranks].
+            taken: ranks where the unit may not lie [ranks].
         """
         sums = now.loads.sums + self.adder.sums[:, choice][:, None]
         chains = np.maximum(now.loads.chains, self.adder.chains[:, choice][:, None])
@@ -458,19 +457,19 @@ class Scores:
                         float(score[rank]), float(step[rank]))
 
     def _mean(self, powers: Float64) -> Float64:
-        """The mean over ranks that sums of powers give."""
+        """Return the power mean over ranks from sums of powers."""
         found = np.maximum(powers, 0.0) / self.problem.ranks
         for _ in range(POWER.bit_length() - 1):
             found = np.sqrt(found)
         return found
 
     def best_choice(self, now: Standing, options: Iterable[int]) -> Standing | None:
-        """The best standing with one of some choices; ``None`` if all fit nowhere."""
+        """Return the best standing after adding one of these choices; ``None`` if none of them fits."""
         found = (self.with_choice(now, choice) for choice in options)
         return min((each for each in found if each is not None), key=lambda each: each.score, default=None)
 
     def with_choice(self, now: Standing, choice: int) -> Standing | None:
-        """The standing with all units of a choice, each where it is best; ``None`` if they fit nowhere."""
+        """Return the standing with all units of a choice, each at its best place; ``None`` if one does not fit."""
         scope, table = self.choices.scope[choice], int(self.choices.table[choice])
         if scope == Scope.RANK:
             taken = ~self.problem.allowed(table, np.ones(self.problem.ranks, np.bool_))
@@ -487,7 +486,7 @@ class Scores:
 
 
 def _power(values: Float64) -> Float64:
-    """To the ``POWER``-th, by squaring."""
+    """Return the values to the power ``POWER``, by repeated squaring."""
     found = values
     for _ in range(POWER.bit_length() - 1):
         found = found * found
@@ -495,7 +494,7 @@ def _power(values: Float64) -> Float64:
 
 
 def _others(measures: Float64, but: int | None = None) -> Float64:
-    """The largest of each measure over all ranks but one and each [4, ranks]; 0 where there are no others."""
+    """Return, for each rank, each measure's maximum over the other ranks (without rank ``but``) [4, ranks]; else 0."""
     kept = measures if but is None else measures.copy()
     if but is not None:
         kept[:, but] = 0.0
@@ -511,21 +510,21 @@ def _others(measures: Float64, but: int | None = None) -> Float64:
 LEAST_GAIN = 1e-6
 """Least share of the objective that counts as a gain."""
 PARTNERS = 600
-"""Units on other ranks that those of a slow rank are swapped with at a time, drawn where there are more."""
+"""Most units of other ranks that are tried as swap partners at a time; drawn at random if there are more."""
 MOST_SCORED = 40_000_000
-"""Moves and swaps that one search scores: some 15 seconds."""
+"""Moves and swaps that one search scores at most: about 15 seconds."""
 GOOD_MOVE = 1e-3
-"""A move that gains this share needs no swap to be looked at."""
+"""Share of the objective. If a move gains this much, swaps are not tried."""
 RETHOUGHT = 4
-"""Tables of a slow rank that other ways are tried for, the largest first."""
+"""Number of a slow rank's tables, largest first, for which other choices are tried."""
 
 
 class LocalSearch:
     """Improves assignments of one problem.
 
     Args:
-        scores: of the problem.
-        seed: of the choice of partners where there are more than ``PARTNERS``.
+        scores: computes the objective.
+        seed: of the random draw of swap partners (``PARTNERS``).
     """
 
     def __init__(self, scores: Scores, seed: int = 0) -> None:
@@ -537,10 +536,10 @@ class LocalSearch:
         self._fixed = pinned[choices.table]
 
     def improved(self, start: Standing, most: int, tick: Callable[[Standing], None] = lambda _: None) -> Standing:
-        """Return the end of the search from a standing, after at most ``most`` changes.
+        """Return the standing that the search reaches, after at most ``most`` changes.
 
         Args:
-            tick: called with every standing on the way.
+            tick: called with each improved standing.
         """
         now = start
         self._scored = 0
@@ -554,7 +553,7 @@ class LocalSearch:
 
     def _better(self, now: Standing) -> Standing | None:
         found: Standing | None = None
-        # The slowest rank of each phase, that of the look-ups first.
+        # The slowest rank of each phase, the slowest in look-ups first.
         both = now.measures[:2].sum(axis=0)
         for rank in dict.fromkeys([int(both.argmax()), *now.measures.argmax(axis=1).tolist()]):
             units = np.flatnonzero((now.assignment.place == rank) & self._movable(now.assignment))
@@ -585,7 +584,7 @@ class LocalSearch:
 
     def _moves(self, now: Standing, rank: int, units: Int64, without: Float64) -> tuple[
             float, tuple[Int64, Int64]] | None:
-        """The best move of a unit to another rank: its objective, and (units, new places)."""
+        """Return the best move of one unit to another rank: the objective after it, and (units, new places)."""
         ranks = self.scores.problem.ranks
         if not len(units) or ranks < 2:
             return None
@@ -596,7 +595,7 @@ class LocalSearch:
         left = (loads.sums[:, rank][:, None] - x)[:, :, None], without[:, units][:, :, None]
         arrived = loads.sums[:, None, :] + x[:, :, None], np.maximum(loads.chains[:, None, :], c[:, :, None])
         scores, fits = self.scores.changed(now, rank, there, (left[0], arrived[0]), (left[1], arrived[1]))
-        # Where another of the table's parts lies, or the rank itself: not there.
+        # A part may move neither to its own rank nor to a rank with another part of its table.
         tables = self.scores.choices.table[now.assignment.choice]
         for row in np.flatnonzero(self.scores.choices.parts[choice] > 1).tolist():
             fits[row, now.assignment.place[tables == tables[units[row]]]] = False
@@ -608,7 +607,7 @@ class LocalSearch:
 
     def _swaps(self, now: Standing, rank: int, units: Int64, without: Float64) -> tuple[
             float, tuple[Int64, Int64]] | None:
-        """The best swap of two units likewise; units of split tables stay."""
+        """Return the best swap of two units, in the form of ``_moves``. Units of split tables are not swapped."""
         choices, adder, loads = self.scores.choices, self.scores.adder, now.loads
         choice, place = now.assignment.choice, now.assignment.place
         single = choices.parts[choice] == 1
@@ -631,7 +630,7 @@ class LocalSearch:
         return float(scores[row, other]), (np.array([mine[row], others[other]]), np.array([away[other], rank]))
 
     def _otherwise(self, now: Standing, rank: int) -> Standing | None:
-        """The best standing with another way for a table on a slow rank, or one that lies on several."""
+        """Return the best standing with another choice for one table on a slow rank or for one on several ranks."""
         choices = self.scores.choices
         choice, place = now.assignment.choice, now.assignment.place
         here = (place == rank) & (choices.scope[choice] == Scope.RANK) & ~self._fixed[choice]
@@ -652,7 +651,7 @@ class LocalSearch:
 
 
 def _chains_without(scores: Scores, now: Standing) -> Float64:
-    """The longest chain of each unit's rank without it [2, units]."""
+    """Return ``CHAINS`` of each unit's rank if the unit were removed [len(CHAINS), units]."""
     choices, adder, assignment = scores.choices, scores.adder, now.assignment
     on_rank = choices.scope[assignment.choice] == Scope.RANK
     elsewhere = Assignment(assignment.choice[~on_rank], assignment.place[~on_rank])

@@ -1,4 +1,4 @@
-"""Part 4: a calibration of the device, its time, its coverage and its errors on shapes that were held out."""
+"""Part 4: a calibration of the device: its duration, its coverage, and its errors on held-out shapes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tracer.job import Job
 
 PROFILE = "device.profile"
 USED = 0.8
-"""Least share of the minutes that a calibration uses over all its runs: one that ends early has given up."""
+"""Least share of its minutes that a calibration must use over all its runs: an earlier end is a failure."""
 
 
 def calibration(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
-    """Calibrate, save the profile, and judge."""
+    """Calibrate the device, save the profile, and judge it."""
     own = part_folder(folder, 4)
     work = own / "measurements"
     request = run.Request(work, scale.device, scale.minutes, scale.families,
                           resume=(work / "campaign.json").is_file())
-    # A run that was interrupted has used minutes of the same box.
+    # An interrupted run has used a part of the same time.
     began = time.monotonic() - run.spent_s(request)
     found = run.calibrate(request, host=lambda graphs: measure_overheads(Job(list(graphs))).overheads, say=_say)
     seconds = time.monotonic() - began
@@ -44,7 +44,7 @@ def _say(line: str) -> None:
 
 
 def judged_profile(profile: DeviceProfile, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
-    """Judge a profile: its families, how much each was measured, and its errors on shapes that were held out."""
+    """Judge a profile: its families, the number of measurements of each, and its errors on held-out shapes."""
     wanted = scale.families or families_of(scale.device)
     lacking = sorted(set(wanted) - {family.value for family in profile.families})
     yield is_true("families", f"all {len(wanted)}", not lacking, f"without {', '.join(lacking)}" if lacking else "all")

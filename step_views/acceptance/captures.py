@@ -1,4 +1,4 @@
-"""Part 2: captures of several models, with and without the device's management library, compared with own clocks.
+"""Part 2: captures of several models, with and without the device's management library, compared with a clock.
 
 ::
 
@@ -32,15 +32,15 @@ from tracer.job import read_job
 
 LIBRARIES = ("pynvml", "amdsmi")
 REPLAYED = 0.005
-"""Most that a replayed step is off, a share."""
+"""Largest allowed error of a replayed step, as a share."""
 BORDER_S = 1e-4
-"""What the profiler itself takes between two steps, which its marks of steps have in them: no error of a clock."""
+"""Time of the profiler between two steps, which lies inside its marks of steps: it is not an error of the clock."""
 AFTER = 6
-"""Steps when the capture is over."""
+"""Number of steps that run after the capture."""
 OPTIONS = CaptureOptions(steps=4, form="foretrace", replace=True)
 
 Times = Sequence[tuple[float, float]]
-"""Of each step, in seconds: by the program's clock, and as recorded."""
+"""For each step, in seconds: time by the program's clock, and recorded time."""
 
 
 def captures(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
@@ -91,13 +91,13 @@ def _libraries(there: bool) -> Iterator[None]:
 
 def capture_with_own_clock(lab: Lab, name: str, settings: Settings, out: Path, *, drained: bool
                            ) -> tuple[Times, Times, list[float]]:
-    """Capture a workload, and time its steps with a clock of one's own at the same time.
+    """Capture a workload, and time its steps with a separate clock at the same time.
 
     Args:
-        lab: of the device.
-        name, settings: of the workload.
+        lab: the device's lab.
+        name, settings: the workload.
         out: directory of the capture.
-        drained: whether the program waits for the device at the end of each step, as its own clock needs.
+        drained: whether the program waits for the device at the end of each step, as its clock requires.
 
     Returns:
         Times of steps without the profiler and under it, and times of some steps after the capture, seconds.
@@ -127,7 +127,7 @@ def capture_with_own_clock(lab: Lab, name: str, settings: Settings, out: Path, *
 
 
 def judged_graph(what: str, graph: ExecutionGraph, is_cuda: bool) -> Iterator[AcceptancePoint]:
-    """Judge what a capture holds: device work for every launch, and steps that replay."""
+    """Judge a capture's content: whether every launch has device work, and whether steps replay."""
     loss = graph.meta.loss
     if is_cuda:
         yield is_true(f"{what}: kernels", "> 0", len(graph.kernels) > 0, f"{len(graph.kernels):,}")
@@ -140,7 +140,7 @@ def judged_graph(what: str, graph: ExecutionGraph, is_cuda: bool) -> Iterator[Ac
 
 
 def judged_clock(name: str, times: Times, within: float) -> AcceptancePoint:
-    """Judge recorded steps by the program's own clock: the median of their differences, as shares of a step."""
+    """Judge recorded steps by the program's clock: the median of their differences, as shares of a step."""
     error = statistics.median(max(abs(recorded - own) - BORDER_S, 0.0) / own for own, recorded in times
                               ) if times else None
     return at_most(name, error, within)
@@ -156,7 +156,7 @@ def _samples(what: str, context: Mapping[str, Any], library: bool, is_cuda: bool
 
 
 def free_running(what: str, context: Mapping[str, Any], is_cuda: bool) -> AcceptancePoint:
-    """Return the time of steps whose host runs ahead, relative to steps that wait for the device. On a GPU the capture
+    """Return the time of steps whose host runs ahead, relative to steps that wait for the device. A capture on a GPU
     must have timed both."""
     name, drained = f"{what}: free-running over drained steps", context.get("unprofiled_median_ns")
     window = context.get("timing", {}).get("free_running")

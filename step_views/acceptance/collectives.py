@@ -1,4 +1,4 @@
-"""Part 7: a job of ``torchrun``, whose collectives must be named and sized, and a calibration of the host."""
+"""Part 7: a ``torchrun`` job whose collectives must have names and sizes, and a calibration of the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
 MOST_RANKS = 2
-"""Of the job, which on GPUs has no more than there are: NCCL wants one for each rank."""
+"""Most ranks of the job; with NCCL also at most one for each GPU, because it requires a GPU for each rank."""
 
 
 def collectives(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
@@ -46,7 +46,7 @@ def _job(own: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
     if scale.is_cuda and ranks == 1:
         yield noted("GPUs", "one: its collectives are named and sized, and nothing goes between GPUs")
     launch = [*RUN_MODULE, "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-              "--no-python", *RUN_MODULE]  # its own -m looks for modules in the current directory
+              "--no-python", *RUN_MODULE]  # torchrun's -m would search modules in the current directory
     yield _ran(f"torchrun, {ranks} ranks, {'nccl' if scale.is_cuda else 'gloo'}", [
         *launch, "foretrace", "capture", "--out", str(own / "job"), "--replace", "--form", "foretrace",
         "--workload", "gpt2", "--preset", "tiny", f"--set=device={scale.device}", "--parallel", f"ddp={ranks}"])

@@ -1,4 +1,4 @@
-"""Part 0: what the machine is, whether it may be recorded, and whether its device is known."""
+"""Part 0: the machine, whether it can record, and whether its device is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERDICTS = {readiness.MachineVerdict.OK: PointVerdict.PASSED, readiness.Machine
 
 
 def machine(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
-    """Look at the machine as ``foretrace doctor`` does, and at what its device is called."""
+    """Check the machine as ``foretrace doctor`` does, and the name of its device."""
     for check in readiness.examine(folder):
         yield AcceptancePoint(check.subject, "no problem", f"{check.found} {check.advice}".strip(),
                               _VERDICTS[check.verdict])
@@ -25,7 +25,7 @@ def machine(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
     yield is_true("device of PyTorch", "the GPU that the driver shows", driver is None or scale.is_cuda,
                   f"{scale.device}; the driver shows {0 if driver is None else len(driver)} GPUs")
     lab = Lab(scale.device)
-    kept = lab.random(1)  # without memory there, a device is not in use
+    kept = lab.random(1)  # a device counts as used only with memory on it
     facts = context.collect_context()
     hardware, software = facts.get("hardware", {}), facts.get("software", {})
     name = str(hardware.get("device", ""))

@@ -1,4 +1,4 @@
-"""The parts of the run, and how large each is on a GPU, on a CPU and in tests."""
+"""The parts of the acceptance run, and their sizes on a GPU, on a CPU and in tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 
 class AcceptancePart(NamedTuple):
-    """A part: its number and title, and the module here whose generator ``function`` yields its points. ``gpu_s`` and
-    ``cpu_s`` are the longest times it may take, in seconds. ``leaves`` are patterns of the names that it leaves in its
-    folder, ``after`` the parts whose files it reads."""
+    """A part: its number and title, and the module and generator ``function`` that yields its points. ``gpu_s`` and
+    ``cpu_s`` are the longest times it may take, in seconds. ``leaves`` are patterns of the file names in its folder;
+    ``after`` are the parts whose files it reads."""
 
     number: int
     title: str
@@ -40,21 +40,21 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class AcceptanceScale:
-    """Sizes and conditions.
+    """Sizes and conditions of an acceptance run.
 
     Attributes:
         device: "cuda" or "cpu".
-        models: workloads of part 2, with their settings; "preset" among them.
-        own_clock: largest difference of a recorded step from the program's own clock, a share.
-        workload, fixed: what parts 3 and 5 predict.
-        captured, unseen: its sizes that are recorded, and those that are predicted: none is also another dimension's,
-            which one capture could not tell apart.
-        variants: by the name of the edit: its value, and the settings that make the same change really.
-        mape, worst, covered: of these predictions.
-        minutes, families: of the calibration; no families are all of them.
-        measurements, family_median, products: least measurements of a family, the most that the median error of a
-            family and the bias of the products in steps may be.
-        host_minutes: of the host's calibration.
+        models: workloads of part 2, with their settings, including "preset".
+        own_clock: largest allowed difference of a recorded step from the program's clock, as a share.
+        workload, fixed: the workload of parts 3 and 5, and its fixed settings.
+        captured, unseen: its sizes that are recorded, and those that are predicted. No size equals another dimension's,
+            because one capture could not tell them apart.
+        variants: by name of an edit: its value, and settings of the workload that really make the same change.
+        mape, worst, covered: limits for these predictions: mean and largest error, and coverage.
+        minutes, families: for the calibration; no families mean all.
+        measurements, family_median, products: limits for the calibration: fewest measurements of a family, largest
+            median error of a family, and largest bias of products in steps.
+        host_minutes: for the host's calibration.
     """
 
     device: str
@@ -77,12 +77,12 @@ class AcceptanceScale:
 
     @property
     def is_cuda(self) -> bool:
-        """Return whether it is of a GPU."""
+        """Whether the run is for a GPU."""
         return self.device == "cuda"
 
 
 JUDGED = ("gemm", "attention", "norm", "elementwise")
-"""Families of part 4 whose errors are judged: most of a transformer's step."""
+"""Families whose errors part 4 judges: most of a transformer's step."""
 _VARIANTS: dict[str, tuple[Any, Settings]] = {
     "dtype": ("bf16", {"dtype": "bf16-autocast"}), "compile": (True, {"compile": True}),
     "fused-optimizer": (True, {"optimizer": "adamw-fused"})}
@@ -104,4 +104,4 @@ SCALES = {
         ({"batch": 2, "seq": 16},), ({"batch": 4, "seq": 16},), {}, 10.0, 10.0, 0.0, 1.0, ("elementwise",), 1, 10.0,
         10.0, 0.2),
 }
-"""By name. On a CPU conditions are wider: other work of the machine shows in its times, and it is no target."""
+"""Scales by name. Limits are wider on a CPU, where other work disturbs times, and which is not a target."""

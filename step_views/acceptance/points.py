@@ -1,4 +1,4 @@
-"""What is asked of a machine, what was measured, and whether that passes."""
+"""Points of an acceptance run: what is required of a machine, what was measured, and the verdict."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tracer.campaign.plan import CampaignBusyError
 from tracer.errors import DiskFullError, reason_of
 
 Shown = Callable[[float], str]
-"""Writes a figure with its unit."""
+"""Returns a figure as text with its unit."""
 NO_FAULT = CampaignBusyError, DiskFullError
-"""Errors that say nothing about the machine: the part has to be run again."""
-MOST_REASON = 300  # chosen: characters of an error that are read
+"""Errors that say nothing about the machine: the part must be run again."""
+MOST_REASON = 300  # chosen: nobody reads more characters of an error
 UNJUDGED = "errors of times"
-"""Name of the point that says that errors of times are not judged: what else of its part passes is not the part."""
+"""Name of the point that reports that errors of times are not judged; the part then does not pass by other points."""
 
 
 class PointVerdict(str, Enum):
@@ -34,11 +34,11 @@ class AcceptancePoint(msgspec.Struct, frozen=True):
     """One checked claim of an acceptance run, and its outcome.
 
     Attributes:
-        name: what was looked at.
+        name: the checked figure or fact.
         asked: the condition, in words.
-        measured: what was found, or why nothing was.
-        verdict: of it; ``ABSENT`` and ``NOTED`` neither pass nor fail. Only a part is ``INTERRUPTED``.
-        value: the figure behind ``measured``, where there is one.
+        measured: the measured value, or why there is none.
+        verdict: the outcome. ``ABSENT`` and ``NOTED`` neither pass nor fail. Only a part is ``INTERRUPTED``.
+        value: the number behind ``measured``, if any.
     """
 
     name: str
@@ -49,12 +49,12 @@ class AcceptancePoint(msgspec.Struct, frozen=True):
 
 
 def percent(value: float) -> str:
-    """Write a share."""
+    """Return a share as text."""
     return f"{value:.2%}"
 
 
 def plain(value: float) -> str:
-    """Write a number."""
+    """Return a number as text."""
     return f"{value:,.4g}"
 
 
@@ -69,50 +69,50 @@ def _judged(name: str, asked: str, value: float | None, bound: float, passes: Ca
 
 
 def at_most(name: str, value: float | None, most: float, shown: Shown = percent) -> AcceptancePoint:
-    """Ask that a figure is at most so large; one that is missing or no number fails. An infinite bound judges none."""
+    """Require a figure to be at most ``most``; a missing figure or NaN fails. An infinite limit judges nothing."""
     return _judged(name, f"≤ {shown(most)}", value, most, lambda found: found <= most, shown)
 
 
 def at_least(name: str, value: float | None, least: float, shown: Shown = percent) -> AcceptancePoint:
-    """Ask that a figure is at least so large."""
+    """Require a figure to be at least ``least``."""
     return _judged(name, f"≥ {shown(least)}", value, least, lambda found: found >= least, shown)
 
 
 def near(name: str, value: float | None, wanted: float, tolerance: float, shown: Shown = plain) -> AcceptancePoint:
-    """Ask that a figure is within a share of another, or within so much of 0."""
+    """Require a figure to be within a share of another figure, or within that amount of 0."""
     asked = f"{shown(wanted)} ± {shown(tolerance) if wanted == 0.0 else f'{tolerance:.1%}'}"
     room = tolerance if wanted == 0.0 else tolerance * abs(wanted)
     return _judged(name, asked, value, tolerance, lambda found: abs(found - wanted) <= room, shown)
 
 
 def is_true(name: str, asked: str, holds: bool, measured: str) -> AcceptancePoint:
-    """Ask that something holds."""
+    """Require a condition to hold."""
     return AcceptancePoint(name, asked, measured, PointVerdict.PASSED if holds else PointVerdict.FAILED)
 
 
 def absent(name: str, why: str) -> AcceptancePoint:
-    """Say that something is not on this machine."""
+    """Report that something does not exist on this machine."""
     return AcceptancePoint(name, "", why, PointVerdict.ABSENT)
 
 
 def noted(name: str, measured: str, value: float | None = None) -> AcceptancePoint:
-    """Say something that is not judged."""
+    """Report a figure that is not judged."""
     return AcceptancePoint(name, "", measured, PointVerdict.NOTED, value)
 
 
 def guarded(name: str, points: Iterable[AcceptancePoint]) -> Iterator[AcceptancePoint]:
-    """Give points as they are found; an error among them is a point that failed, and what comes after goes on."""
+    """Yield points as they are found; an error among them becomes a failed point, and later parts still run."""
     try:
         yield from points
     except NO_FAULT:
         raise
-    except Exception as error:  # drivers, compilers and readers fail in ways of their own
+    except Exception as error:  # drivers, compilers and readers raise errors of many types
         yield is_true(name, "no error", False, f"{type(error).__name__}: {reason_of(error, MOST_REASON)}")
 
 
 def verdict_of(points: Iterable[AcceptancePoint]) -> PointVerdict:
-    """Return a part's verdict: failed if one point failed or there is none, passed if one passed and times were judged,
-    noted if one ran."""
+    """Return a part's verdict. It is failed if a point failed or there is none, and passed if a point passed and times
+    were judged. Else it is noted, or absent if all points are."""
     all_ = list(points)
     found = {point.verdict for point in all_}
     if any(point.name == UNJUDGED for point in all_):

@@ -1,4 +1,4 @@
-"""Parts 3 and 5: sizes and variants of a program that were never recorded, predicted, then really run.
+"""Parts 3 and 5: predictions of sizes and variants that were never recorded, compared with real runs.
 
 All cases are predicted before any of them runs. A case then alternates with the recorded program in one process. Its
 measured step is the recorded step × the ratio of the two programs' medians there::
@@ -63,16 +63,16 @@ from tracer.output_file import whole_file
 MEASURED = "measured.json"
 OPTIONS = ("--replace", "--form", "foretrace", "--execution-trace", "none")
 ROUNDS, BLOCK, WARM_UP = 4, 5, 3
-"""Turns of each program, its steps in a turn (the first step is not counted), and steps before the first turn."""
+"""Turns of each program, steps in a turn (the first step is not counted), and steps before the first turn."""
 SAME_MAPE = 0.01
-"""A calibrated profile may increase the mean error by up to this share."""
+"""Largest share by which a calibrated profile may increase the mean error."""
 
 Measured = dict[str, list[int]]
-"""Steps of each case, ns, as they would have taken during the recording."""
+"""Step times of each case, ns, scaled to the machine's speed during the recording."""
 
 
 def predictions(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
-    """Record some sizes, predict others and variants, run these, and judge."""
+    """Record some sizes, predict other sizes and variants, run these, and judge the predictions."""
     own = part_folder(folder, 3)
     program = ValidatedProgram(workload=scale.workload, options=OPTIONS,
                                fixed={"device": scale.device, **scale.fixed})
@@ -80,7 +80,7 @@ def predictions(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoin
         capture_program(program, sizes, own / size_label(sizes))
     predicted, refused = _predicted(own, scale, [])
     for name, why in refused.items():
-        # A CPU has no matrix units, for one; a GPU has what the variants need.
+        # A variant may be impossible on a CPU, which lacks matrix units for example; a GPU has all that variants need.
         may_lack = name in scale.variants and not scale.is_cuda
         yield absent(name, why) if may_lack else is_true(name, "it can be predicted", False, why)
     measured: Measured = {}
@@ -93,7 +93,7 @@ def predictions(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoin
 
 
 def with_profile(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
-    """Predict part 3's cases again with part 4's profile, and hold its products against those of the steps."""
+    """Predict part 3's cases again with part 4's profile, and compare its products with those in the steps."""
     own, profile = part_folder(folder, 3), part_folder(folder, 4) / PROFILE
     if not (own / MEASURED).is_file() or not profile.is_file():
         yield is_true("files of parts 3 and 4", "there", False, "missing: run these parts again (--parts 3,4)")
@@ -123,7 +123,7 @@ def judged(cases: Mapping[str, ValidatedCase], scale: AcceptanceScale) -> Iterat
 
 
 def _settings(scale: AcceptanceScale) -> dict[str, dict[str, Any]]:
-    """Return the settings of each case by its name, as it is really run."""
+    """Return the settings with which each case is really run, by name."""
     found = {size_label(sizes): {**scale.fixed, **sizes} for sizes in scale.unseen}
     return found | {edit: {**scale.fixed, **scale.captured[0], **really}
                     for edit, (_, really) in scale.variants.items()}
@@ -131,7 +131,7 @@ def _settings(scale: AcceptanceScale) -> dict[str, dict[str, Any]]:
 
 def _predicted(own: Path, scale: AcceptanceScale, profiles: list[str]) -> tuple[dict[str, PredictedCase],
                                                                                 dict[str, str]]:
-    """Return the predictions by case, and why others cannot be predicted."""
+    """Return the predictions by case, and the reasons why other cases cannot be predicted."""
     seen = [(sizes, own / size_label(sizes)) for sizes in scale.captured]
     study = Study(read_job([str(seen[0][1])]), profiles=[load_profile(path) for path in profiles])
 
@@ -160,7 +160,7 @@ def _beside(predicted: Mapping[str, PredictedCase], measured: Measured) -> dict[
 
 
 def _origin(scale: AcceptanceScale, name: str) -> int:
-    """Return which recorded size a case is predicted from."""
+    """Return the index of the recorded size from which a case is predicted."""
     sizes = next((one for one in scale.unseen if size_label(one) == name), scale.captured[0])
     return nearest(scale.captured, sizes)
 
@@ -189,7 +189,7 @@ def _run_in_turns(own: Path, scale: AcceptanceScale, sizes: Settings, names: Seq
 
 
 class _Running:
-    """A workload that runs, a few steps at a time."""
+    """A running workload that makes a few steps at a time."""
 
     def __init__(self, lab: Lab, name: str, settings: Mapping[str, Any]) -> None:
         self._lab = lab
@@ -199,7 +199,7 @@ class _Running:
             self._step()
 
     def turn(self) -> list[int]:
-        """Run some steps, each until the device has done it; return what all but the first take, ns."""
+        """Run some steps, each until the device has finished; return the times of all but the first, ns."""
         return [self._step() for _ in range(BLOCK)][1:]
 
     def _step(self) -> int:
@@ -211,10 +211,10 @@ class _Running:
 
 
 def _products(own: Path, scale: AcceptanceScale, profile: str) -> Iterator[AcceptancePoint]:
-    """Judge what the profile says of the recorded steps' matrix products by what they take there.
+    """Judge a profile's predictions of the recorded steps' matrix products.
 
-    On a CPU other work has the core for moments, which a step's times have in them and a calibration's, the quickest
-    visits, have not: there each product is taken to be as quick as the quickest one like it.
+    On a CPU, other work takes the core at times. This is in a step's times but not in a calibration's, which are the
+    fastest visits. So each product there is assumed to be as fast as the fastest equal product.
     """
     models = load_profile(profile)
     for sizes in scale.captured:
@@ -233,7 +233,7 @@ def _products(own: Path, scale: AcceptanceScale, profile: str) -> Iterator[Accep
 
 
 def all_as_quick(graph: ExecutionGraph) -> ExecutionGraph:
-    """Return a graph whose operations each take the time of the quickest one with the same name and arguments."""
+    """Return a graph whose operations each take the time of the fastest one with the same name and arguments."""
     ops = graph.ops
     alike = np.stack([ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars])
     _, kind = np.unique(alike, axis=1, return_inverse=True)

@@ -20,7 +20,7 @@ from tracer.memory_snapshot import snapshot_timeline
 SCRIPT = Path(__file__).resolve().parents[2] / "tracer" / "workloads" / "unusual.py"
 OPTIONS = ("--warmup", "2", "--timed", "4", "--steps", "2", "--form", "foretrace", "--replace", "--continue")
 LONGEST_S = 120.0
-"""A program that takes longer hangs."""
+"""Seconds after which a program counts as hanging."""
 PEAK_WITHIN = 0.02
 
 
@@ -31,7 +31,7 @@ class CapturedProgram(NamedTuple):
     status: int = 0
     needs_gpu: bool = False
     device: str = ""
-    """Where it computes; by default on the device of the run."""
+    """Device on which it computes; by default the device of the run."""
 
 
 PROGRAMS = (CapturedProgram("plain"), CapturedProgram("plain", device="cpu"), CapturedProgram("loader"),
@@ -42,12 +42,12 @@ PROGRAMS = (CapturedProgram("plain"), CapturedProgram("plain", device="cpu"), Ca
 
 
 def programs(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
-    """Capture each program in a process of its own, and read back what it left."""
+    """Capture each program in a new process, and read the capture."""
     for program in PROGRAMS:
         device = program.device or scale.device
         if program.needs_gpu and not scale.is_cuda:
             yield absent(program.name, "it needs a GPU")
-        elif program.device != scale.device:  # on a CPU the plain program is the CPU's already
+        elif program.device != scale.device:  # on a CPU, the plain program is a CPU program already
             yield from guarded(f"{program.name} on {device}", _captured(part_folder(folder, 6), program, device))
 
 
@@ -72,7 +72,7 @@ def _captured(own: Path, program: CapturedProgram, device: str) -> Iterator[Acce
 
 
 def judged_context(what: str, context: Mapping[str, Any], device: str, peak: int | None) -> Iterator[AcceptancePoint]:
-    """Judge the device that a capture names, and the peak of memory by what the program says."""
+    """Judge the device that a capture names, and its peak memory against the program's own figure."""
     name = str(context.get("hardware", {}).get("device", ""))
     yield is_true(f"{what}: device", "CPU" if device == "cpu" else "the GPU", bool(name) and (name == "CPU") == (
         device == "cpu"), name or "none")

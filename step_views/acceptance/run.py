@@ -1,9 +1,9 @@
-"""The run: parts in processes of their own, within a time box, each once; ``results.json`` after each.
+"""The acceptance run: each part in its own process within the time limit; ``results.json`` is written after each part.
 
 ::
 
-    results.json ── parts that are done ──▶ left out
-    the others, in order, that fit the time left ──▶ process ──▶ points, or its last words ──▶ results.json
+    results.json ── parts that are done ──▶ skipped
+    other parts, in order, if they fit the time left ──▶ process ──▶ points, or its last output ──▶ results.json
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from tracer.output_file import Busy, DirectoryLock, whole_file, writing_error
 from tracer.versions import installed_version
 
 RESULTS = "results.json"
-VERSION = 1  # of the format; rises when an older reader would misread it
+VERSION = 1  # of the format; to be raised if an older reader would misread it
 OUTPUT = "output.txt"
 TAIL_LINES, BEFORE_CRASH, TAIL_CHARACTERS = 6, 2, 800  # chosen: a crash and what led to it
 NOISE = ("USDT:", "Extension modules:", "During handling of the above", "The above exception was")
-"""Beginnings of lines of PyTorch's profiler, and of Python's report of a crash or an exception, that say nothing."""
+"""Beginnings of lines without information, from PyTorch's profiler and Python's reports of crashes and exceptions."""
 INTERRUPTIONS = (COULD_NOT_RUN, -signal.SIGINT, *(-number for number in TERMINATIONS))
 """Exit statuses of a part that say nothing about the machine."""
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*", re.MULTILINE)
-"""Python's report of an exception, up to the line that says what it was."""
+"""Python's report of an exception, up to the line with the exception itself."""
 MOST_MINUTES = 24 * 60.0  # chosen: a day
 WORKER = (RUN_MODULE[0], "-X", "faulthandler", *RUN_MODULE[1:], "step_views.acceptance.worker")
-"""The process of a part, which takes its number, the folder and the scale."""
+"""Command of a part's process; its arguments are the part's number, the folder and the scale."""
 
 
 class PartResult(msgspec.Struct):
-    """The outcome of one part: its points, what it took, and what it said last where it did not end by itself."""
+    """The outcome of one part: its points, its duration, and its last output if it did not end by itself."""
 
     number: int
     title: str
@@ -64,7 +64,7 @@ class PartResult(msgspec.Struct):
 
 class AcceptanceResults(msgspec.Struct):
     """The content of ``results.json``: the scale ("cuda" or "cpu"), the parts that ran, and their machine. ``unrun``
-    gives, by number, why the last call did not run parts that it was asked for."""
+    gives, by number, the reason why the last call did not run a requested part."""
 
     scale: str
     parts: list[PartResult]
@@ -74,20 +74,20 @@ class AcceptanceResults(msgspec.Struct):
 
     @property
     def left(self) -> list[AcceptancePart]:
-        """Return the parts that have not run, or were interrupted."""
+        """The parts that have not run, or were interrupted."""
         done = {part.number for part in self.parts if part.verdict is not PointVerdict.INTERRUPTED}
         return [part for part in PARTS if part.number not in done]
 
     def numbers(self, verdict: PointVerdict) -> str:
-        """Return the numbers of the parts of a verdict, with commas."""
+        """Return the numbers of the parts with a verdict, separated by commas."""
         return ",".join(str(part.number) for part in self.parts if part.verdict is verdict)
 
 
 def read_results(folder: Path) -> AcceptanceResults | None:
-    """Return the results in a folder; ``None`` where there are none.
+    """Return the results in a folder; ``None`` if there are none.
 
     Raises:
-        ForetraceError: the file cannot be read, is of another version, or says what no run finds.
+        ForetraceError: the file cannot be read, has another version, or contains values that no run writes.
     """
     path = folder / RESULTS
     if not os.path.lexists(path):
@@ -111,7 +111,7 @@ def read_results(folder: Path) -> AcceptanceResults | None:
 
 
 def _why_impossible(parts: Sequence[PartResult]) -> str:
-    """Say what no run writes into its results; empty where all can be."""
+    """Return a reason why no run can have written these results; "" if there is none."""
     numbers = [part.number for part in parts]
     for part in parts:
         its = (verdict_of(part.points),) if not part.failure else (PointVerdict.FAILED, PointVerdict.INTERRUPTED)
@@ -127,7 +127,7 @@ def _why_impossible(parts: Sequence[PartResult]) -> str:
 
 
 def torch_device() -> str:
-    """Return "cuda" where PyTorch sees a GPU, else "cpu".
+    """Return "cuda" if PyTorch sees a GPU, else "cpu".
 
     Raises:
         ForetraceError: PyTorch is missing.
@@ -142,16 +142,16 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
     """Run the parts that have not run, as far as the time allows.
 
     Args:
-        folder: of the results and of all files.
-        minutes: the time box; a part whose longest time no longer fits is left for the next call.
+        folder: folder of the results and of all files.
+        minutes: the time limit; a part whose longest time no longer fits is left for the next call.
         scale: name of one of ``SCALES``.
-        again: run only these parts, from their beginning where they have ended; all that are left if empty.
-        say: called with a line on each part.
+        again: run only these parts, from the beginning if they have ended; if empty, all parts that are left.
+        say: called with a line about each part.
 
     Raises:
-        ForetraceError: a time or part cannot be, the folder cannot be written, another run uses it, or it holds
+        ForetraceError: a time or part is not possible, the folder cannot be written, another run uses it, or it holds
             results of another device.
-        KeyboardInterrupt: with the parts that ended kept.
+        KeyboardInterrupt: interrupted; parts that have ended are kept.
     """
     ends = time.monotonic() + 60.0 * minutes
     if not 0 < minutes <= MOST_MINUTES:
@@ -164,7 +164,7 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder. Raises ``ForetraceError``: one is there, or it cannot be written."""
+    """Keep other runs out of a folder. Raises ``ForetraceError`` if another run uses it or it cannot be written."""
     try:
         lock = DirectoryLock(folder)
     except Busy:
@@ -213,7 +213,7 @@ def _go_on(folder: Path, ends: float, scale: str, again: Collection[int], say: C
 
 
 def _machine() -> str:
-    """Name the devices with their driver, or the processor, and PyTorch: what results hold for."""
+    """Return the devices with their driver, or the processor, and PyTorch's version: what the results apply to."""
     found = find_gpus()
     states = [] if found is None else [found.state(index) for index in range(len(found))]
     devices = " and ".join(sorted({f"{one.name} (driver {one.driver})" for one in states})) or cpu_model()
@@ -231,8 +231,8 @@ def _save(results: AcceptanceResults, folder: Path) -> None:
 
 
 def _writable(part: AcceptancePart, folder: Path, *, anew: bool) -> tuple[Path, list[Path]]:
-    """Return the folder of a part, which can be written, and what has to go before it begins: its points, or all that
-    an earlier run left. Raises ``ForetraceError``: it cannot be written, or has what no part leaves there."""
+    """Return the folder of a part, checked to be writable, and the files to remove before the part begins: its points,
+    or all of an earlier run. Raises ``ForetraceError`` if the folder cannot be written or has other files."""
     own = part_folder(folder, part.number)
     if own.is_symlink():
         raise ForetraceError(f"{own} is a link, and a part writes and removes files: remove the link, or give another "
@@ -254,7 +254,7 @@ def _writable(part: AcceptancePart, folder: Path, *, anew: bool) -> tuple[Path, 
 
 
 def _remove(earlier: Sequence[Path], own: Path) -> None:
-    """Remove what a part measured before, which must not count as measured now."""
+    """Remove the files of a part's earlier run, which must not count as measured now."""
     try:
         for path in earlier:
             if path.is_dir() and not path.is_symlink():
@@ -268,7 +268,7 @@ def _remove(earlier: Sequence[Path], own: Path) -> None:
 def _run(part: AcceptancePart, own: Path, folder: Path, scale: str, longest: float) -> PartResult:
     command = [*WORKER, str(part.number), str(folder.absolute()), scale]
     began = time.monotonic()
-    # A CPU is calibrated with one thread, so that its steps are of one too.
+    # A CPU is calibrated with one thread, so its steps use one thread too.
     threads = {} if SCALES[scale].is_cuda else {"OMP_NUM_THREADS": "1"}
     code, failure = _ended(command, own / OUTPUT, longest, threads)
     points = _points(own / POINTS)
@@ -278,11 +278,11 @@ def _run(part: AcceptancePart, own: Path, folder: Path, scale: str, longest: flo
 
 
 def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[str, str]) -> tuple[int, str]:
-    """Run a process and all it starts for at most ``longest`` seconds; return its status, and why it failed if so."""
+    """Run a process, with all its children, for at most ``longest`` seconds; return its status and why it failed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **also}
-    # A command that is ended from outside must not leave a part on the device.
+    # If this command is terminated, no part may remain on the device.
     with termination_unwinds(), output.open("wb") as stream:
-        # The pipe closes with this process, however that ends: see ``end_with_parent``.
+        # The pipe closes when this process ends in any way: see ``end_with_parent``.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT,
                                    env=environment, start_new_session=True)
         try:
@@ -291,7 +291,7 @@ def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[s
         except subprocess.TimeoutExpired:
             code, how = 1, f"was ended after {longest:.0f} s"
         finally:
-            with suppress(ProcessLookupError):  # what it started, too
+            with suppress(ProcessLookupError):  # kills its children too
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     if not code:
@@ -301,7 +301,7 @@ def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[s
 
 
 def last_words(text: str) -> str:
-    """Return the last lines of an output; of a crash those before Python's own report, and its first frames."""
+    """Return the last lines of an output; for a crash, the lines before Python's own report, and its first frames."""
     lines = [line.strip() for line in TRACEBACK.sub("", text).splitlines()
              if line.strip() and not line.startswith(NOISE)]
     fatal = next((number for number, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
@@ -311,7 +311,7 @@ def last_words(text: str) -> str:
 
 
 def _points(path: Path) -> list[AcceptancePoint]:
-    """Return the points of a process, without a line that it did not finish."""
+    """Return the points that a process wrote, without an unfinished last line."""
     if not path.is_file():
         return []
     return [msgspec.json.decode(line, type=AcceptancePoint) for line in path.read_bytes().split(b"\n")[:-1]]

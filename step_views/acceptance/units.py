@@ -1,4 +1,4 @@
-"""Part 1: the units that calibration measures with: held streams, graphs, memsets, the clock, caches and events."""
+"""Part 1: the tools with which calibration measures: held streams, graphs, memsets, the clock, caches and events."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tracer.campaign.micro import measure
 HELD_US, HELD_WITHIN = 1_000.0, 0.05
 IDLE_S, BUSY_RUNS, BUSY_SIDE = 1.0, 2_000, 4096
 CACHE_BYTES = 20e6
-"""Bytes of input and output of the operation that is timed with and without its data in L2 (H100: 50 MB)."""
+"""Bytes of input and output of an operation that is timed with and without its data in L2 (H100: 50 MB)."""
 EVENT_US, EVENT_WITHIN = 0.5, 0.01
-"""Events agree with the profiler within 0.5 µs; above 50 µs, where kernels themselves vary, within 1%."""
+"""Events must agree with the profiler within 0.5 µs; above 50 µs, where kernels themselves vary, within 1%."""
 SIZES = ((64, 1024), (512, 1024), (2048, 1024), (8192, 1024), (8192, 4096), (16384, 8192))
-"""Of element-wise operations from some 3 to some 500 µs on an H100."""
+"""Sizes of element-wise operations that take from about 3 to about 500 µs on an H100."""
 SHORTEST_US, LONGEST_US = 2.0, 1_000.0
 LEAST_JUDGED = 3
 
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 def units(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
-    """Measure with each unit what is known beforehand."""
+    """Measure with each tool something whose result is known."""
     if not scale.is_cuda:
         yield absent("units", "PyTorch sees no GPU, and a host has no queue to hold")
         return
@@ -40,7 +40,7 @@ def units(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
 def _work(lab: Lab) -> Iterator[AcceptancePoint]:
     x = lab.random(1024, 1024)
     before = x.clone()
-    lab.machine.graph(lambda: x.add_(1.0))()  # runs once before the capture, once replayed
+    lab.machine.graph(lambda: x.add_(1.0))()  # runs once before the capture, and once when replayed
     lab.machine.synchronize()
     yield near("runs of a graph's work", float((x - before).mean()), 2.0, 1e-3)
     lab.machine.memset(x)
@@ -62,7 +62,7 @@ def _operation(size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _held(lab: Lab) -> Iterator[AcceptancePoint]:
-    """Time the held stream after a pause and after work that brings the clock up."""
+    """Time the held stream after a pause, and after work that raises the clock."""
     time.sleep(IDLE_S)
     lab.machine.scale_hold()
     yield near("hold, cold", _median_us(lab, lambda: lab.machine.hold(HELD_US)), HELD_US, HELD_WITHIN)
@@ -86,7 +86,7 @@ def _median_us(lab: Lab, work: Callable[[], None]) -> float:
 
 
 def judged_events(rows: Sequence[Row]) -> Iterator[AcceptancePoint]:
-    """Judge events, less what an empty pair takes, by the time that the profiler gives the same single kernel."""
+    """Judge the times of events, minus an empty pair's time, by the profiler's time of the same kernel."""
     alone = [row for row in rows if row["kernel_count"] == 1.0 and SHORTEST_US <= row["kernel_us"] <= LONGEST_US]
     for row in alone:
         by_event, kernel = row["p50_us"] - row["event_overhead_us"], row["kernel_us"]
@@ -96,6 +96,6 @@ def judged_events(rows: Sequence[Row]) -> Iterator[AcceptancePoint]:
 
 
 def judged_cache(warm: Row, cold: Row) -> AcceptancePoint:
-    """Judge whether data that were evicted take longer."""
+    """Judge whether evicted data take longer."""
     return is_true("cold over warm at 20 MB", "> 1.05", cold["p50_us"] > 1.05 * warm["p50_us"],
                    f"{cold['p50_us'] / warm['p50_us']:.2f} ({warm['p50_us']:.1f} and {cold['p50_us']:.1f} µs)")

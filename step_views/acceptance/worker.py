@@ -1,6 +1,6 @@
-"""The process of one part: ``python -m step_views.acceptance.worker NUMBER FOLDER SCALE``; a point is a line.
+"""The process of one part: ``python -m step_views.acceptance.worker NUMBER FOLDER SCALE``; it writes a point a line.
 
-Points are written as they are found, so that a process that dies leaves those before.
+Points are written as they are found, so they remain if the process dies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tracer.errors import ForetraceError
 
 POINTS = "points.jsonl"
 TIMED = 2, 3, 4, 5
-"""Parts that judge times."""
+"""Numbers of the parts that judge times."""
 COULD_NOT_RUN = 75
 """Exit status of a part that could not run, which says nothing about the machine: EX_TEMPFAIL of sysexits.h."""
 
@@ -33,7 +33,7 @@ def part_folder(folder: Path, number: int) -> Path:
 
 
 def judged_here(number: int, scale: AcceptanceScale) -> tuple[AcceptanceScale, list[AcceptancePoint]]:
-    """Return the scale without conditions on times where a CPU is busy with other work, and a point that says so."""
+    """Return the scale without limits on times if a CPU is busy with other work, and a point that reports this."""
     busy = [each.text for each in during(probe("cpu")) if each.what == "load"] if number in TIMED else []
     if scale.is_cuda or not busy:
         return scale, []
@@ -52,7 +52,7 @@ def work(number: int, folder: Path, scale: str) -> None:
 
 
 def main(number: int, folder: Path, scale: str) -> None:
-    """Run a part as a process; exits with ``COULD_NOT_RUN``, or 1, and a sentence for what foretrace refuses."""
+    """Run a part as a process. Exits with ``COULD_NOT_RUN``, or with 1 and a sentence for errors of foretrace."""
     try:
         work(number, folder, scale)
     except ForetraceError as error:

@@ -1,4 +1,4 @@
-"""``baseline.json``: what the captures of a directory measured, and how well they were predicted, when it was written.
+"""``baseline.json``: measurements of a directory's captures, and the errors of their predictions when it was written.
 
 One JSON object of a fixed form::
 
@@ -38,22 +38,22 @@ from tracer.output_file import whole_file
 from tracer.versions import installed_version
 
 LEAST_SHARE = 0.004
-"""Least share of the time that a control has: shorter controls measure the clock."""
+"""Least share of the time that a control needs: shorter controls measure the clock."""
 FEWEST = 5
-"""Fewest distinct controls that allow a statement on the machine."""
+"""Fewest distinct controls from which the machine's slowdown is computed."""
 BUSY = 0.8
-"""A device that works this share of the step decides it, and kernels are the controls; else host operations are."""
+"""If the device works at least this share of the step, kernels are the controls; else host operations are."""
 
 CALM = 1.4
-"""On a quiet machine operations take up to this much more in the mean than at their lower quartile: caches, the
-allocator. Of 108 recordings on two shared cores those at rest had 1.13 to 1.4, those disturbed 1.5 to 12."""
+"""On a quiet machine the mean time of operations is up to this multiple of the lower quartile (caches, the allocator).
+Of 108 recordings on two shared cores, undisturbed ones had 1.13 to 1.4, disturbed ones 1.5 to 12."""
 
 Times = dict[tuple[str, ...], np.ndarray]
 
 
 def machine_slowdown(old: Iterable[ExecutionGraph], new: Iterable[ExecutionGraph], *, device_decides: bool) -> float:
-    """Log of how much longer unchanged work takes in ``new``; 0 where too little is unchanged to tell.
-    ``device_decides`` says whether kernels are the controls, not the host's operations."""
+    """Return the log of how much longer unchanged work takes in ``new``; 0 if too little is unchanged to compute this.
+    With ``device_decides`` kernels are the controls, else the host's operations."""
     before, after = (_joined(_kernels(graph) if device_decides else _operations(graph) for graph in graphs)
                      for graphs in (old, new))
     total = sum(float(times.sum()) for times in before.values()) or 1.0
@@ -64,7 +64,7 @@ def machine_slowdown(old: Iterable[ExecutionGraph], new: Iterable[ExecutionGraph
 
 
 def disturbance(graphs: Iterable[ExecutionGraph], *, device_decides: bool) -> float:
-    """Return the log ratio of the same work's mean time to its lower quartile, beyond ``CALM``; at least 0."""
+    """Return the log ratio of unchanged work's mean time to its lower quartile, minus that of ``CALM``; at least 0."""
     times = _joined(_kernels(graph) if device_decides else _operations(graph) for graph in graphs)
     least = sum(float(np.quantile(each, 0.25)) * len(each) for each in times.values())
     total = sum(float(each.sum()) for each in times.values())
@@ -80,7 +80,7 @@ def _joined(ranks: Iterable[Times]) -> Times:
 
 
 def _grouped(graph: ExecutionGraph, columns: list[np.ndarray], ns: np.ndarray, text: list[bool]) -> Times:
-    """Return the times by the values of the columns, which are string codes where ``text`` says so."""
+    """Return the times by the values of the columns; ``text`` marks columns of string codes."""
     if not len(ns):
         return {}
     keys, group = np.unique(np.stack([np.asarray(column, np.int64) for column in columns]), axis=1, return_inverse=True)
@@ -93,7 +93,7 @@ def _grouped(graph: ExecutionGraph, columns: list[np.ndarray], ns: np.ndarray, t
 
 
 def _operations(graph: ExecutionGraph) -> Times:
-    """Return the own time of each call of each operation in a step, ns."""
+    """Return the self times of each operation's calls in steps, ns, by name, shapes and types."""
     own = exclusive_time(graph)
     ops = graph.ops
     ns = np.bincount(own.op, weights=own.end_ns - own.start_ns, minlength=len(ops)) if len(own.op) else np.zeros(
@@ -103,7 +103,7 @@ def _operations(graph: ExecutionGraph) -> Times:
 
 
 def _kernels(graph: ExecutionGraph) -> Times:
-    """Return the duration of each run of each kernel in a step, by name and grid, ns."""
+    """Return the durations of each kernel's runs in steps, ns, by name and grid."""
     kernels = graph.kernels
     rows = np.flatnonzero((kernels.kind == KernelKind.COMPUTE) & (kernels.step >= 0) & (kernels.duration_ns > 0))
     return _grouped(graph, [kernels.name[rows], kernels.grid_x[rows], kernels.grid_y[rows], kernels.grid_z[rows]],
@@ -111,15 +111,15 @@ def _kernels(graph: ExecutionGraph) -> Times:
 
 
 Operations = dict[tuple[str, str], Counter[str]]
-"""Counts of a step's operations: by name and shapes, and of those by their list of element types."""
+"""Counts of a step's operations, by (name, shapes) and by list of element types."""
 
 
 def retyped(old: Job, new: Job) -> tuple[int, str] | None:
     """Compare operations of the same names and shapes.
 
     Returns:
-        How many of a step have inputs of other types, and the most frequent change in words ("float → double"; empty
-        if there is none). None where a job names no element types.
+        The number of operations a step with inputs of other types, and the most frequent change ("float → double"; ""
+        if there is none). ``None`` if a job has no element types.
     """
     before, after = _typed(old), _typed(new)
     if not before or not after:
@@ -153,13 +153,13 @@ def _typed(job: Job) -> Operations:
 
 
 FORMAT = "foretrace-baseline"
-VERSION = 1  # of the format; rises when an older reader would misread it
+VERSION = 1  # of the format; to be raised if an older reader would misread it
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One capture: its program, the SHA-256 of its files, what it measured, and how well it was predicted.
+    """One capture: its program, the SHA-256 of its files, its measurements, and the errors of its prediction.
 
-    ``step_region`` is the name of the regions that were its steps, where one was given.
+    ``step_region`` is the name of the regions that were its steps, if one was given.
     """
 
     program: str
@@ -180,7 +180,7 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GateBaseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
+    """The content of the baseline file."""
 
     format: str
     version: int
@@ -196,11 +196,11 @@ class BaselineFile:
 
     @property
     def path(self) -> Path:
-        """Return where it lies."""
+        """Path of the file."""
         return Path(self.directory) / BASELINE
 
     def read(self) -> GateBaseline:
-        """Read it. Raises ``CheckError``: there is none; it is damaged, another program's, or of a newer version."""
+        """Read the file. Raises ``CheckError`` if it is missing, damaged, another program's, or of a newer version."""
         try:
             text = read_input(self.path)
         except FileNotFoundError:
@@ -226,7 +226,7 @@ class BaselineFile:
                              "make a new one with --update-baseline.") from error
 
     def read_for(self, captures: list[StoredCapture]) -> GateBaseline:
-        """Return the same, and make sure that it was made from these captures. Raises ``CheckError`` if it was not."""
+        """Read the file for these captures. Raises ``CheckError`` also if it was made from other captures."""
         found = self.read()
         here = {capture.name: capture for capture in captures}
         told = []
@@ -264,7 +264,7 @@ class BaselineFile:
 
 
 def check_kind(head: Any, path: str, form: str, version: int) -> None:
-    """Raise ``CheckError`` unless a JSON value says that it is of a form, and of a version that is known."""
+    """Raise ``CheckError`` unless a JSON value has this format and a known version."""
     if not isinstance(head, dict) or head.get("format") != form:
         raise CheckError(f"{path} was not written by foretrace: it does not say \"format\": \"{form}\"; move it out of "
                          "the way.")

@@ -1,14 +1,14 @@
-"""The three tasks of ``foretrace check`` for a directory (judge the models, judge a program, renew the baseline), and
-its test of a script.
+"""The tasks of ``foretrace check``: judge the models, judge a program, renew the baseline, each for a directory; and
+test a script.
 
-The test of a script answers whether its present version is slower than another one. Both run here and now, alternately.
-Other work, clocks or a new kernel change a machine between two sessions, and no later correction removes their effect.
-In alternating runs both versions meet the same changes. Each pair of runs gives one log ratio of its two median steps.
-The only assumption: without a change of the program these logs are symmetric around zero.
+The test of a script compares its present version with another one. Both run here and now, alternately. Other work,
+clocks or a new kernel change a machine between two sessions, and no later correction removes their effect. In
+alternating runs both versions meet the same changes. Each pair of runs gives the log ratio of its two median steps. The
+only assumption is that without a change of the program these logs are symmetric around zero.
 
 * p-value: Wilcoxon's signed-rank test of "longer by no more than ``least``", exact for few pairs;
-* estimate: the median of the pairs' means two by two (Hodges and Lehmann 1963);
-* interval: the means two by two that the same test does not exclude. One pair on a busy machine moves it little.
+* estimate: the median of all means of two pairs (Hodges and Lehmann 1963);
+* interval: the means of two pairs that the same test does not exclude. One pair on a busy machine changes it little.
 
 Counts are compared as with a baseline.
 """
@@ -43,20 +43,20 @@ from tracer.kept_files import scratch_folder
 
 Explain = Callable[[StoredCapture, StoredCapture, bool], list[str]]
 """A function that explains the difference between an old and a new capture in lines, the largest cause first. The last
-argument says whether something got worse for sure; otherwise only what is sure may be named."""
+argument is whether something certainly got worse; otherwise the function may name certain causes only."""
 
 
 def check_directory(directory: str, *, tolerance: float | None = None,
                     profiles: Mapping[str, Models] | None = None, step_region: str | None = None,
                     cycle: int | None = None) -> GateOutcome:
-    """Predict every capture of a directory again and compare with its baseline.
+    """Predict every capture of a directory again, and compare the errors with its baseline.
 
     Args:
-        directory: captures and ``baseline.json``.
-        tolerance: errors may be this much larger than the stored ones (as a share of what was measured); 5%.
-        profiles: fitted models by name of the device.
-        step_region: the captures' steps are the regions of this name.
-        cycle: recorded steps that make one step, see ``tracer.read_job``.
+        directory: the captures and ``baseline.json``.
+        tolerance: share of the measured value by which errors may exceed the stored ones; 5% by default.
+        profiles: fitted models by device name.
+        step_region: name of the regions that are the captures' steps.
+        cycle: recorded steps that make one step (``tracer.read_job``).
 
     Raises:
         CheckError: there is no capture or no baseline, or they do not belong together.
@@ -74,16 +74,16 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None,
     """Compare new captures with the baseline of a directory.
 
     Args:
-        directory: captures and ``baseline.json``.
-        new: a capture, or a directory of them.
-        tolerance: growth of times and memory that is too small to matter; 1%.
-        resolution: growth that must be excluded, or a figure is inconclusive; 25%, of host memory 50%.
-        explain: asked about every program that got worse.
-        step_region: the captures' steps are the regions of this name, the old ones' and the new ones'.
-        cycle: recorded steps that make one step, see ``tracer.read_job``.
+        directory: the captures and ``baseline.json``.
+        new: a capture, or a directory of captures.
+        tolerance: share by which times and memory may grow without mattering; 1% by default.
+        resolution: growth that must be excluded, else a figure is inconclusive; 25% by default, 50% for host memory.
+        explain: called for every program that got worse.
+        step_region: name of the regions that are the steps of old and new captures.
+        cycle: recorded steps that make one step (``tracer.read_job``).
 
     Raises:
-        CheckError: as ``check_directory``; or a new capture is of none of its programs.
+        CheckError: as in ``check_directory``; or a new capture belongs to none of the programs.
     """
     captures = _captures(directory, step_region, cycle)
     stored = BaselineFile(directory).read_for(captures).captures
@@ -105,7 +105,7 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None,
 
 
 def _name_causes(found: GateOutcome, pair: Pair, explain: Explain | None) -> None:
-    """Add what made a program worse, or what may have where noise hides whether it is."""
+    """Add the causes of what got worse, or possible causes if noise hides whether anything did."""
     decided = pair.program in {verdict.program for verdict in found.failures}
     undecided = pair.program in {verdict.program for verdict in found.inconclusive}
     if explain is not None and (decided or undecided) and (
@@ -116,12 +116,12 @@ def _name_causes(found: GateOutcome, pair: Pair, explain: Explain | None) -> Non
 def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None,
                     step_region: str | None = None, cycle: int | None = None) -> GateOutcome:
     """Measure and predict every capture, and replace the directory's baseline, whole or not at all. Raises
-    ``CheckError``: no reason is given, a capture cannot be measured, or foretrace did not write the old file."""
+    ``CheckError`` if no reason is given, a capture cannot be measured, or the existing file is not foretrace's."""
     if not reason.strip():
         raise CheckError("A new baseline needs a reason: --reason TEXT says why the figures changed.")
     captures = _captures(directory, step_region, cycle)
     file = BaselineFile(directory)
-    # Before the work: a file that must not be replaced is reported at once.
+    # Read first, so that a file that must not be replaced is reported before the work.
     before = file.read().captures if file.path.exists() else {}
     entries = {capture.name: new_entry(capture, profiles) for capture in captures}
     file.write(entries, reason)
@@ -133,7 +133,7 @@ def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] 
 
 
 def _partial(captures: list[StoredCapture]) -> list[str]:
-    """Return a note on each capture that ended before it had everything."""
+    """Return a note on each capture that ended early."""
     return [f"The capture {capture.name} is not complete: {context.get('ended') or 'it ended early'}."
             for capture in captures for context in capture.contexts[:1] if context.get("complete") is False]
 
@@ -145,7 +145,7 @@ def _captures(directory: str, step_region: str | None, cycle: int | None) -> lis
 
 
 TOLERANCE = 0.05
-"""Errors may grow by this share of what was measured."""
+"""Share of the measured value by which errors may grow."""
 
 
 def new_entry(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> BaselineEntry:
@@ -157,14 +157,14 @@ def new_entry(capture: StoredCapture, profiles: Mapping[str, Models] | None = No
 
 def check_models(captures: list[StoredCapture], stored: Mapping[str, BaselineEntry], tolerance: float = TOLERANCE,
                  profiles: Mapping[str, Models] | None = None) -> list[Verdict]:
-    """Predict every capture again and compare its errors with the stored ones. An error that is larger by ``tolerance``
-    (a share of what was measured) is no failure. Raises ``CheckError``: a capture cannot be predicted."""
+    """Predict every capture again, and compare its errors with the stored ones. Errors may grow by ``tolerance``, a
+    share of the measured value. Raises ``CheckError`` if a capture cannot be predicted."""
     return [verdict for capture in captures
             for verdict in judge(capture.name, stored[capture.name].accuracy, accuracy(capture, profiles), tolerance)]
 
 
 def judge(name: str, before: Accuracy, now: Accuracy, tolerance: float) -> list[Verdict]:
-    """Return the verdicts on one capture's figures: those that were stored, and those that are new."""
+    """Return the verdicts on one capture's figures, stored and new."""
     old, new = before.figures(), now.figures()
     return [_judge_figure(name, figure, old.get(figure), new.get(figure), tolerance)
             for figure in FIGURES if figure in old or figure in new]
@@ -189,19 +189,19 @@ def _judge_figure(name: str, figure: str, old: float | None, new: float | None, 
 PAIRS = 8
 """Default number of pairs, two runs each."""
 FEWEST = 7
-"""Pairs that can show anything: all of them longer happen by chance once in 2⁷, less than ``LEVEL``."""
+"""Fewest pairs that can show a slowdown: that all are slower by chance has the probability 2⁻⁷, less than ``LEVEL``."""
 SIDED = 0.05
-"""Chance that the truth lies beyond one end of the interval."""
+"""Probability that the true value lies beyond one given end of the interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """The difference of the second runs of pairs from the first ones, as logs of ratios.
+    """The difference between the second and the first runs of pairs, as logarithms of ratios.
 
     Attributes:
         difference: the estimate.
         low, high: ends of its two-sided 90% interval.
-        p_value: how likely pairs this long were, if they were longer by ``least`` at most.
+        p_value: probability of pairs at least this slow, if the slowdown were at most ``least``.
     """
 
     difference: float
@@ -211,18 +211,18 @@ class Paired:
 
 
 def paired(logs: Sequence[float], least: float) -> Paired:
-    """Compare pairs of runs. ``logs`` are those of each pair's ratio, new over old, ``FEWEST`` or more; ``least`` is
-    the ratio − 1 that is too small to matter."""
+    """Compare pairs of runs. ``logs`` are logarithms of each pair's ratio, new over old, at least ``FEWEST`` of them.
+    ``least`` is the ratio − 1 that is too small to matter."""
     values = np.asarray(logs, np.float64)
     number = len(values)
     rows, columns = np.triu_indices(number)
     means = np.sort((values[rows] + values[columns]) / 2.0)
-    # As many means lie below each end as ranks of one sign may add up to with this chance at most.
+    # Below each end lie as many means as a rank sum may reach with at most this probability.
     chances = _chances(number)
     outside = int(np.searchsorted(np.cumsum(chances), SIDED, side="right"))
     outside = min(max(outside, 1), len(means) // 2)
     floor = float(np.log1p(least))
-    # The rank sum of the positive ones is the number of means above the floor (Tukey 1949); ties count as half.
+    # The rank sum of positive values is the number of means above the floor (Tukey 1949); ties count half.
     above = (means > floor).sum() + 0.5 * (means == floor).sum()
     p_value = float(chances[max(int(np.floor(above)), 0):].sum())
     return Paired(float(np.median(means)), float(means[outside - 1]), float(means[-outside]), min(p_value, 1.0))
@@ -240,9 +240,9 @@ def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs
                  tolerance: float | None = None, resolution: float | None = None,
                  explain: Explain | None = None) -> GateOutcome:
     """Run a script alternately in two trees and compare its steps. ``base`` is as in ``noise.other_tree``. Growth of
-    the step time up to ``tolerance`` (1%) is too small to matter; growth by ``resolution`` (25%) must be excluded, or
-    the step time is inconclusive. Raises ``CheckError``: too few pairs, no such tree or script, or the script fails in
-    one of them."""
+    the step time up to ``tolerance`` (1%) is too small to matter. Growth by ``resolution`` (25%) must be excluded, else
+    the step time is inconclusive. Raises ``CheckError`` if there are too few pairs or no such tree or script, or if the
+    script fails."""
     if pairs < FEWEST:
         raise CheckError(f"{pairs} pairs cannot show with {1 - LEVEL:.0%} confidence that a program got slower: give "
                          f"--pairs {FEWEST} or more.")
@@ -262,7 +262,7 @@ def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs
 
 
 def _typical_pair(before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> int:
-    """Return the pair of the (lower) median ratio: the machine disturbed others more, and their causes are its."""
+    """Return the index of the pair with the lower median ratio: other pairs' causes may lie in a disturbed machine."""
     ratios = [float(np.median(after)) / float(np.median(was)) for was, after in zip(before, now, strict=True)]
     return int(np.argsort(ratios, kind="stable")[(len(ratios) - 1) // 2])
 

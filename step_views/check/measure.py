@@ -1,4 +1,4 @@
-"""The captures of a directory: what is checked, and which new one belongs to which old one."""
+"""The captures of a directory: what is measured of each, and which old capture each new one is compared with."""
 
 from __future__ import annotations
 
@@ -25,27 +25,26 @@ from tracer.job import Job, read_job
 
 BASELINE = "baseline.json"
 ALIKE = 0.5
-"""Captures whose smaller one shares less than this of its operations (by name and shapes) with the other are of
-different programs. An added or a lost fusion keeps the operations around it; other sizes keep next to none."""
+"""Two captures are of different programs if the larger one has less than this share of the smaller one's operations (by
+name and shapes). An added or lost fusion keeps the operations around it; other sizes keep almost none."""
 
 SAME_NAMES = 0.9
-"""Captures that have this share of the names of their operations in common are of one program at other sizes. Chosen: a
-batch changes how often samples are fetched, and no name."""
+"""Two captures are of one program at other sizes if they share this part of the names of their operations. Chosen: a
+batch size changes how often samples are fetched, but no name."""
 
 
 class CheckError(ForetraceError):
-    """A check cannot be made."""
+    """A check is not possible."""
 
 
 @dataclass(frozen=True)
 class StoredCapture:
     """One recording: a capture's directory, or a directory of ranks' traces.
 
-    Attributes:
         name: path within the given directory, with ``/``.
         path: its path on this machine.
-        program: what it records; repeated runs of one program lie in one directory with the program's name.
-        step_region: the steps are the regions of this name (see ``tracer.read_job``); by default the marked steps.
+        program: the recorded program; repeated runs of a program lie in a directory with the program's name.
+        step_region: name of the regions that are steps (``tracer.read_job``); by default the marked steps.
         cycle: recorded steps that make one step; by default the number after which the work repeats.
     """
 
@@ -57,7 +56,7 @@ class StoredCapture:
 
     @cached_property
     def contexts(self) -> list[dict[str, Any]]:
-        """Return ``context.json`` of every rank's part; for other traces the directory's own, if there is one."""
+        """``context.json`` of every rank's part; for other traces the directory's own, if there is one."""
         if self.path.is_file():
             return []
         found = [read_context(part.path) for part in find_parts(self.path)] or [read_context(self.path)]
@@ -65,7 +64,7 @@ class StoredCapture:
 
     @property
     def files(self) -> list[Path]:
-        """Return its traces and their side files, in order of name."""
+        """The traces and their side files, in order of name."""
         parts = find_parts(self.path)
         if parts:
             side = [part.path / name for part in parts for name in (CONTEXT, COLLECTIVES, EXECUTION_TRACE)]
@@ -76,7 +75,7 @@ class StoredCapture:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of its files."""
+        """SHA-256 of the files."""
         total = hashlib.sha256()
         for path in self.files:
             with open_input(path) as stream:
@@ -86,7 +85,7 @@ class StoredCapture:
 
     @cached_property
     def job(self) -> Job:
-        """Read once. Raises ``CheckError`` for one in which nothing was recorded, that lost its end or has no times."""
+        """The recorded job, read once. Raises ``CheckError`` if it is empty, truncated, or without times."""
         try:
             if find_parts(self.path):
                 job = read_job(self.path, step_region=self.step_region, cycle=self.cycle)
@@ -112,12 +111,12 @@ class StoredCapture:
 
     @property
     def workload(self) -> str:
-        """Return the workload's name, where it is one of the suite."""
+        """Name of the workload if it is one of the suite; else ""."""
         return str(self._workload.get("name", ""))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the workload's settings."""
+        """Settings of the workload."""
         found = self._workload.get("settings")
         return found if isinstance(found, dict) else {}
 
@@ -128,11 +127,10 @@ class StoredCapture:
 
 
 def find_captures(directory: str, step_region: str | None = None, cycle: int | None = None) -> list[StoredCapture]:
-    """Return the captures in a directory, by name; or the directory itself, if it is one.
+    """Return the captures in a directory, by name; or the directory itself, if it is a capture.
 
-    A directory in it is a program: a capture, or several of them that repeat the same run. Their steps are the regions
-    of the name ``step_region``, if one is given, and ``cycle`` of them one. Raises ``CheckError``: there is no such
-    directory, or no capture in it.
+    Each directory in it is a program: a capture, or several captures of the same run. ``step_region`` and ``cycle`` are
+    set for all of them (``StoredCapture``). Raises ``CheckError`` if the directory does not exist or has no capture.
     """
     root = Path(directory)
     if not directory or not root.exists():
@@ -158,7 +156,7 @@ def find_captures(directory: str, step_region: str | None = None, cycle: int | N
 def _is_capture(path: Path) -> bool:
     if find_parts(path):
         return True
-    # A directory of traces; not one with captures and a stray file.
+    # A directory of traces, but not a directory of captures with a stray file.
     return bool(_traces(path)) and not any(child.is_dir() and find_parts(child) for child in path.iterdir())
 
 
@@ -171,7 +169,7 @@ def _traces(path: Path) -> list[Path]:
 
 
 def operations(job: Job) -> Counter[tuple[str, str]]:
-    """Return how often each operation, by name and shapes, runs in a step of all recorded ranks."""
+    """Return how often each operation, by name and shapes, runs in a step, over all recorded ranks."""
     found: Counter[tuple[str, str]] = Counter()
     for graph in job.graphs:
         steps = max(len(graph.steps), 1)
@@ -188,9 +186,9 @@ def _by_name_and_shapes(graph: ExecutionGraph) -> Counter[tuple[str, str]]:
 
 
 def likeness(one: Job, other: Job) -> float:
-    """Return the share of the smaller program's operations, by name and shapes, that the larger one has too."""
+    """Return the share of the smaller program's operations, by name and shapes, that the larger program has too."""
     a, b = operations(one), operations(other)
-    if not a or not b:  # traces of device work alone
+    if not a or not b:  # traces with device work only
         a, b = _kernel_checks(one), _kernel_checks(other)
     least = min(a.total(), b.total())
     return (a & b).total() / least if least else 0.0
@@ -204,7 +202,7 @@ def _kernel_checks(job: Job) -> Counter[tuple[str, str]]:
 
 
 def at_other_sizes(one: Job, other: Job) -> bool:
-    """Return whether two jobs run the same operations, by their names alone, and few of the same sizes."""
+    """Return whether two jobs run operations of the same names but mostly of other sizes."""
     if likeness(one, other) >= ALIKE:
         return False
     names = [{name for name, _ in operations(job)} for job in (one, other)]
@@ -213,7 +211,7 @@ def at_other_sizes(one: Job, other: Job) -> bool:
 
 @dataclass(frozen=True)
 class Pair:
-    """One program before and after: the captures of either side are repeated runs."""
+    """The old and the new captures of one program; captures of one side are repeated runs."""
 
     program: str
     old: list[StoredCapture]
@@ -224,8 +222,8 @@ def pair_captures(old: list[StoredCapture], new: list[StoredCapture]) -> list[Pa
     """Return old and new captures by program, in the old ones' order; programs without a new capture are left out.
 
     A workload of the suite is identified by its name and settings. Any other program is identified by its directory's
-    name or, if no old capture has this name, by what it runs. Raises ``CheckError``: a new capture's program has no old
-    capture, or it is the same workload with other settings.
+    name or, if no old capture has this name, by its operations. Raises ``CheckError`` if a new capture's program has no
+    old capture, or is the same workload with other settings.
     """
     programs: dict[str, list[StoredCapture]] = {}
     for capture in old:
@@ -283,13 +281,13 @@ def _differing(new: dict[str, Any], old: dict[str, Any]) -> str:
 
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
-"""A number of calls, bytes or nanoseconds."""
+"""A number of calls, bytes or nanoseconds: 0 or more."""
 Times = Annotated[list[Annotated[int, msgspec.Meta(gt=0)]], msgspec.Meta(min_length=1)]
 """Times of steps, ns."""
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The machine and software of a recording; empty strings and zeros where a capture does not say."""
+    """The machine and software of a recording; "" and 0 for unknown values."""
 
     device: str = ""
     cpu: str = ""
@@ -299,20 +297,20 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     torch: str = ""
 
     def other_machine(self, other: Environment) -> str:
-        """Return what makes times incomparable, in words; empty if nothing does."""
+        """Return as text the differences that make times incomparable; "" if there are none."""
         names = ("device", "cpu", "cores", "threads", "world_size")
         unlike = [f"{name.replace('_', ' ')} {getattr(self, name)} → {getattr(other, name)}" for name in names
                   if getattr(self, name) and getattr(other, name) and getattr(self, name) != getattr(other, name)]
         return ", ".join(unlike)
 
     def fewer_threads(self, other: Environment) -> str:
-        """Return in words that the other one's operations run on fewer threads of the same processor; empty if not."""
+        """Return as text that the other one's operations run on fewer threads of an equal processor; else ""."""
         same = all(getattr(self, name) == getattr(other, name) for name in ("device", "cpu", "cores", "world_size"))
         return f"threads: {self.threads} → {other.threads}" if same and 0 < other.threads < self.threads else ""
 
 
 class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number a step: of the typical step, whether more than half of the window's steps have it, and the most."""
+    """A count per step: that of the typical step, whether more than half of the steps have it, and the largest."""
 
     typical: Number
     steady: bool
@@ -323,12 +321,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One capture's measurements, nanoseconds and bytes.
 
     Attributes:
-        recorded: its date.
-        step_ns: steps with nothing watching; without those, under the profiler (``profiled``).
-        profiled_ns: the window's steps, under the profiler.
-        gpu_active_ns: of each profiled step, time in which device work other than collectives ran; empty without any.
-        peak_device_bytes: most memory allocated on the device, 0 where unknown.
-        peak_host_bytes: most resident memory of the process, 0 where unknown.
+        recorded: date of the recording.
+        step_ns: times of steps without the profiler; if there are none, under the profiler (``profiled``).
+        profiled_ns: times of the recorded steps, under the profiler.
+        gpu_active_ns: for each recorded step, time in which device work except collectives ran; empty without any.
+        peak_device_bytes: most memory allocated on the device; 0 if unknown.
+        peak_host_bytes: most resident memory of the process; 0 if unknown.
     """
 
     recorded: str
@@ -341,12 +339,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 COUNTS = ("operations", "host_reads", "launches", "kernels", "blocking_syncs", "collectives", "communicated_bytes")
-"""The counts: for a step of all recorded ranks together, but bytes for the mean rank."""
+"""Names of the counts, for a step over all recorded ranks; ``communicated_bytes`` are those of the mean rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProgram:
-    """All that is measured of a capture."""
+    """All measurements of a capture."""
 
     environment: Environment
     counts: dict[str, Count]
@@ -354,7 +352,7 @@ class MeasuredProgram:
 
 
 def measure(capture: StoredCapture) -> MeasuredProgram:
-    """Measure a capture. Raises ``CheckError`` if nothing was recorded in it."""
+    """Measure a capture. Raises ``CheckError`` if it is empty, truncated, or without times."""
     job = capture.job
     return MeasuredProgram(environment_of(capture), count_steps(job.graphs), _run(capture, job))
 
@@ -389,12 +387,13 @@ def _run(capture: StoredCapture, job: Job) -> Run:
 
 
 def _active(graph: ExecutionGraph) -> list[int]:
-    """Return for each step the ns in which device work that it launched ran, without collectives; empty without any."""
+    """Return for each step the time in which device work other than collectives ran, ns; empty without device work."""
     return [step_active_ns(graph, step) for step in range(len(graph.steps))] if len(graph.kernels) else []
 
 
 def _slowest(ranks: list[list[int]]) -> list[int]:
-    """Return the slowest rank's time in each step where all made the same steps; else the times of the slowest rank."""
+    """Return the slowest rank's time in each step if all ranks have equally many; else the times of the slowest
+    rank."""
     if not ranks:
         return []
     if len({len(rank) for rank in ranks}) == 1:
@@ -403,7 +402,7 @@ def _slowest(ranks: list[list[int]]) -> list[int]:
 
 
 def count_steps(graphs: list[ExecutionGraph]) -> dict[str, Count]:
-    """Return ``COUNTS`` of the ranks of a job, recorded or made up."""
+    """Return ``COUNTS`` of a job's ranks, which may be recorded or synthetic."""
     found = {name: _added([counter(graph) for graph in graphs]) for name, counter in _COUNTERS.items()}
     report = communication_report(graphs)
     ranks = max(len(graphs), 1)
@@ -413,12 +412,12 @@ def count_steps(graphs: list[ExecutionGraph]) -> dict[str, Count]:
 
 
 def _added(ranks: list[np.ndarray]) -> Count:
-    """Return the counts of the ranks' steps, added up; steps are taken in order."""
+    """Return the sum of the ranks' counts step by step; steps are matched in order."""
     most = max((len(rank) for rank in ranks), default=0)
     total = np.zeros(most, np.int64)
     for rank in ranks:
         if len(rank):
-            # A rank with fewer steps repeats its last one: its steps are as many as the others'.
+            # A rank with fewer steps repeats its last step.
             total += np.concatenate([rank, np.full(most - len(rank), rank[-1], np.int64)])
     if not most:
         return Count(0, True, 0)

@@ -8,7 +8,7 @@ a run is one observation: the log of its typical step. Its variance has three pa
   ``Prior.weight`` runs. A scaled inverse χ² prior gives s² = (weight · sd² + Σ(x − mean)²) / (weight + n − 1);
 * *within a run*, the variance of its own median, by a bootstrap of blocks of consecutive steps (Künsch 1989), because
   neighbouring steps are alike;
-* *what the machine did*, ``disturbed``: the spread, within each run's recording, of work that is always the same.
+* *disturbance by the machine*, ``disturbed``: the spread, within each run's recording, of unchanged work.
 
 The difference less ``least``, over its standard error, is Student's t with weight + n − 1 degrees of freedom. The null
 hypothesis is "slower by no more than ``least``": a difference too small to matter never fails. The difference is the
@@ -55,17 +55,17 @@ from tracer.lazy import special
 Samples = npt.NDArray[np.float64]
 
 QUANTILES = (0.1, 0.25, 0.5)  # chosen, see above
-RESAMPLES = 400  # chosen: a variance is then known to √(2/400), 7%
-SEED = 12  # any: the same for all, so that a check repeats exactly
+RESAMPLES = 400  # chosen: the relative error of a variance is then √(2/400), 7%
+SEED = 12  # any value; fixed, so that a check repeats exactly
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """The knowledge of a quantity's noise before any run is repeated.
+    """What is known of a quantity's noise before any run is repeated.
 
     Attributes:
-        sd: standard deviation of the log from run to run of one program on one machine.
-        weight: how many repeated runs that is worth.
+        sd: standard deviation of the log between runs of one program on one machine.
+        weight: number of repeated runs that this knowledge counts for.
         within: least standard deviation of the log within a run, for runs of few samples.
     """
 
@@ -76,13 +76,13 @@ class Prior:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """The difference of new runs from old ones, as logs of ratios.
+    """The difference between new and old runs, as logarithms of ratios.
 
     Attributes:
         difference: new over old.
         low, high: ends of its two-sided 90% interval.
-        p_value: how likely a difference this large were, if the program were slower by ``least`` at most.
-        detectable: the smallest difference that these runs could have shown at the level that was asked for.
+        p_value: probability of a difference at least this large, if the slowdown were at most ``least``.
+        detectable: smallest difference that these runs could have shown at the requested level.
     """
 
     difference: float
@@ -99,22 +99,22 @@ class Slowdown:
 
 def slowdown(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], prior: Prior, *, least: float,
              level: float, shared: float = 0.0, shared_sd: float = 0.0, disturbed: Sequence[float] = ()) -> Slowdown:
-    """Compare runs; each is a list of positive samples.
+    """Compare old and new runs; each run is a list of positive samples.
 
     Args:
-        base, new: runs before and after.
-        prior: of this quantity.
+        base, new: old and new runs.
+        prior: prior noise of this quantity.
         least: ratio − 1 that is too small to matter.
-        level: p-value at which a test fails, for ``detectable``.
-        shared: log of what both sides' common machine is known to have got slower by, taken off the difference.
-        shared_sd: standard deviation of that.
-        disturbed: standard deviation of the log that each run's recording shows by itself, old ones first.
+        level: p-value at which the test fails, for ``detectable``.
+        shared: log of the known slowdown of the machine, which is subtracted from the difference.
+        shared_sd: standard deviation of ``shared``.
+        disturbed: standard deviation of the log that each run's own recording shows, old runs first.
     """
     old_places, old_variance = _runs(base, prior)
     new_places, new_variance = _runs(new, prior)
     spread = [_squares(side) for side in (old_places, new_places)]
     freedom = prior.weight + len(base) + len(new) - 2
-    # Each quantile has its own spread; the widest one counts.
+    # Each quantile has its own spread; the largest spread counts.
     between = (prior.weight * prior.sd**2 + max(a + b for a, b in zip(*spread, strict=True))) / freedom
     seen = [float(np.sum(np.square(side))) / max(len(side), 1) ** 2
             for side in (disturbed[:len(base)], disturbed[len(base):])]
@@ -130,7 +130,7 @@ def slowdown(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], pr
 
 
 def _runs(runs: Sequence[Sequence[float]], prior: Prior) -> tuple[Samples, float]:
-    """Quantiles of each run, [runs, quantiles], in logs; and the variance of the mean run from within runs."""
+    """Return the logs of each run's quantiles [runs, quantiles], and the variance of the mean run from within runs."""
     logs = [np.log(np.maximum(np.asarray(run, np.float64), 1e-9)) for run in runs]
     places = np.stack([np.quantile(each, QUANTILES) for each in logs])
     variances = [max(_variance_of_median(each), prior.within**2 / len(each)) for each in logs]
@@ -138,12 +138,12 @@ def _runs(runs: Sequence[Sequence[float]], prior: Prior) -> tuple[Samples, float
 
 
 def _squares(places: Samples) -> Samples:
-    """Sum of squared deviations from the mean, of each quantile."""
+    """Return the sum of squared deviations from the mean, for each quantile."""
     return np.asarray(((places - places.mean(axis=0)) ** 2).sum(axis=0), np.float64)
 
 
 def _variance_of_median(logs: Samples) -> float:
-    """Resample blocks of about n^(1/3) · 1.5 neighbours; the blocks wrap around."""
+    """Return the variance of a run's median from resampled blocks (about n^(1/3) · 1.5 samples, which wrap around)."""
     n = len(logs)
     if n < 3:
         return 0.0
@@ -154,15 +154,15 @@ def _variance_of_median(logs: Samples) -> float:
 
 
 IMPORTED = ["torch", "torch._dynamo", "torch.profiler", "tracer.capture.script", "tracer.job"]
-"""Imported once for all runs; PyTorch's optimizers import its compiler."""
+"""Modules imported once for all runs; PyTorch's optimizers import its compiler."""
 LINES = 5
-"""Lines of a script's output that are shown when it fails."""
+"""Lines of a script's output that are shown if it fails."""
 SIDES = ("base", "present")
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree of the program: ``here`` is its counterpart of the current directory, ``root`` the tree's own root."""
+    """A version of the program: ``here`` corresponds to the current directory, ``root`` is the root of the tree."""
 
     name: str
     here: Path
@@ -171,9 +171,9 @@ class Tree:
 
 @contextmanager
 def other_tree(base: str) -> Iterator[tuple[Tree, Tree]]:
-    """Yield the tree to compare with and the present one. ``base`` is a directory to use in place of the current one,
-    or a commit of the repository around the current one. A commit's files go into a temporary directory; index and
-    working tree are not touched. Raises ``CheckError``: ``base`` is neither."""
+    """Yield the tree to compare with and the present tree. ``base`` is a directory that replaces the current one, or a
+    commit of the repository around the current one. A commit's files are put into a temporary directory; index and
+    working tree are not touched. Raises ``CheckError`` if ``base`` is neither."""
     here = Path.cwd()
     if Path(base).is_dir():
         if os.path.samefile(base, here):
@@ -192,7 +192,7 @@ def other_tree(base: str) -> Iterator[tuple[Tree, Tree]]:
         raise CheckError(f"git cannot give the files of {base}; check the repository with git archive {base}.")
     with scratch_folder("foretrace-base-") as folder, tarfile.open(
             fileobj=io.BytesIO(archive)) as files:
-        # Python 3.10 and 3.11 have the filters from some patch release on.
+        # Patch releases of Python 3.10 and 3.11 added the filters.
         if hasattr(tarfile, "data_filter"):
             files.extractall(folder, filter="data")
         else:
@@ -202,7 +202,7 @@ def other_tree(base: str) -> Iterator[tuple[Tree, Tree]]:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    """Return what git printed; ``None`` where it failed or there is no git."""
+    """Return git's output; ``None`` if it failed or git is missing."""
     try:
         return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -211,12 +211,12 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 
 def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], pairs: int,
                  out: Path) -> tuple[list[StoredCapture], list[StoredCapture]]:
-    """Capture a script in both trees, one after the other, in pairs; every second pair begins with the present one.
-    ``trees`` are the one to compare with, and the present one. Raises ``CheckError``: a tree has no such script, or it
-    fails or makes too few steps there.
+    """Capture a script in both trees alternately, in pairs; every second pair begins with the present tree. ``trees``
+    are the tree to compare with and the present tree. Raises ``CheckError`` if a tree has no such script, or if the
+    script fails or makes too few steps there.
 
     Returns:
-        Captures of the other tree and of the present one, in the order of the pairs.
+        Captures in the tree to compare with and in the present tree, in the order of the pairs.
     """
     if os.path.isabs(script):
         raise CheckError(f"Name {script} by its path from the current directory, so that the other version's is known.")
@@ -234,7 +234,7 @@ def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree]
 
 
 def _run(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], side: int, out: Path) -> None:
-    """Capture in a process of its own, a fork of one that has imported PyTorch: that takes longer than most runs."""
+    """Capture in a new process, forked from one that has imported PyTorch, because that takes longer than most runs."""
     context = process_context()
     log = out.with_suffix(".log")
     tree = trees[side]
@@ -248,10 +248,10 @@ def _run(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], side: 
 
 
 def process_context() -> Any:
-    """Return multiprocessing's context of captures; no module of the current directory runs in its processes."""
+    """Return multiprocessing's context for captures; its processes run no module of the current directory."""
     if "forkserver" not in get_all_start_methods():
         return get_context("spawn")
-    from multiprocessing.forkserver import ensure_running  # not there on Windows
+    from multiprocessing.forkserver import ensure_running  # missing on Windows
 
     context: Any = get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
@@ -261,7 +261,7 @@ def process_context() -> Any:
 
 
 def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: Path, log: Path) -> None:
-    """Capture a script in a tree, with everything that is printed in a file."""
+    """Capture a script in a tree, with its printed output in a file."""
     with log.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -271,13 +271,13 @@ def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: 
     os.environ.update(PWD=os.fspath(tree.here), PYTHONPATH=os.pathsep.join(
         _moved(entry, present, tree.root) for entry in paths))
     try:
-        # An execution trace says nothing that is compared.
+        # Nothing in an execution trace is compared.
         run_script(script, arguments, Capture(out, CaptureOptions(execution_trace="none")))
     except ForetraceError as error:
         sys.exit(str(error))
 
 
 def _moved(entry: str, present: Path, root: Path) -> str:
-    """Return a module directory for the other tree: a directory within the present tree moves to the other one."""
+    """Return a module directory for another tree: a directory inside the present tree is moved to that tree."""
     inside = bool(entry) and Path(entry).is_absolute() and Path(entry).is_relative_to(present)
     return os.fspath(root / Path(entry).relative_to(present)) if inside else entry

@@ -1,10 +1,10 @@
 """Judge whether a program got slower: new captures of it against the baseline's.
 
-Counts (launches, host reads, collectives, bytes) repeat exactly from run to run: one more is a failure. Where counts
-change from step to step, one more than the greatest count before is a failure. Times and memory do not repeat: each is
-tested (``noise``) after the machine's own effect is subtracted (``machine``). All tests of a check share one level by
-Holm's method: the chance that a check fails without a change is ``LEVEL``, for any number of programs. A quantity that
-did not fail passes only where the measurements exclude a growth that matters; else it is inconclusive.
+Counts (launches, host reads, collectives, bytes) repeat exactly from run to run, so an increase by one is a failure. If
+a count changes from step to step, an increase by one over the largest earlier count is a failure. Times and memory do
+not repeat: each is tested (``noise``) after the machine's own effect is subtracted (``machine_slowdown``). All tests of
+a check share one level by Holm's method: for any number of programs, the chance that a check fails without a change is
+``LEVEL``. A quantity that did not fail passes only if the measurements exclude a growth that matters; else it is
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from step_views.check.verdict import Status, Verdict, in_unit
 LEVEL = 0.01
 """Chance of a false alarm of a whole check."""
 LEAST = 0.01
-"""Times and memory that grew by no more than this share never fail."""
+"""Growth of times and memory by at most this share never fails."""
 RESOLUTION = 0.25
-"""A growth of this share must be excluded (with 95% confidence), or nothing was decided. Two calm runs of one program
-exclude growth of 12 to 20% (docs/checks.md)."""
+"""Growth by this share must be excluded (with 95% confidence), else the result is inconclusive. Two calm runs of one
+program exclude growth of 12 to 20% (docs/checks.md)."""
 MEMORY_RESOLUTION = 0.5
-"""The same of host memory, which varies by 10% from run to run."""
+"""``RESOLUTION`` for host memory, which varies by 10% from run to run."""
 MACHINE_SD = 0.02
-"""Standard deviation of the log of ``machine_slowdown``: it is measured on profiled steps, moments after the timed
+"""Standard deviation of the log of ``machine_slowdown``, which is measured on profiled steps, moments after the timed
 ones."""
 NOTABLE = 0.05
-"""A machine that was this much slower is reported."""
+"""A slowdown of the machine by at least this share is reported."""
 SHAKEN = 0.5
 """Standard deviation of the log of a run's step, as a share of ``disturbance``. Chosen, with ``CALM``, ``QUANTILES``
 and the witness, on 108 recordings of nine programs on two shared cores, most of them disturbed: 2 of 1,188 pairs
 fail."""
 LEAST_LEFT = 0.2
-"""Share of a profiled step that is left in any case when the profiler's cost is taken off."""
+"""Share of a profiled step that always remains when the profiler's cost is subtracted."""
 TIME = Prior(sd=0.03, weight=8, within=0.01)
 DEVICE_TIME = Prior(sd=0.015, weight=8, within=0.005)
 DEVICE_MEMORY = Prior(sd=0.002, weight=8, within=0.002)
 HOST_MEMORY = Prior(sd=0.1, weight=8, within=0.01)
-"""Noise from run to run; docs/checks.md says where the figures come from."""
+"""Noise from run to run; docs/checks.md has the sources of the figures."""
 
 COUNTED = {
     "operations": "operations", "launches": "launches", "kernels": "kernels", "host_reads": "values read by the host",
     "blocking_syncs": "blocking synchronisations", "collectives": "collectives",
     "communicated_bytes": "bytes communicated"}
-"""Counts in words, per step."""
+"""The counts and their names in reports, per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class _Test:
     machine: float = 0.0
     disturbed: Sequence[float] = ()
     witness: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]] | None = None
-    """The same quantity measured at another moment of each run: what grew has grown there too."""
+    """The same quantity at another moment of each run: a real growth is seen there too."""
     resolution: float = RESOLUTION
 
 
@@ -77,13 +77,12 @@ def check_programs(
     least: float = LEAST,
     resolution: float | None = None,
 ) -> tuple[list[Verdict], list[str]]:
-    """Compare programs with their baseline. ``stored`` has the baseline's entries by name of the capture. Growth of
-    ``least`` is too small to matter; growth by ``resolution`` (by default each quantity's own) must be excluded for a
-    quantity to pass. Raises ``CheckError``: a new capture is empty or has no
-    steps.
+    """Compare programs with their baseline. ``stored`` are the baseline's entries by name of the capture. Growth by
+    ``least`` is too small to matter. Growth by ``resolution`` (by default each quantity's own) must be excluded for a
+    quantity to pass. Raises ``CheckError`` if a new capture is empty or has no steps.
 
     Returns:
-        Verdicts in order of programs, and notes.
+        The verdicts in order of programs, and notes.
     """
     verdicts: list[Verdict] = []
     tests: list[_Test] = []
@@ -111,7 +110,7 @@ def check_programs(
 
 
 def compare_types(pair: Pair) -> list[Verdict]:
-    """Return whether the same operations still have inputs of the same element types."""
+    """Judge whether equal operations still have inputs of the same element types; empty without recorded types."""
     found = retyped(pair.old[0].job, pair.new[0].job)
     if found is None:
         return []
@@ -123,7 +122,7 @@ def compare_types(pair: Pair) -> list[Verdict]:
 
 
 def _compare_threads(program: str, before: Environment, now: Environment) -> list[Verdict]:
-    """Return that operations run on fewer threads of the same processor, where they do."""
+    """Return a failure if operations run on fewer threads of the same processor; else nothing."""
     fewer = before.fewer_threads(now)
     return [Verdict(program, "threads", Status.FAILED, before.threads, now.threads, "",
                     f"{fewer}, on the same processor (counted)")] if fewer else []
@@ -131,9 +130,9 @@ def _compare_threads(program: str, before: Environment, now: Environment) -> lis
 
 def compare_counts(program: str, before_all: Sequence[Mapping[str, Count]],
                    now_all: Sequence[Mapping[str, Count]]) -> list[Verdict]:
-    """Return whether anything that is counted, of each run by its name, became more."""
+    """Judge for every count whether it grew; each mapping has one run's counts by name."""
     found = []
-    # With a device its launches count; without one every operation is what a launch is there.
+    # With a device its launches are counted; without one, every operation counts like a launch.
     device = any(counts[name].most for name in ("launches", "kernels") for counts in (*before_all, *now_all))
     for name, words in COUNTED.items():
         before, now = (_together([counts[name] for counts in side]) for side in (before_all, now_all))
@@ -150,7 +149,7 @@ def compare_counts(program: str, before_all: Sequence[Mapping[str, Count]],
 
 
 def _together(counts: Sequence[Count]) -> Count:
-    """Combine repeated runs: the median run's typical step, steady only where all runs agree, and the most of all."""
+    """Combine repeated runs: the median run's typical count, steady only if all runs agree, and the largest count."""
     typical = sorted(count.typical for count in counts)[(len(counts) - 1) // 2]
     steady = all(count.steady and count.typical == typical for count in counts)
     return Count(typical, steady, max(count.most for count in counts))
@@ -158,7 +157,7 @@ def _together(counts: Sequence[Count]) -> Count:
 
 def _tests(pair: Pair, old: Sequence[BaselineEntry], new: Sequence[MeasuredProgram], notes: list[str]) -> tuple[
         list[_Test], list[Verdict]]:
-    """Return what can be tested of one program, and what cannot."""
+    """Return the tests of one program's quantities, and verdicts on quantities that cannot be tested."""
     program = pair.program
     before, now = [entry.run for entry in old], [each.run for each in new]
     elsewhere = next((text for entry in old for each in new
@@ -204,7 +203,7 @@ def _samples(runs: Sequence[Run], samples: Callable[[Run], list[int]]) -> list[l
 
 
 def _watched(before: Sequence[Run], now: Sequence[Run]) -> tuple[list[list[float]], list[list[float]]]:
-    """The window's steps, less what the profiler cost in the baseline: they show a change as the unwatched ones do."""
+    """Return profiled steps minus the profiler's cost in the baseline; they show a change as the timed steps do."""
     base, after = (_samples(side, lambda run: run.profiled_ns) for side in (before, now))
     cost = max(float(np.median([np.median(run) for run in base])
                      - np.median([np.median(run.step_ns) for run in before])), 0.0)
@@ -213,9 +212,9 @@ def _watched(before: Sequence[Run], now: Sequence[Run]) -> tuple[list[list[float
 
 
 def _machine(pair: Pair, before: Sequence[Run]) -> tuple[float, float, list[float]]:
-    """Log of the slowdown of the machine, for the step and for the device's work; and how each run was disturbed.
+    """Return the log of the machine's slowdown, for the step and for device work, and how each run was disturbed.
 
-    A machine that got faster is not held against the program.
+    A faster machine counts as unchanged, so that it cannot make the program look slower.
     """
     old, new = ([graph for capture in side for graph in capture.job.graphs] for side in (pair.old, pair.new))
     has_device = any(len(graph.kernels) for graph in old) and any(len(graph.kernels) for graph in new)
@@ -237,7 +236,7 @@ def _skipped(program: str, quantity: str, why: str) -> Verdict:
 
 
 def _judged(tests: Sequence[_Test], least: float) -> list[Verdict]:
-    """Run all tests, with one level for all of them (Holm 1979)."""
+    """Run all tests, at one level for all of them together (Holm 1979)."""
     tested = [_tested(test, least, LEVEL / len(tests)) for test in tests]
     results = [_least_sure(sides) for sides in tested]
     failed: set[int] = set()
@@ -250,21 +249,21 @@ def _judged(tests: Sequence[_Test], least: float) -> list[Verdict]:
 
 
 def _tested(test: _Test, least: float, level: float) -> list[Slowdown]:
-    """Return the test's result, and the witness's if there is one."""
+    """Return the test's result, and that of its witness, if any."""
     sides = [(test.base, test.new), *([test.witness] if test.witness is not None else [])]
     return [slowdown(base, new, test.prior, least=least, level=level, shared=_taken_off(test, base, new),
                      shared_sd=MACHINE_SD if test.machine else 0.0, disturbed=test.disturbed) for base, new in sides]
 
 
 def _taken_off(test: _Test, base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> float:
-    """Return the log of what a slower machine explains: it is seen while profiled steps run, and explains no more of
-    some times than these grew by."""
+    """Return the log of the growth that a slower machine explains. The slowdown is measured in profiled steps, and
+    cannot explain more than the growth of the times themselves."""
     before, now = (float(np.median([np.median(run) for run in side])) for side in (base, new))
     return min(test.machine, max(float(np.log(now / before)), 0.0)) if test.machine and before and now else test.machine
 
 
 def _least_sure(sides: Sequence[Slowdown]) -> Slowdown:
-    """Return the less sure result: a real change shows at both moments."""
+    """Return the result with the larger p-value, because a real change shows at both moments."""
     return max(sides, key=lambda result: result.p_value)
 
 
@@ -280,7 +279,7 @@ def _verdict(test: _Test, sides: Sequence[Slowdown], failed: bool) -> Verdict:
         text += f" after {np.expm1(machine):.1%} were taken off for a slower machine"
     if result is not sides[0]:
         text += f", of the profiled steps {signed_percent(np.expm1(result.difference))}"
-    # What one moment shows and the other does not is not excluded.
+    # Growth that only one of the two moments shows is not excluded.
     undecided = not failed and max(float(np.expm1(side.high)) for side in sides) > test.resolution
     if failed:
         text += f"; larger with {sure(result.confidence)} confidence"
@@ -295,7 +294,7 @@ def _verdict(test: _Test, sides: Sequence[Slowdown], failed: bool) -> Verdict:
 
 
 def sure(confidence: float) -> str:
-    """Return a confidence in percent, with all its nines, at most five."""
+    """Return a confidence in percent, with all its nines, but at most five."""
     if confidence >= 0.99999:
         return "over 99.999%"
     decimals = next(n for n in range(1, 6) if confidence < 0.99 or round(confidence * 100, n) < 100)

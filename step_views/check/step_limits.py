@@ -1,6 +1,6 @@
-"""Limits of a training step that never ran: traced by shapes, predicted for a device, and compared.
+"""Limits of a training step that never ran: the step is traced by shapes, predicted for a device, and compared.
 
-The message on a broken limit names the top offenders. Counts are compared with stored ones (``StepStore``).
+The message for a broken limit names the largest contributors. Counts are compared with stored counts (``StepStore``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
 
 FORMAT = "foretrace-limits"
-VERSION = 1  # of the format; rises when an older reader would misread it
+VERSION = 1  # of the format; to be raised if an older reader would misread it
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,13 +52,13 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class StepStore:
-    """The file."""
+    """The file with the stored figures of tests' steps."""
 
     path: Path
 
     def read(self) -> dict[str, StepFigures]:
-        """Return everything in it, by name of the test; empty if there is no such file. Raises ``CheckError``: it is
-        damaged, another program's, or of a newer version."""
+        """Return all figures by name of the test; empty without a file. Raises ``CheckError`` if the file is damaged,
+        of another program, or of a newer version."""
         try:
             head: Any = from_json(read_input(self.path))
         except FileNotFoundError:
@@ -74,8 +74,8 @@ class StepStore:
                              "store the counts anew with pytest --foretrace-update.") from error
 
     def put(self, test: str, figures: StepFigures) -> None:
-        """Store a test's figures in the file with those of other tests; the file is written whole or not at all. Raises
-        ``ForetraceError``: as ``read``, or it cannot be written."""
+        """Store a test's figures with those of other tests; the file is written whole or not at all. Raises the errors
+        of ``read``, and ``ForetraceError`` if the file cannot be written."""
         steps = self.read()
         if steps.get(test) == figures:
             return
@@ -85,34 +85,34 @@ class StepStore:
             stream.write(text + b"\n")
 
 
-TOP = 5  # chosen: more rows are not read in a test's report
+TOP = 5  # chosen: nobody reads more rows in a test's report
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
            "communicated_bytes": "communicated_bytes"}
-"""Names for ``no_added`` in addition to "memory", and the count behind each ("syncs" are calls that wait)."""
+"""Counts that ``no_added`` may name apart from memory, with their keys in ``COUNTS``; "syncs" are calls that wait."""
 MEMORY = "memory"
 TYPES = "wider_types"
 _WIDTHS = {1: "fp8", 2: "fp16", 4: "fp32", 8: "fp64"}
-"""Classes of floating types by their bytes, the narrowest first; bf16 is as wide as fp16."""
+"""Classes of floating types by bytes, narrowest first; bf16 counts as fp16."""
 _NAME = re.compile(r"[A-Za-z][\w:]*")
 FILES = {"host_from": "capture", "profile": "file of fitted models"}
 SYNCHRONIZE = "synchronize"
-"""Key in ``meta.substitutions`` of the number of waits that the traced code asks for."""
+"""Key in ``meta.substitutions``: number of explicit waits in the traced code."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """The limits a step must keep.
+    """The limits that a step must keep.
 
     Attributes:
-        device: where it would run.
-        max_step_ms: expected step time.
-        max_gpu_ms: expected time in which the device works, which does not hang on the host.
-        max_memory_gb: peak memory of the step, 10⁹ bytes.
-        no_added: what must not become more than is stored: "launches", "syncs", "collectives", "communicated_bytes",
+        device: device for which the step is predicted.
+        max_step_ms: limit of the expected step time.
+        max_gpu_ms: limit of the expected GPU active time, which does not depend on the host.
+        max_memory_gb: limit of the step's peak memory, 10⁹ bytes.
+        no_added: figures that may not exceed the stored ones: "launches", "syncs", "collectives", "communicated_bytes",
             "memory", "wider_types" (operations that compute in a wider floating type than before).
         world_size: ranks of the job; the step then runs as rank 0 of a fake world.
-        host_from: a capture whose host it would run on.
-        profile: a file of fitted models of the device.
+        host_from: a capture whose host is assumed.
+        profile: a file of models fitted for the device.
     """
 
     device: str = "h200-sxm"
@@ -126,7 +126,7 @@ class StepBounds:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> StepBounds:
-        """Limits by name. Raises ``CheckError``: there is no such limit, or a value is not possible."""
+        """Return limits from values by name. Raises ``CheckError`` for an unknown name or an impossible value."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
@@ -152,9 +152,8 @@ class StepBounds:
 
 
 class StepFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The stored figures of a step: its device, counts, peak memory and its parts (bytes), launches and waits by
-    operation. ``operations_by_type`` counts operations by the widest floating type of their inputs (empty in older
-    files)."""
+    """The stored figures of a step: device, counts, peak memory and its parts (bytes), launches and waits by operation.
+    ``operations_by_type`` counts operations by the widest floating type of their inputs (empty in older files)."""
 
     device: str
     torch: str
@@ -168,7 +167,7 @@ class StepFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
-    """A step that was traced and predicted."""
+    """A traced step and its prediction."""
 
     prediction: Prediction
     figures: StepFigures
@@ -176,9 +175,9 @@ class PredictedStep:
 
 
 def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> PredictedStep:
-    """Trace a step by shapes and predict it. ``build`` makes model, optimizer and data and returns the step (see
-    ``tracer.shape_only.trace_step``). Raises ``ForetraceError``: the step cannot be traced or does nothing on the
-    device, which would keep to every limit; or device, host or profile are not known."""
+    """Trace a step by shapes and predict it. ``build`` makes model, optimizer and data, and returns the step
+    (``tracer.shape_only.trace_step``). Raises ``ForetraceError`` if the step cannot be traced, if it does nothing on
+    the device (it would keep every limit), or if device, host or profile are unknown."""
     graph = shape_only.trace_step(build, shape_device(find_device(limits.device)), world_size=limits.world_size)
     baseline = baseline_of(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
                            host=_host(limits.host_from))
@@ -199,8 +198,8 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
 
 
 def broken_limits(step: PredictedStep, limits: StepBounds, stored: StepFigures | None) -> list[str]:
-    """Return what a step breaks, each with its top offenders in indented lines; empty if it keeps to its limits.
-    ``stored`` is what ``no_added`` compares with; without it nothing is compared."""
+    """Return a text for each broken limit, with its largest contributors in indented lines; empty if all are kept.
+    ``stored`` are the figures for ``no_added``; without them nothing is compared."""
     found = []
     prediction = step.prediction
     if limits.max_step_ms is not None and prediction.step_time_us > limits.max_step_ms * 1e3:
@@ -249,7 +248,7 @@ def _added(step: PredictedStep, limits: StepBounds, stored: StepFigures) -> list
 
 
 def _widened(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    """Operations that went from a narrower floating type to a wider one: as many as one side lost and the other won."""
+    """Report operations that changed to a wider floating type: the number lost by narrower and won by wider types."""
     most, at = 0, ""
     widths = list(_WIDTHS.values())
     for place, width in enumerate(widths[1:], 1):
@@ -278,7 +277,7 @@ def _by_type(graph: ExecutionGraph) -> dict[str, int]:
 
 
 def more_calls(before: Mapping[str, int], now: Mapping[str, int], most: int = TOP) -> list[str]:
-    """Return operations called more often than before ("aten::item: 0 → 32 a step"), the most added first."""
+    """Return operations called more often than before ("aten::item: 0 → 32 a step"), largest increase first."""
     added = sorted(((number - before.get(name, 0), name) for name, number in now.items()
                     if number > before.get(name, 0)), key=lambda each: (-each[0], each[1]))
     lines = [f"{name}: {before.get(name, 0):,} → {now[name]:,} a step" for _, name in added[:most]]
@@ -303,7 +302,7 @@ def _grown_parts(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]
 
 
 def _by_operation(graphs: Sequence[ExecutionGraph], kinds: Sequence[int]) -> dict[str, int]:
-    """Return the calls a step of the given kinds, by the operation that makes them, of all ranks."""
+    """Return the calls a step of these kinds, by the operation that makes them, over all ranks."""
     found: Counter[str] = Counter()
     for graph in graphs:
         launches = graph.launches
@@ -315,23 +314,23 @@ def _by_operation(graphs: Sequence[ExecutionGraph], kinds: Sequence[int]) -> dic
 
 
 def _waits(traced: ExecutionGraph, made: Sequence[ExecutionGraph]) -> dict[str, int]:
-    """Return the waits of the host for the device a step, by the operation that waits.
+    """Return how often a step's host waits for the device, by the operation that waits.
 
-    ``traced`` tells those that the user's code asks for itself; ``made`` has the calls that wait and the copies to
-    pageable memory, which their call waits for.
+    ``traced`` has the explicit waits of the user's code. ``made`` has the blocking calls, and copies to pageable
+    memory, for which their call waits.
     """
     found = Counter(_by_operation(made, [LaunchKind.BLOCKING_SYNC]))
     for graph in made:
         rows = np.flatnonzero(view_rank(graph).k_in_call & (graph.kernels.step >= 0))
         names = [graph.string(code) for code in _names(graph, graph.kernels.op[rows]).tolist()]
-        found.update(name or OUTSIDE for name in names if name != HOST_READ)  # whose call that waits is counted
+        found.update(name or OUTSIDE for name in names if name != HOST_READ)  # a blocking call counts these reads
     if asked := traced.meta.substitutions.get(SYNCHRONIZE, 0):
         found["torch.cuda.synchronize"] += -(-asked // max(len(traced.steps), 1))
     return dict(sorted(found.items()))
 
 
 def _gpu_time(graphs: Sequence[ExecutionGraph]) -> dict[str, float]:
-    """Return the device time a step by the operation that launched it, ns, of all ranks."""
+    """Return the device time a step, ns, by the operation that launched it, over all ranks."""
     found: dict[str, float] = {}
     for graph in graphs:
         codes, place = np.unique(_names(graph, graph.kernels.op), return_inverse=True)
@@ -343,7 +342,7 @@ def _gpu_time(graphs: Sequence[ExecutionGraph]) -> dict[str, float]:
 
 
 def _names(graph: ExecutionGraph, op: np.ndarray) -> np.ndarray:
-    """Return the string codes of the operations' names; ``NONE`` for none."""
+    """Return the string codes of operations' names; ``NONE`` for no operation."""
     return np.append(graph.ops.name, NONE)[op]
 
 

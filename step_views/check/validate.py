@@ -1,8 +1,8 @@
-"""``validate``: predict sizes of one's own program that were never run, then run them and compare.
+"""``validate``: predict a program at sizes that were never run, then run it at these sizes and compare.
 
 ::
 
-    capture ──> predict the others ──> run them, with no profiler on ──> errors, bias, coverage
+    capture ──> predict the others ──> run them, without the profiler ──> errors, bias, coverage
 
 All sizes are predicted before any of them runs. The measured step is the median of the steps that the capture times
 without the profiler; other work on the machine affects it.
@@ -43,24 +43,22 @@ from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
 
 LEAST_SIZED = 0.1
-"""Least share of device time with recorded sizes for which kernel models are judged."""
+"""Kernel models are judged only if at least this share of device time has recorded sizes."""
 
 Pieces = tuple[list[tuple[OpCall, ...]], np.ndarray]
 """Calls of each piece of work, and its measured time in ns."""
 
 
 class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Errors of one capture's predictions, as shares of what was measured; signed ones are predicted over measured − 1.
+    """Errors of one capture's predictions as shares of the measured time; signed ones are predicted over measured − 1.
 
     Attributes:
-        step: signed, of the step with nothing watching (where that was timed, else as recorded) as predicted from the
-            recorded window, against the median of the measured steps. On a CPU it closes by construction: the host's
-            own times are played back.
-        replay: median |error| of the replayed steps.
-        device: signed, of the device's work in all (on a CPU: of the operations that compute) as the kernel models
-            price it without looking at its times. Collectives and work without sizes take no part. None where the
-            device is unknown or sizes are lacking.
-        families: Σ |predicted − measured| over the families of work, of the same: what cancels in ``device``.
+        step: signed error of the step predicted from the recorded window, against the median step (without the profiler
+            if such steps were timed). On a CPU it is small by construction: the host's own times are played back.
+        replay: median absolute error of the replayed steps.
+        device: signed error of all device work (on a CPU: of operations that compute), priced by kernel models from its
+            sizes alone, without collectives and work without sizes. ``None`` if the device or sizes are unknown.
+        families: sum over families of |predicted − measured| of that work: counts errors that cancel in ``device``.
     """
 
     step: float | None
@@ -69,19 +67,19 @@ class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     families: float | None
 
     def figures(self) -> dict[str, float]:
-        """Return the figures that are known, by name."""
+        """Return the known figures by name."""
         return {name: value for name in FIGURES if (value := getattr(self, name)) is not None}
 
 
 FIGURES: Mapping[str, str] = {
     "step": "predicted step time", "replay": "replayed steps", "device": "modelled device time",
     "families": "modelled device time by family"}
-"""Figures and their descriptions."""
+"""Names of the figures and their descriptions."""
 
 
 def accuracy(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> Accuracy:
-    """Predict a capture again. ``profiles`` are fitted models by name of the device; data sheets elsewhere. Raises
-    ``CheckError``: it cannot be predicted from."""
+    """Predict a capture again and return the errors. ``profiles`` are fitted models by device name; other devices use
+    data sheets. Raises ``CheckError`` if the capture cannot be predicted."""
     job = capture.job
     try:
         baseline = baseline_of(job).with_models(profiles or {})
@@ -100,7 +98,7 @@ def _step(baseline: Baseline) -> float | None:
 
 
 def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]:
-    """Return ``device`` and ``families``."""
+    """Return the figures ``device`` and ``families`` of ``Accuracy``."""
     families = modelled_families(job, baseline)
     if not families:
         return None, None
@@ -139,7 +137,7 @@ def _priced(pieces: Sequence[tuple[OpCall, ...]], spec: DeviceSpec, models: Mode
 
 
 def _computing(graphs: Sequence[ExecutionGraph]) -> tuple[Pieces, float]:
-    """The operations of the steps that compute on a CPU and whose sizes are known; and the time of all that do, ns."""
+    """Return the steps' operations of known sizes that compute on a CPU, and the time of all that compute, ns."""
     calls: list[tuple[OpCall, ...]] = []
     times: list[float] = []
     total = 0.0
@@ -159,7 +157,7 @@ def _computing(graphs: Sequence[ExecutionGraph]) -> tuple[Pieces, float]:
 
 
 def _rounded(value: float) -> float:
-    """Round to 10⁻⁶: what is stored must not change with the last bits of a machine's arithmetic."""
+    """Round to 10⁻⁶, because stored values must not depend on the last bits of a machine's arithmetic."""
     return round(value, 6) + 0.0
 
 
@@ -177,9 +175,9 @@ class ValidatedProgram:
     """A program that takes its sizes as arguments.
 
     Attributes:
-        script: its path; its ``arguments`` may hold {NAME} for a size, which else are added as --NAME SIZE.
-        workload: or the name of a workload of the suite, with ``fixed`` settings.
-        options: further ones of foretrace capture.
+        script: path of a script; its ``arguments`` may contain {NAME} for a size, else sizes are added as --NAME SIZE.
+        workload: instead of a script, the name of a workload of the suite, with ``fixed`` settings.
+        options: further options of foretrace capture.
     """
 
     script: str | None = None
@@ -189,7 +187,7 @@ class ValidatedProgram:
     options: tuple[str, ...] = ()
 
     def command(self, sizes: Sizes, out: Path) -> list[str]:
-        """Return the words of the command that captures it at some sizes."""
+        """Return the words of the command that captures the program at these sizes."""
         begin = ["capture", "--out", str(out), *self.options]
         if self.workload is not None:
             settings = {**self.fixed, **sizes}
@@ -209,7 +207,7 @@ class ValidatedProgram:
 
 @dataclass(frozen=True, slots=True)
 class ValidatedCase:
-    """One size: what was predicted of its step before it ran, with the 80% interval, and what it took, µs."""
+    """One size: the prediction made before the run, with its 80% interval, and the measured time, µs."""
 
     sizes: Sizes
     predicted_us: float
@@ -217,24 +215,24 @@ class ValidatedCase:
     high_us: float
     measured_us: float
     steps: int
-    """Steps that were timed."""
+    """Number of timed steps."""
     bound: str = ""
     warnings: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
-        """Return the predicted over measured, less one."""
+        """Predicted over measured time, minus 1."""
         return self.predicted_us / self.measured_us - 1.0
 
     @property
     def covered(self) -> bool:
-        """Return whether the measured time is in the interval."""
+        """Whether the measured time is inside the interval."""
         return self.low_us <= self.measured_us <= self.high_us
 
 
 @dataclass(frozen=True, repr=False)
 class Validation(Shown):
-    """Predictions compared with later measurements; ``captured`` are the sizes they were made from."""
+    """Predictions compared with later measurements; ``captured`` are the sizes from which they were made."""
 
     captured: Sequence[Sizes]
     cases: Sequence[ValidatedCase]
@@ -242,28 +240,28 @@ class Validation(Shown):
 
     @property
     def mape(self) -> float:
-        """Return the mean absolute error, a share."""
+        """Mean absolute error, as a share."""
         return float(np.mean([abs(case.error) for case in self.cases]))
 
     @property
     def bias(self) -> float:
-        """Return the mean error with its sign, a share."""
+        """Mean signed error, as a share."""
         return float(np.mean([case.error for case in self.cases]))
 
     @property
     def coverage(self) -> float:
-        """Return the share of the measured times that lie in their 80% interval."""
+        """Share of measured times inside their 80% interval."""
         return float(np.mean([case.covered for case in self.cases]))
 
     def headline(self) -> str:
-        """Say the errors in one line."""
+        """Return the errors in one line."""
         inside = sum(case.covered for case in self.cases)
         number = len(self.cases)
         return (f"mean error {self.mape:.1%}, bias {signed_percent(self.bias)}; {inside} of {number} measured time"
                 f"{'' if number == 1 else 's'} in the 80% interval")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """Return ``cases``: sizes, predicted and measured step (µs), interval, error (a share), and if it is inside."""
+        """Return ``cases``: sizes, predicted and measured step (µs), interval, error (as a share), and coverage."""
         return {"cases": lambda: pd.DataFrame([{
             **case.sizes, "predicted_us": case.predicted_us, "low_us": case.low_us, "high_us": case.high_us,
             "measured_us": case.measured_us, "error": case.error, "covered": case.covered} for case in self.cases])}
@@ -276,7 +274,7 @@ class Validation(Shown):
             ChartSeries("measured", [case.measured_us / 1e3 for case in self.cases])], "ms")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"captured": [dict(sizes) for sizes in self.captured], "mape": self.mape, "bias": self.bias,
                 "coverage": self.coverage, "cases": [{
                     "sizes": dict(case.sizes), "predicted_us": case.predicted_us,
@@ -287,7 +285,7 @@ class Validation(Shown):
 
 @dataclass(frozen=True, slots=True)
 class PredictedCase:
-    """The prediction for a size, made before it runs."""
+    """The prediction for a size, made before the run."""
 
     sizes: Sizes
     predicted_us: float
@@ -302,8 +300,8 @@ class PredictedCase:
 
 
 def capture_program(program: ValidatedProgram, sizes: Sizes, out: Path) -> list[int]:
-    """Capture a program at some sizes, in a process of its own; return the steps timed without the profiler, ns. Raises
-    ``CheckError``: it failed; the sentence ends with what it said."""
+    """Capture a program at some sizes in a new process, and return the steps timed without the profiler, ns. Raises
+    ``CheckError`` with the end of the program's output if it fails."""
     words = program.command(sizes, out)
     done = subprocess.run([*FORETRACE, *words], capture_output=True, text=True, errors="replace", check=False,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
@@ -315,8 +313,8 @@ def capture_program(program: ValidatedProgram, sizes: Sizes, out: Path) -> list[
 
 
 def timed_steps(path: Path) -> list[int]:
-    """Return the steps of a capture that were timed without the profiler, of the slowest rank, ns. Raises
-    ``CheckError``: none was."""
+    """Return the steps of a capture's slowest rank that were timed without the profiler, ns. Raises ``CheckError`` if
+    there are none."""
     ranks = [graph.meta.unprofiled_step_ns for graph in read_job(path).graphs if graph.meta.unprofiled_step_ns]
     if not ranks:
         raise CheckError(f"{path} has no steps that were timed without the profiler: capture with --timed 10 or more.")
@@ -325,9 +323,9 @@ def timed_steps(path: Path) -> list[int]:
 
 def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes], *, profiles: Sequence[str] = (),
                   code: str | None = None, selected: float | None = None) -> list[PredictedCase]:
-    """Predict a program's step at sizes from its captures at others. Each size is predicted from the nearest capture;
-    with ``code`` ("train.py:build") the program is traced again at each size, masks made of data selecting the share
-    ``selected``. Raises ``ForetraceError``: one cannot be predicted."""
+    """Predict a program's step at some sizes, each from the nearest of its captures. With ``code``
+    ("train.py:build") the program is traced again at each size; masks made of data then select the share ``selected``.
+    Raises ``ForetraceError`` if a size cannot be predicted."""
     (first, path), *others = captures
     study = Study(read_job([str(path)]), profiles=[load_profile(each) for each in profiles])
     found = []
@@ -344,17 +342,17 @@ def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes
 
 def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.PathLike[str], *, captures: int = 1,
              profiles: Sequence[str] = (), code: str | None = None, selected: float | None = None) -> Validation:
-    """Capture a program at the first sizes, predict it at the others, run these, and compare.
+    """Capture a program at the first sizes, predict it at the others, run it at these, and compare.
 
     Args:
-        program: what is run.
-        sizes: of each run, all with the same names.
-        out: a directory for the captures; those of an earlier validation in it are replaced.
-        captures: how many of the sizes are captured; the others are predicted.
+        program: the program.
+        sizes: sizes of each run, all with the same names.
+        out: a directory for the captures; it may have those of an earlier validation, which are replaced.
+        captures: number of sizes that are captured; the others are predicted.
         profiles, code, selected: see ``predict_cases``.
 
     Raises:
-        CheckError: there is nothing to predict, sizes differ in their names or are given twice, or a run failed.
+        CheckError: there is nothing to predict, sizes differ in their names or repeat, or a run failed.
         ForetraceError: a size cannot be predicted.
     """
     if captures < 1 or len(sizes) <= captures:

@@ -1,4 +1,4 @@
-"""Results of a check: a verdict on each quantity of each program, and all of them together."""
+"""Results of a check: a verdict on each quantity of each program, and all verdicts together."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class Status(Enum):
     PASSED = "passed"
     FAILED = "failed"
     INCONCLUSIVE = "inconclusive"
-    """The measurements neither show that it got worse nor exclude that it got much worse."""
+    """The measurements neither prove a growth nor exclude a large one."""
     SKIPPED = "skipped"
-    """It could not be compared; ``Verdict.text`` says why."""
+    """Not compared; ``Verdict.text`` has the reason."""
     STORED = "stored"
-    """It is one of a new baseline, and was not judged."""
+    """Stored in a new baseline, and not judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One quantity of one program.
+    """The verdict on one quantity of one program.
 
     Attributes:
-        program: its name.
-        quantity: what was compared, in words.
+        program: name of the program.
+        quantity: the compared quantity, in words.
         status: the outcome.
-        before, now: the two values; None where there is none.
-        unit: of both: "ns", "bytes", "" (a count) or "error" (a share of what was measured).
-        text: one sentence for people.
-        confidence: of a statistical test, 1 − p of "it got worse by no more than what is too small to matter".
-        detectable: of such a test, the smallest increase that it could have shown, as a share.
+        before, now: the two values; ``None`` for a missing value.
+        unit: unit of both: "ns", "bytes", "" (a count) or "error" (a share of the measured value).
+        text: one sentence for the reader.
+        confidence: for a statistical test, 1 − p of "it grew by no more than what is too small to matter".
+        detectable: for a statistical test, the smallest growth that it could have shown, as a share.
     """
 
     program: str
@@ -54,15 +54,15 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Return whether it got worse."""
+        """Whether the quantity got worse."""
         return self.status is Status.FAILED
 
     def value(self, number: float | None) -> str:
-        """Return ``before`` or ``now`` with its unit."""
+        """Return ``before`` or ``now`` as text with its unit."""
         return in_unit(number, self.unit)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"program": self.program, "quantity": self.quantity, "status": self.status.value, "before": self.before,
                 "now": self.now, "unit": self.unit or "count", "text": self.text, "confidence": self.confidence,
                 "detectable": self.detectable}
@@ -70,14 +70,14 @@ class Verdict:
 
 @dataclass(slots=True, repr=False)
 class GateOutcome(Shown):
-    """All verdicts of a check, those that failed first explained.
+    """All verdicts of a check, with causes of failures.
 
     Attributes:
         what: what was checked, in words.
-        verdicts: in order of programs.
-        causes: of programs that failed, what made the difference, the largest first.
-        notes: one sentence for each thing worth knowing.
-        stored: whether the figures are those of a new baseline, so that nothing was judged.
+        verdicts: the verdicts in order of programs.
+        causes: by program that failed, the causes of the difference, largest first.
+        notes: remarks, one sentence each.
+        stored: whether the figures were stored as a new baseline, so that nothing was judged.
     """
 
     what: str
@@ -87,15 +87,15 @@ class GateOutcome(Shown):
     stored: bool = False
 
     def headline(self) -> str:
-        """Say the outcome in one sentence."""
+        """Return the outcome in one sentence."""
         return self.summary
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """Return ``verdicts``: each figure's status, what it was and what it is."""
+        """Return ``verdicts``: each figure's status, old value and new value."""
         return {"verdicts": lambda: pd.DataFrame([verdict.to_json() for verdict in self.verdicts])}
 
     def chart(self) -> Chart:
-        """Return by how much each figure changed, in percent."""
+        """Return a bar chart of each figure's change, in percent."""
         known = [one for one in self.verdicts if one.before and one.now is not None]
         return Chart("bars", self.summary, [f"{one.program}: {one.quantity}" for one in known[:MOST_BARS]], [
             ChartSeries("change", [100.0 * (float(one.now or 0) / float(one.before or 1) - 1.0)
@@ -103,17 +103,17 @@ class GateOutcome(Shown):
 
     @property
     def failures(self) -> Sequence[Verdict]:
-        """Return what got worse."""
+        """Verdicts on quantities that got worse."""
         return [verdict for verdict in self.verdicts if verdict.failed]
 
     @property
     def inconclusive(self) -> Sequence[Verdict]:
-        """Return what the measurements do not decide."""
+        """Verdicts that the measurements do not decide."""
         return [verdict for verdict in self.verdicts if verdict.status is Status.INCONCLUSIVE]
 
     @property
     def summary(self) -> str:
-        """One sentence."""
+        """The outcome in one sentence."""
         programs = len({verdict.program for verdict in self.verdicts})
         of = f"{programs} program{'' if programs == 1 else 's'}"
         if self.stored:
@@ -129,7 +129,7 @@ class GateOutcome(Shown):
                 f"{f'; {undecided} more could not be decided' if undecided else ''}.")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"checked": self.what, "passed": not (self.failures or self.inconclusive),
                 "outcome": "failed" if self.failures else "inconclusive" if self.inconclusive else "passed",
                 "summary": self.summary,
@@ -138,7 +138,7 @@ class GateOutcome(Shown):
 
 
 def in_unit(number: float | None, unit: str) -> str:
-    """Return a value in words: "12.345 ms", "1.20 GB", "412", "+3.1%"; a dash for none."""
+    """Return a value as text: "12.345 ms", "1.20 GB", "412", "+3.1%"; a dash for ``None``."""
     if number is None:
         return "–"
     if unit == "ns":
@@ -157,7 +157,7 @@ _CONTROL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit_xml(outcome: GateOutcome) -> bytes:
-    """One test suite a program, one test case a quantity, as CI servers read it."""
+    """Return the outcome as JUnit XML for CI servers: a test suite for each program, a test case for each quantity."""
     suites = ElementTree.Element("testsuites", _numbers(outcome.verdicts, "foretrace check"))
     for program, verdicts in _by_program(outcome.verdicts).items():
         suite = ElementTree.SubElement(suites, "testsuite", _numbers(verdicts, program))
@@ -195,7 +195,7 @@ def _by_program(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
 
 
 def markdown(outcome: GateOutcome) -> str:
-    """Return a summary for a pull request: what failed and why first, then every figure, folded away."""
+    """Return a summary in Markdown for a pull request: failures and their causes first, then all figures, folded."""
     failed = [*outcome.failures, *outcome.inconclusive]
     mark = "❌" if outcome.failures else "❔" if failed else "✅"
     lines = [f"### {mark} foretrace check: {_cell(outcome.what)}", "", _cell(outcome.summary), ""]
@@ -217,5 +217,5 @@ def _table(verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Return the text that can neither end a table's cell nor become markup: names come from files others wrote."""
+    """Return a text that cannot end a table's cell or become markup, because names come from other people's files."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(_clean(text).split()))

@@ -1,1 +1,1 @@
-"""Commands about recorded and predicted steps, and what every command's options and output are made of."""
+"""Commands about recorded and predicted steps, and the parts of every command: its options and its output."""

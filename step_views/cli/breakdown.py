@@ -113,7 +113,7 @@ def _report(result: reports_breakdown.Breakdown, top: int, spans: bool) -> None:
 
 
 def _spans(report: Report, result: reports_breakdown.Breakdown) -> None:
-    """Every step's own span by bound: along its host's thread, or its device's where the device falls behind."""
+    """Report every step's own span by bound: along its host's thread, or its device's if the device falls behind."""
     bounds = [bound for bound, ns in result.total().bounds.items() if ns]
     report.table("Span of each recorded step by bound, ms as replayed",
                  [Column("rank"), Column("step", name=True), Column("span"), *(Column(_heading(b)) for b in bounds)],
@@ -128,7 +128,7 @@ def _heading(bound: engine.Bound) -> str:
 
 def _host_columns(title: str, entries: list[reports_breakdown.OperationTime]
                   | list[reports_breakdown.ModuleTime]) -> list[Column]:
-    """Return the table's columns; waiting and GPU have one only where there is any."""
+    """Return the table's columns. Waiting and GPU time have a column only if some entry has such time."""
     return [Column(title, name=True, path=title == "module"), Column("calls"), Column("host"),
             *([Column("waiting")] if any(e.waiting_ns for e in entries) else []),
             *([Column("GPU")] if any(e.gpu_ns for e in entries) else [])]

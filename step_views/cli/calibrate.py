@@ -29,14 +29,14 @@ from tracer.errors import ForetraceError
 from tracer.output_kind import HOST, PROFILE, check_output
 
 DEVICES = ("auto", "cpu", "cuda")
-MOST_MINUTES = 60.0  # chosen: more is a slip of the finger
+MOST_MINUTES = 60.0  # chosen: more is probably a typing error
 KEEP = 6
-"""Rounds, those least disturbed."""
+"""Number of rounds that are used, those with least disturbance."""
 
 
 def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: list[str], *, as_json: bool) -> None:
-    """Record, fit, write and report. ``refused`` are options that were given and mean nothing here. Raises
-    ``ForetraceError``: an option cannot be, PyTorch is missing, or a file cannot be written."""
+    """Record, fit, write and report. Raises ``ForetraceError`` if options were given that --host refuses (``refused``),
+    an option is impossible, PyTorch is missing, or a file cannot be written."""
     if refused:
         raise ForetraceError(f"{refused[0]} is for a device's kernels; leave it out with --host.")
     if on not in DEVICES:
@@ -63,7 +63,7 @@ def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: lis
 
 def _measured(folder: Path, on: str, seconds: float, threads: int, line: ProgressLine) -> tuple[
         host_steps.HostCalibration, int, str]:
-    """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
+    """Record rounds into a folder and fit. Return the calibration, the number of rounds used, and the device."""
     device, steps = host_rounds.built_on(on, threads)
     plan = host_rounds.RoundPlan(40, KEEP, seconds)
     kept = host_rounds.record_rounds({name: (step, {}) for name, step in steps.items()}, folder, plan, line.say)
@@ -90,7 +90,7 @@ def _report_host(out: str, found: host_steps.HostCalibration, kept: int, device:
 
 
 def _over_shipped(found: host_steps.HostCalibration, device: str) -> float | None:
-    """Return how long operations take here over the shipped host's, the median of those that both know as they are."""
+    """Return the ratio of operation times here to those of the shipped host: the median over the labels of both."""
     other = model.shipped_host(model.CPU_HOST if device == "cpu" else model.GPU_HOST)
     both = [label for label, pool in found.model.pools.items() if len(label) == 3 and label[0] == "own"
             and label in other.pools]
@@ -189,7 +189,7 @@ def _host(graphs: Sequence[graph.ExecutionGraph]) -> host_overheads.HostOverhead
 
 
 def _best(found: run.Calibration) -> list[kernel_models_profile.ProfileEntry]:
-    """Return the preferred model of each family."""
+    """Return each family's preferred model."""
     return [found.profile.entries_of(family)[0] for family in found.profile.families]
 
 

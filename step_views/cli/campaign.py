@@ -1,4 +1,4 @@
-"""``foretrace campaign``: run a plan of captures and micro-benchmarks, list the plans, look at what is done."""
+"""``foretrace campaign``: run a plan of captures and micro-benchmarks, list the plans, show what a directory has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tracer.lazy import msgspec
 campaign = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                        help="Record a plan of workloads and micro-benchmarks within a time box.")
 
-_SHOWN_FAILURES = 12  # chosen: a screen
+_SHOWN_FAILURES = 12  # chosen: about one screen
 
 
 @campaign.command("run")
@@ -140,7 +140,7 @@ def _report_captures(report: Report, lines: list[tracer_campaign.ItemResult]) ->
 
 
 def _report_failures(report: Report, lines: list[tracer_campaign.ItemResult]) -> None:
-    # Alike reasons once, with their number.
+    # Equal reasons are listed once, with their number.
     reasons: dict[tuple[str, str, str], int] = {}
     for line in lines:
         if line.status != "ok":

@@ -30,17 +30,17 @@ _AS_MODULE = ("-m", "--module")
 
 
 class CaptureCommand(TyperCommand):
-    """The command, which knows whose an unknown option probably is."""
+    """The command. It recognises options that probably belong to the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse. An option after a script that is none of ours is probably the script's, which follow after ``--``."""
+        """Parse. An unknown option after a script is probably the script's own, which must follow after ``--``."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
             script = next((text for before, text in zip(["", *given], given, strict=False)
                            if text.endswith(user_code.SUFFIXES) or before in _AS_MODULE), None)
-            # By its name: where the class lives depends on typer's version.
+            # The class is found by its name, because its module depends on typer's version.
             if type(error).__name__ != "NoSuchOption" or script is None:
                 raise
             option = getattr(error, "option_name", "an option")
@@ -162,13 +162,13 @@ def _script(code: user_code.UserCode, arguments: list[str], out: str, options: c
         raise
     except SystemExit as error:
         advice = ""
-        # As Python ends: a number is the status, anything else is printed and the status 1.
+        # As in Python: a number is the exit status; anything else is printed, with exit status 1.
         status = error.code if isinstance(error.code, int) else FAILED
         if not isinstance(error.code, int):
             tell(str(error.code))
         what = f"{path} ended itself with exit status {status}"
     except BaseException as error:
-        # The script's own failure is shown as Python would, not as one of foretrace.
+        # A failure of the script is shown in Python's format, without foretrace's frames.
         shown = error if debug else capture_script.without_our_frames(error, code.file)
         traceback.print_exception(type(shown), shown, shown.__traceback__)
         status, what = FAILED, f"{path} failed with {type(error).__name__}"
@@ -180,7 +180,7 @@ def _script(code: user_code.UserCode, arguments: list[str], out: str, options: c
 
 @contextmanager
 def _interruption_told(what: str, begun: session.Capture) -> Iterator[None]:
-    """End with a shell's status for Ctrl-C or SIGTERM, and say what the capture holds."""
+    """After Ctrl-C or SIGTERM, print the capture's contents and exit with a shell's status."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -192,7 +192,7 @@ def _interruption_told(what: str, begun: session.Capture) -> Iterator[None]:
 
 @contextmanager
 def _progress(begun: session.Capture) -> Iterator[None]:
-    """Show on a terminal how many steps are done. Drawn between steps only, so that no timed step pays for it."""
+    """Show on a terminal how many steps are done. It is drawn only between steps, outside their timed part."""
     if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
         yield
         return

@@ -34,13 +34,13 @@ from tracer.errors import ForetraceError
 from tracer.output_kind import JUNIT, MARKDOWN, check_output
 
 WORSE = 1
-"""Exit code where something got worse, or a mean error is above the largest that is wanted."""
+"""Exit code if something got worse, or if a mean error is above the allowed one."""
 UNDECIDED = 3
-"""Exit code where nothing got worse for sure, and something may have; 2 is for what cannot be checked at all."""
+"""Exit code if something may have got worse, but nothing surely did. Exit code 2 is for an impossible check."""
 
 
 class Undecided(str, Enum):
-    """The treatment of an inconclusive check."""
+    """How to treat an inconclusive check."""
     REPORT = "report"
     FAIL = "fail"
     PASS = "pass"
@@ -129,8 +129,8 @@ def check(
 
 
 def share_of(text: str, option: str = "--tolerance") -> float:
-    """Return a share of "5%" or "0.05". Raises ``ForetraceError``: it is neither, or negative; or a number such as 5,
-    which more likely means 5% than 500%."""
+    """Return the share that "5%" or "0.05" expresses. Raises ``ForetraceError`` if it is neither or negative, and for a
+    number such as 5, which more likely means 5% than 500%."""
     try:
         value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -154,7 +154,7 @@ def _check_options(update: bool, reason: str, against: str | None) -> None:
 
 
 def _check_script(path: str, base: str | None, arguments: list[str] | None, pairs: int | None, others: bool) -> None:
-    """Refuse what belongs to a script where there is none to run, and what belongs to captures where there is one."""
+    """Refuse a script's options if no script is to be run, and captures' options if one is."""
     if base is None:
         if path.endswith(".py"):
             raise ForetraceError(f"{path} is a script; say with --base what it is compared with, a commit such as HEAD "
@@ -172,7 +172,7 @@ def _check_script(path: str, base: str | None, arguments: list[str] | None, pair
 
 
 def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str | Path]) -> None:
-    """Refuse reports that cannot be written, or that would replace one another or what the check reads or keeps."""
+    """Refuse reports that cannot be written, or that would replace each other or a file that the check needs."""
     kept = {os.path.realpath(each) for each in read}
     for path, kind in ((junit, JUNIT), (markdown, MARKDOWN)):
         if path is None:
@@ -188,8 +188,8 @@ def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str |
 
 
 def explain(old: measure.StoredCapture, new: measure.StoredCapture, decided: bool = True) -> list[str]:
-    """Return what makes the new capture's step longer, as lines; where the two cannot be compared, why. Where nothing
-    is ``decided``, times alone are named only if they are sure."""
+    """Return lines on the causes of the new capture's longer step; or the reason why the two cannot be compared. Unless
+    something is ``decided``, changes of time alone are named only if they are certain."""
     try:
         found = jobs.diff_jobs(old.job, new.job)
     except ForetraceError as error:
@@ -197,7 +197,7 @@ def explain(old: measure.StoredCapture, new: measure.StoredCapture, decided: boo
     least = gate.RESOLUTION * found.before_ns
     named = [change for change in found.changes() if change.counted or (
         change.time_ns + max(change.hidden_ns, 0) > 0 if decided else change.certain_ns >= least)]
-    # What surely saved time is a change too, and comes last.
+    # Changes that certainly saved time come last.
     named.sort(key=lambda change: change.certain_ns < -result.NOTABLE * found.before_ns)
     if fewer := measure.environment_of(old).fewer_threads(measure.environment_of(new)):
         named.insert(0, result.Change(f"{fewer}, of the whole step", True, time_ns=found.total_ns))
@@ -205,7 +205,7 @@ def explain(old: measure.StoredCapture, new: measure.StoredCapture, decided: boo
 
 
 def _told(change: result.Change) -> str:
-    """A change with its time: that of the median step where it is sure, which an interrupted step does not move."""
+    """Return a change and its time: if certain, the median step's, which interrupted steps do not affect."""
     time = change.steady_ns if change.certain_ns else change.time_ns
     hidden = f" ({milliseconds(change.hidden_ns)} ms more hidden)" if change.hidden_ns > 0 else ""
     return f"{change.what}, {milliseconds(time)} ms{hidden}"

@@ -1,4 +1,4 @@
-"""Tables, sentences and progress bars. What a command reports goes to stdout, everything else to stderr."""
+"""Tables, sentences and progress bars. A command's results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tracer.free_memory import free_memory
 from tracer.lazy import msgspec, rich_box, rich_console, rich_progress, rich_table, rich_text
 
 PLAIN_WIDTH = 100
-"""Columns of tables in a file or pipe, and the most on a terminal that is wider."""
+"""Width of output in a file or pipe, characters; on a terminal the terminal's own width, at most 160."""
 _PIECE = 1 << 14  # chosen: characters that a reader takes in one write
 MOST_NOTES = 60
-"""Notes that are shown."""
+"""Number of notes that are shown."""
 _UNPRINTABLE = re.compile(r"[^\x00-\x7e]")
 NARROWEST = 12
-"""A name is cut to no less than this."""
+"""Least length to which a name is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column. Numbers are set right and never cut; names give way where the line gets too long.
+    """A table's column. Numbers are aligned right and never cut; names are cut if the line is too long.
 
-    Of a ``path`` the end is kept, of other names the beginning; a ``whole`` one, there to be typed, is not cut.
+    A ``path`` keeps its end, other names their beginning; a ``whole`` name, which users may type, is never cut.
     """
 
     title: str
@@ -48,14 +48,14 @@ class Report:
         self.width = min(self.console.width, 160) if self.console.is_terminal else PLAIN_WIDTH
 
     def table(self, title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table under its title; one without rows is left out."""
+        """Print a table with its title; a table without rows is left out."""
         cells = [[one_line(cell) for cell in row] for row in rows]
         if not cells:
             return
         cells = _fitted(columns, cells, self.width)
         self.line()
         self.line(title, style="bold")
-        # Rather a line too long for a narrow terminal than a number cut in two.
+        # On a narrow terminal, a line that is too long is better than a number that is cut.
         self.console.width = max(self.width, sum(_widths(columns, cells)) + 2 * (len(columns) - 1))
         with standard_output():
             self.console.print(_table(columns, cells), crop=False)
@@ -69,7 +69,7 @@ class Report:
             self.console.print(rich_text.Text("\n".join(lines), style=style))
 
     def notes(self, notes: Iterable[str]) -> None:
-        """Print sentences, each once, as a list; of very many the first."""
+        """Print different sentences as a list of notes; at most the first ``MOST_NOTES``."""
         found = list(dict.fromkeys(notes))
         for i, note in enumerate(found[:MOST_NOTES]):
             if i == 0:
@@ -79,14 +79,14 @@ class Report:
             self.line(f"… and {len(found) - MOST_NOTES:,} notes more (--json has them).")
 
     def timeline(self, path: str | None) -> None:
-        """Say where a timeline was written, if one was."""
+        """Print where a timeline was written, if one was."""
         if path is not None:
             self.line()
             self.line(f"Timeline written to {path}: open it in ui.perfetto.dev or chrome://tracing.")
 
 
 def _reader_gone() -> None:
-    """Say that the reader has gone, rather than end the process as rich does."""
+    """Raise an error if the reader has closed the pipe; rich would end the process."""
     raise BrokenPipeError
 
 
@@ -109,14 +109,14 @@ def _widths(columns: Sequence[Column], cells: list[list[str]]) -> list[int]:
 
 
 def _fitted(columns: Sequence[Column], cells: list[list[str]], width: int) -> list[list[str]]:
-    """Cut names, the longest columns first, until the table is no wider than ``width``."""
+    """Shorten names, in the longest columns first, until the table is no wider than ``width``."""
     widths = _widths(columns, cells)
     names = [i for i, column in enumerate(columns) if column.name and not column.whole]
     excess = sum(widths) + 2 * (len(columns) - 1) - width
     while excess > 0 and names:
         longest = max(names, key=lambda i: widths[i])
         others = [widths[i] for i in names if i != longest]
-        # Down to the next longest name column, then those share what is left.
+        # Cut down to the next longest column of names; from there on, both are cut.
         cut = min(excess, max(1, widths[longest] - max(others, default=0)))
         target = max(widths[longest] - cut, NARROWEST, _title_width(columns[longest]))
         if target == widths[longest]:
@@ -128,7 +128,7 @@ def _fitted(columns: Sequence[Column], cells: list[list[str]], width: int) -> li
 
 
 def shortened(text: str, width: int, *, keep_end: bool = False) -> str:
-    """Return at most ``width`` characters: the end of a name gives way, a kernel's leading ``void`` first."""
+    """Return at most ``width`` characters. The end of a name is cut, but first a kernel's leading ``void``."""
     if len(text) > width:
         text = text.removeprefix("void ")
     if len(text) <= width:
@@ -141,14 +141,14 @@ def print_json(value: Any) -> None:
     """Print a value as JSON (NaN and infinities as null)."""
     text = msgspec.json.format(msgspec.json.encode(_encodable(value)), indent=2).decode("utf-8") + "\n"
     text = _UNPRINTABLE.sub(_json_escape, text)
-    # In pieces: an unbuffered stdout hides that the reader left in the middle of a long write.
+    # In pieces, because during one long unbuffered write it does not show that the reader has left.
     with standard_output():
         for at in range(0, len(text), _PIECE):
             sys.stdout.write(text[at:at + _PIECE])
 
 
 def _json_escape(found: re.Match[str]) -> str:
-    """A character that steers a terminal as JSON writes it otherwise; JSON itself escapes only those below a space."""
+    """Return the JSON escape of a terminal's control character; JSON itself only escapes those below a space."""
     character = found.group()
     if character.isprintable():
         return character
@@ -157,7 +157,7 @@ def _json_escape(found: re.Match[str]) -> str:
 
 
 def _encodable(value: Any) -> Any:
-    """Return the value with every text valid Unicode: half of a surrogate pair in a trace's name is replaced."""
+    """Return the value with valid Unicode in every text: half of a surrogate pair in a trace's name is replaced."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -167,10 +167,10 @@ def _encodable(value: Any) -> Any:
 
 def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: str | None = None, *,
          step_region: str | None = None, cycle: int | None = None) -> job.Job:
-    """Read the job with a progress bar on a terminal; ``workers`` read its traces.
+    """Read the job, with a progress bar on a terminal; ``workers`` read its traces.
 
-    ``window`` is which one of a capture; the steps are the regions named ``step_region``, if that is given, and
-    ``cycle`` of them one.
+    ``window`` is the number of a window in a capture. If ``step_region`` is given, the steps are the regions of this
+    name; ``cycle`` of these regions are one step.
     """
 
     with cluster.open_workers(workers, scheduler) as found:
@@ -182,13 +182,13 @@ def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: s
 
 
 MANY_EVENTS = 500_000
-"""Operations, launches and kernels from which free memory is checked; commands on fewer take about 0.5 GB."""
+"""Number of operations, launches and kernels above which free memory is checked; commands on fewer use about 0.5 GB."""
 BYTES_AN_EVENT = {"predict": 570, "report": 700, "opportunities": 780}
-"""Peak memory of commands: the most that a recording of 1.25 or 5 M events took (``benchmarks/event_memory.py``)."""
+"""Peak memory, bytes per event: the most of recordings with 1.25 and 5 M events (``benchmarks/event_memory.py``)."""
 
 
 def too_large(events: int, free: float | None) -> str:
-    """Return advice where free memory is less than commands are likely to take; empty where there is enough."""
+    """Return advice if commands probably need more than the free memory; otherwise an empty text."""
     most = events * max(BYTES_AN_EVENT.values())
     if free is None or most <= free:
         return ""
@@ -202,7 +202,7 @@ def _read(paths: list[str], window: int, workers: cluster.TaskWorkers, step_regi
     if not sys.stderr.isatty():
         return job.read_job(paths, window=window, workers=workers, step_region=step_region, cycle=cycle)
 
-    # A thread of the bar's own to draw it would keep copies of this process from reading (see ``forked.cores``).
+    # A separate thread that draws the bar would prevent forked reading processes (see ``forked.cores``).
     columns = (rich_progress.TextColumn("Reading"), rich_progress.BarColumn(), rich_progress.DownloadColumn(),
                rich_progress.TimeRemainingColumn())
     with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True), transient=True,
@@ -213,7 +213,7 @@ def _read(paths: list[str], window: int, workers: cluster.TaskWorkers, step_regi
 
 
 def _drawn(bar: rich_progress.Progress, task: rich_progress.TaskID) -> Callable[[int, int], None]:
-    """Return what takes (bytes done, in all) of a task, and draws its bar ten times a second at most."""
+    """Return a function of a task's bytes done and all bytes; it draws the bar at most ten times a second."""
     due = 0.0
 
     def show(done: int, total: int) -> None:
@@ -228,7 +228,7 @@ def _drawn(bar: rich_progress.Progress, task: rich_progress.TaskID) -> Callable[
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show on a terminal that something is being done."""
+    """Show on a terminal that work is in progress."""
     if not sys.stderr.isatty():
         yield
         return
@@ -238,7 +238,7 @@ def working(text: str) -> Iterator[None]:
 
 
 class ProgressLine:
-    """One line on a terminal that is written over; lines of their own elsewhere. Warnings always stay."""
+    """One line on a terminal that is overwritten; elsewhere separate lines. Warnings always remain."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stderr.isatty()
@@ -256,7 +256,7 @@ class ProgressLine:
         sys.stderr.flush()
 
     def end(self) -> None:
-        """Leave the line."""
+        """End the line."""
         if self._open:
             sys.stderr.write("\n")
             self._open = False

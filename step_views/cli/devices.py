@@ -1,4 +1,4 @@
-"""``foretrace devices`` and ``foretrace topologies``: what is known of hardware, with the source of each figure."""
+"""``foretrace devices`` and ``foretrace topologies``: known hardware, with the source of each figure."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _only_with_name(name: str | None, toml: bool) -> None:
 
 def _print_one(name: str, path: Path, values: dict[str, Any], show: Callable[[], None], *, toml: bool, json: bool
                ) -> None:
-    """Print its file, or its values as JSON, or let ``show`` print it."""
+    """Print the file, or the values as JSON, or call ``show``."""
     if toml:
         if not path.is_file():
             raise ForetraceError(f"{name} is no shipped one; its file is one's own.")
@@ -166,7 +166,7 @@ _FIELDS = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_b
 
 
 def _figure(spec: known_devices.DeviceSpec, key: str) -> str:
-    """Return a figure by "table.key" of its file."""
+    """Return a figure by "table.key" in the device's file."""
     table, _, name = key.partition(".")
     if table in ("matrix_tflops", "vector_tflops"):
         return f"{getattr(spec, table)[name]:g}"

@@ -1,4 +1,4 @@
-"""``foretrace diff``: what makes one recorded step take longer than another."""
+"""``foretrace diff``: why one recorded step takes longer than another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from step_views.pages import comparison
 from tracer import capture_layout
 
 HIDDEN_SHARE = 0.01
-"""Work that changed off the critical path is shown from this share of A's step on."""
+"""Least share of A's step from which changes off the critical path are shown."""
 
 
 @in_one_sentence
@@ -65,7 +65,7 @@ def diff(
 
 
 def _one_machine(before: str, after: str) -> bool | None:
-    """Return whether two captures name the same processor and device; ``None`` where they do not say."""
+    """Return whether two captures name the same processor and device; ``None`` if they do not name them."""
     found = []
     for path in (before, after):
         parts = capture_layout.find_parts(path) if "://" not in path else []
@@ -118,6 +118,6 @@ def _report(result: diff_result.Difference, top: int) -> None:
 
 
 def _sides(part: diff_result.Part) -> list[str]:
-    """Return a part's time in A and in B, and its difference as these show it."""
+    """Return a part's time in A and in B, and the difference of these as they are shown."""
     return [*("–" if ns is None else milliseconds(ns) for ns in (part.before_ns, part.after_ns)),
             signed_milliseconds(1e3 * part.shown_us())]

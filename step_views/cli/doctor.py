@@ -1,4 +1,4 @@
-"""``foretrace doctor``: what this machine lacks to record, read and predict, and what to do about it."""
+"""``foretrace doctor``: what this machine lacks for recording, reading and predicting, and how to mend it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracer import kept_files
 from tracer.capture import readiness
 from tracer.errors import ForetraceError, cut_text
 
-ACCEPTANCE_MINUTES = 10.0  # chosen: a coffee break; parts left over wait for the next call
+ACCEPTANCE_MINUTES = 10.0  # chosen; parts that do not fit wait for the next call
 
 
 @in_one_sentence

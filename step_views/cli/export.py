@@ -1,4 +1,4 @@
-"""``foretrace export`` and ``foretrace convert``: a job in other programs' formats, and in the one-file form."""
+"""``foretrace export`` and ``foretrace convert``: a job in other programs' formats, and in the one-file format."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def export(
 
 def _made(job: tracer_job.Job | None, prepared: request_study.Prepared | None,
           chosen: exports_export.ExportFormat) -> object:
-    """What is written: a simulated job, or results with tables and figures."""
+    """Return what to write: a simulated job, or results with tables and figures."""
     if prepared is not None:
         return prepared.start.simulated(prepared.edits) if chosen.of_job else prepared.predict()
     assert job is not None
@@ -142,7 +142,7 @@ def convert(
     The file is Parquet tables and a JSON manifest, smaller than the traces and many times faster to read.
     """
     check_output(out, paths, GRAPH)
-    # As it was recorded, unless asked for: who reads the file finds the cycles of its loop, or takes each step.
+    # As recorded, unless requested otherwise: readers of the file find the cycles of its loop, or take each step.
     job = read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle or 1)
     with working("Writing"):
         tracer_job.save_job(job, out)

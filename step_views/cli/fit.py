@@ -28,7 +28,7 @@ from tracer.output_kind import PROFILE, check_output
 
 @contextmanager
 def showing_fits() -> Iterator[fitting.Progress]:
-    """Show the progress of fits that run at the same time."""
+    """Show the progress of fits that run in parallel."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _tell_begin
         return
@@ -134,7 +134,7 @@ def fit(
 
 
 LEAST_HELD_OUT = 20
-"""Errors on fewer held-out calls say little: the cross-validated ones are shown instead."""
+"""With fewer held-out calls, the cross-validated errors are shown instead."""
 _MARK = "*"
 _COLUMNS = [
     Column("family", name=True), Column("software", name=True), Column("model", name=True), Column("fitted to"),
@@ -144,7 +144,7 @@ _STEP_COLUMNS = [Column("fitted", name=True), Column("steps"), *_COLUMNS[5:]]
 
 
 def models_table(report: Report, entries: Sequence[kernel_models_profile.ProfileEntry]) -> None:
-    """A profile's models with their errors."""
+    """Print a profile's models with their errors."""
     shown = [shown_errors(entry) for entry in entries]
     report.table("Errors on held-out groups of shapes", _COLUMNS, (
         [entry.model.family.value, entry.software, entry.kind, count(entry.rows), n + _MARK * crossed, *errors]
@@ -155,7 +155,7 @@ def models_table(report: Report, entries: Sequence[kernel_models_profile.Profile
 
 
 def steps_table(report: Report, profile: kernel_models_profile.DeviceProfile) -> None:
-    """Errors of whole steps, where a profile was fitted to some."""
+    """Print errors of whole steps, if the profile was fitted to any."""
     facts = profile.provenance.get("steps")
     if not facts:
         return
@@ -165,7 +165,7 @@ def steps_table(report: Report, profile: kernel_models_profile.DeviceProfile) ->
 
 
 def shown_errors(entry: kernel_models_profile.ProfileEntry) -> tuple[dict[str, float] | None, bool]:
-    """Return the errors to show for a model, and whether they are cross-validated for want of held-out calls."""
+    """Return a model's errors, and whether they are cross-validated because there are too few held-out calls."""
     held = entry.facts.get("held_out") or {}
     crossed = entry.facts.get("cross_validation")
     if held.get("n", 0) >= LEAST_HELD_OUT or not crossed:
@@ -174,7 +174,7 @@ def shown_errors(entry: kernel_models_profile.ProfileEntry) -> tuple[dict[str, f
 
 
 def error_cells(errors: dict[str, float] | None) -> list[str]:
-    """Return the cells for n, MAPE, median, bias, p90 and max; dashes where nothing was judged."""
+    """Return the cells for n, MAPE, median, bias, p90 and max; dashes if there are no errors."""
     if not errors or not errors.get("n"):
         return ["–"] * 6
     bias = errors.get("bias")
@@ -242,7 +242,7 @@ def evaluate(
 
 
 def _profiles(path: str) -> list[str]:
-    """Return a profile's path itself, or those of a directory."""
+    """Return a profile's path, or the paths of the profiles in a directory."""
     if "://" in path or not os.path.isdir(path):
         return [path]
     found = sorted(str(one) for one in Path(path).glob(f"*{kernel_models_profile.ENDING}"))

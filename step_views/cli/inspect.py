@@ -1,4 +1,4 @@
-"""``foretrace inspect``: what the traces hold and what they lack."""
+"""``foretrace inspect``: contents of the traces, and what they lack."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from step_views.cli.options import Cycle, Json, Paths, Scheduler, StepRegion, Wi
 from step_views.reports import inspection
 from tracer import job
 
-_SHOWN_CLASSES = 8  # chosen: more are not read by eye
+_SHOWN_CLASSES = 8  # chosen: nobody reads more
 _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
-"""Kinds of host time outside operations whose name does not say what it is."""
+"""Descriptions of kinds of host time outside operations, if the kind's name is not clear."""
 
 
 @in_one_sentence
@@ -88,7 +88,7 @@ def _report(found: inspection.Inspection) -> None:
 
 
 def _without_times(facts: dict[str, str], found: inspection.Inspection) -> None:
-    """The facts of a step traced by shapes alone: what it has not, and its memory."""
+    """Add the facts about a step traced by shapes: that it has no times, and its memory."""
     for name in ("recorded step", "launches", "kernels", "GPU active", "host outside ops", "profiler",
                  "execution trace"):
         facts.pop(name)
@@ -120,7 +120,7 @@ def _steps(found: inspection.Inspection) -> str:
 
 
 def _active(found: inspection.Inspection) -> str:
-    """Return the GPU active time of a step, or of a window without steps."""
+    """Return the GPU active time per step, or of a window without steps."""
     if found.gpu_active_ns is None:
         return "no GPU work recorded"
     of = "the window" if found.recorded is None else "the step"

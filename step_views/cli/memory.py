@@ -1,4 +1,4 @@
-"""``foretrace memory`` and ``foretrace fit-batch``: what a device's memory holds, and the largest batch it holds."""
+"""``foretrace memory`` and ``foretrace fit-batch``: contents of a device's memory, and the largest batch that fits."""
 
 from __future__ import annotations
 

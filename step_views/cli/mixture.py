@@ -1,4 +1,4 @@
-"""How commands show who does a step's collectives, each by the best backend, and what the step gains."""
+"""Output of commands on a step's collectives, each by the best backend, and on what the step gains."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from step_views.cli.console import Column, Report
 
 
 def mixture_json(mixed: mixing.Mixture, step_us: float, single_us: float) -> dict[str, Any]:
-    """Return who does what, and what the step gains over the best single backend."""
+    """Return each collective's backend, and the step's gain over the best single backend."""
     gain, low, high = mixed.step_gain(step_us, single_us)
     return {"comm_choices": mixed.to_json() | {
         "single_step_us": single_us, "step_gain_us": gain, "step_gain_interval_us": [low, high]}}
 
 
 def report_mixture(mixed: mixing.Mixture, step_us: float, single_us: float) -> None:
-    """Show the same."""
+    """Print the contents of ``mixture_json``."""
     report, best = Report(), mixed.best_single
     report.table("Collectives of a rank's step, each by the best backend (µs, one after another)", [
         Column("collective", name=True, whole=True), Column("ranks"), Column("size"),

@@ -1,4 +1,4 @@
-"""``foretrace opportunities``: the changes of a step that would save most."""
+"""``foretrace opportunities``: the edits of a step that would save most."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Arguments and options that several commands share: one name, one meaning, one kind of value.
 
-The options of edits are made of the rows of ``edits.registry``: a new edit is one without a word here."""
+The options for edits are made from ``edits.registry``: a new edit gets its option without a change here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tracer.shape_only import devices
 
 
 class SharedOption(NamedTuple):
-    """An option that several commands have: the name of its value, and how its help begins everywhere."""
+    """An option of several commands: the name of its value, and the beginning of its help, which is the same in all."""
     value: str
     stem: str
 
@@ -92,17 +92,17 @@ SHARED = {
 
 
 def complete_device(incomplete: str) -> list[str]:
-    """Return the names of devices that begin so, for the shell."""
+    """Return the names of devices that begin with this text, for a shell's completion."""
     return [name for name in devices.device_names() if name.startswith(incomplete)]
 
 
 def complete_cluster(incomplete: str) -> list[str]:
-    """Return the names of nodes that begin so, for the shell."""
+    """Return the names of nodes that begin with this text, for a shell's completion."""
     return [name for name in topology.node_names() if name.startswith(incomplete)]
 
 
 def complete_workload(incomplete: str) -> list[str]:
-    """Return the names of the suite's workloads that begin so, for the shell."""
+    """Return the names of the suite's workloads that begin with this text, for a shell's completion."""
     return [name for name in workloads.names() if name.startswith(incomplete)]
 
 
@@ -111,14 +111,14 @@ _COMPLETED = {"--device": complete_device, "--from-device": complete_device, "--
 
 
 def shared(name: str, more: str = "", *, short: str = "", least: float | None = None) -> Any:
-    """Declare one of the shared options. ``more`` is what the command adds to its help."""
+    """Declare one of the shared options. ``more`` is the end of its help, for one command."""
     value, stem = SHARED[name]
     return typer.Option(*([short] if short else []), name, metavar=value or None, min=least, help=_help(stem, more),
                         autocompletion=_COMPLETED.get(name))
 
 
 def axis(name: str, more: str = "") -> Any:
-    """Declare a shared option whose every value is to be tried: the same values, separated by commas."""
+    """Declare a shared option with several values to be tried, separated by commas."""
     value, stem = SHARED[name]
     return typer.Option(name, metavar=f"{value},…", help=_help(f"{stem}; several", more))
 
@@ -152,7 +152,7 @@ Command = Callable[..., None]
 
 
 def in_one_sentence(command: Command) -> Command:
-    """Give a command ``--debug``, and turn what it raises into one sentence (``running.one_sentence``)."""
+    """Add ``--debug`` to a command, and print each of its errors as one sentence (``running.one_sentence``)."""
     @wraps(command)
     def run(*arguments: Any, debug: bool = False, typer_context: typer.Context | None = None, **options: Any) -> None:
         with one_sentence(debug, typer_context):
@@ -166,29 +166,29 @@ def in_one_sentence(command: Command) -> Command:
 
 
 def _declared(command: Command, parameters: list[inspect.Parameter]) -> Command:
-    """Show typer these parameters of a command."""
+    """Declare a command's parameters for typer."""
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
     return command
 
 
 def with_edits(command: Command) -> Command:
-    """Give a command an option for each edit; it takes their values as ``**edits``."""
+    """Add an option for each edit to a command, which receives their values as ``**edits``."""
     return _with(command, [(option, *_one(option)) for option in OPTIONS])
 
 
 def with_some_edits(*names: str) -> Callable[[Command], Command]:
-    """Return what gives a command the options of these edits alone; it takes their values as ``**edits``."""
+    """Return a decorator that adds the options of these edits to a command, which receives them as ``**edits``."""
     return lambda command: _with(command, [(option, *_one(option)) for option in OPTIONS if option.name in names])
 
 
 def with_edits_but(*names: str) -> Callable[[Command], Command]:
-    """Return what gives a command the options of all edits but these; it takes their values as ``**edits``."""
+    """Return a decorator that adds the options of all other edits to a command, which receives them as ``**edits``."""
     return lambda command: _with(command, [(option, *_one(option)) for option in OPTIONS if option.name not in names])
 
 
 def with_axes(command: Command) -> Command:
-    """Give a command an option for several values of each edit that takes one; it takes the texts as ``**edits``."""
+    """Add an option for several values of each edit that has a value; the command receives the texts as ``**edits``."""
     return _with(command, [(option, str | None, None, typer.Option(
         f"--{option.name}", metavar=f"{option.takes},…", help=f"{option.help.removesuffix('.')}; several."))
         for option in OPTIONS if not option.switches])
@@ -202,7 +202,7 @@ def _one(option: EditOption) -> tuple[Any, Any, Any]:
 
 
 def _with(command: Command, more: list[tuple[EditOption, Any, Any, Any]]) -> Command:
-    """Put options in the place of a command's ``**edits``."""
+    """Replace a command's ``**edits`` by options."""
     own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
            for one in inspect.signature(command, eval_str=True).parameters.values()
            if one.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -212,8 +212,8 @@ def _with(command: Command, more: list[tuple[EditOption, Any, Any, Any]]) -> Com
 
 
 def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:
-    """Return the edits that options choose, by name, for ``Configuration.edits``. Raises ``ForetraceError``: a value is
-    none of its option."""
+    """Return the edits that the options' values choose, by name, for ``Configuration.edits``. Raises ``ForetraceError``
+    if an option cannot have its value."""
     found: dict[str, Value] = {}
     for option in OPTIONS:
         value = values.get(option.attribute)
@@ -227,12 +227,12 @@ def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:
 
 
 MOST_NUMBERS = 16
-"""Values of one option that are compared."""
+"""Most values of one option that are compared."""
 
 
 def numbers(text: str, option: str, example: str) -> list[int]:
-    """Read whole numbers from 1 that commas separate, each once. Raises ``PlanError``: there is something else, or more
-    than ``MOST_NUMBERS``."""
+    """Read different whole numbers from 1 up, separated by commas. Raises ``PlanError`` if the text is not such a list
+    or has more than ``MOST_NUMBERS``."""
 
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MOST_NUMBERS or not all(
@@ -246,13 +246,13 @@ def numbers(text: str, option: str, example: str) -> list[int]:
 
 
 def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.DeviceProfile]:
-    """Return the profiles of files. Raises ``ForetraceError``: a file cannot be read."""
+    """Return the profiles in files. Raises ``ForetraceError`` if a file cannot be read."""
     return [kernel_models_profile.load_profile(path) for path in paths or ()]
 
 
 def profile_of(paths: Sequence[str] | None, spec: device.DeviceSpec) -> kernel_models_profile.DeviceProfile | None:
-    """Return the first profile of a device among files; ``None`` if none were given. Raises ``ForetraceError``: a file
-    cannot be read, or all are of other devices."""
+    """Return the first profile of a device from files; ``None`` if no files are given. Raises ``ForetraceError`` if a
+    file cannot be read, or if all are of other devices."""
     found = loaded_profiles(paths)
     for profile in found:
         if profile.device.name == spec.name:
@@ -267,14 +267,14 @@ Html = Annotated[str | None, shared("--html")]
 
 
 def check_html(path: str | None, inputs: Sequence[str]) -> None:
-    """Refuse a page that could not be written, before the long work. Raises ``ForetraceError``."""
+    """Raise ``ForetraceError`` if a page could not be written; checked before the long work."""
     if path is not None:
         page.check_page(path, list(inputs))
 
 
 def write_html(path: str | None, sources: Sequence[str],
                make: Callable[[provenance.Provenance], parts.ReportPage]) -> None:
-    """Write the page that ``make`` returns; nothing without a path. Raises ``ForetraceError``: it cannot be written."""
+    """Write the page that ``make`` returns; nothing without a path. Raises ``ForetraceError`` if writing fails."""
     if path is None:
         return
 

@@ -1,4 +1,4 @@
-"""``foretrace overheads``: what the host costs, by kind; of two captures, how their hosts differ."""
+"""``foretrace overheads``: the host's time by kind; for two captures, the difference between their hosts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from step_views.cli.console import Column, Report, print_json, read
 from step_views.cli.options import Cycle, Json, StepRegion, Top, Window, in_one_sentence
 from tracer.errors import ForetraceError
 
-TOP_OPERATIONS = 20  # chosen: more rows are not read by eye
+TOP_OPERATIONS = 20  # chosen: nobody reads more rows
 ALL = 1_000_000  # more operations than any program has
 SYMBOLS = ("T1", "T2", "T3", "T4", "T5\nbetween", "T5\nwhole")
 FEW_SHARED = 30
-"""Fewer operations and calls in common than this say little of two hosts."""
+"""With fewer operations and calls in common, a comparison of two hosts has little meaning."""
 
 
 @in_one_sentence
@@ -105,7 +105,7 @@ def _operations(report: Report, found: prediction_overheads.JobOverheads, top: i
 
 
 def _side_by_side(report: Report, found: list[prediction_overheads.JobOverheads], top: int) -> None:
-    """Add a table of the operations that cost the first host most, with the second host's costs next to them."""
+    """Print a table of the operations that cost the first host most, with the second host's costs next to them."""
     theirs = {row.name: row for row in found[1].operations(ALL)}
     rows = [[_short(row.name), *(f"{mine} | {other}" for mine, other in zip(
         _means(row), _means(theirs[row.name]), strict=True))]

@@ -1,4 +1,4 @@
-"""``foretrace predict``: the step time of a configuration that was never run."""
+"""``foretrace predict``: the step time of a configuration that has never run."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _report(result: prediction_result.Prediction, top: int) -> None:
                                                   else f"as traced for {result.device}")
     report.line()
     step = facts.step_line(result.times, result.step_time_us, result.interval_us, what, result.cycle)
-    # A recording leads with what was recorded, a changed step with what it takes.
+    # For a recording, the recorded time comes first; for a changed step, the predicted time.
     lines = [step] if result.recorded is None else [facts.recorded_line(result.recorded), step]
     for line in reversed(lines) if result.edits else lines:
         report.line(line, style="bold")
@@ -157,7 +157,7 @@ def _report(result: prediction_result.Prediction, top: int) -> None:
 
 
 def _shares(result: prediction_result.Prediction) -> str:
-    """Return the sources of all host and device time of the step."""
+    """Return the sources of all host and device times of the step."""
     shares = ", ".join(f"{name} {part_percent(share)}" for name, share in result.sources.items())
     if result.edits and set(result.sources) == {op_call.Source.MEASURED.label}:
         return f"{shares} (of what is left; none of it was changed)"

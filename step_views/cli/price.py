@@ -1,4 +1,4 @@
-"""``foretrace price``: what one operation would cost on a device."""
+"""``foretrace price``: the time of one operation on a device."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def calls_to_price(
     name: str, shapes: str, dtype: str, values: Sequence[str] = (), *, backward: bool = False, tf32: bool = False,
     told: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[op_call.OpCall], Asked]:
-    """Return the device work of an operation written as on the command line, and what was made of the text.
+    """Return the device work of an operation from the command line, and how its text was understood.
 
-    No calls where a tensor without elements leaves nothing to do. Raises ``PriceError``: the name, sizes, types or
-    values cannot be understood, or do not fit the operation.
+    There are no calls if a tensor without elements leaves nothing to do. Raises ``PriceError`` if the name, sizes,
+    types or values cannot be understood or do not fit the operation.
     """
 
     known = registry.forward_rule(name) is not None
@@ -155,8 +155,8 @@ def calls_to_price(
 
 
 def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
-    """Return the values of ``--assume`` by name. Raises ``PriceError``: a name that no operator leaves open, or a value
-    that it cannot have."""
+    """Return the values of ``--assume`` by name. Raises ``PriceError`` for a name that no operator leaves open, or for
+    an impossible value."""
 
     found: dict[str, str] = {}
     if texts and name.startswith("aten::"):
@@ -188,7 +188,7 @@ def _is_exponent(text: str) -> bool:
 
 
 def _looked_up(calls: Sequence[op_call.OpCall], text: str, operation: str) -> list[op_call.OpCall]:
-    """Return the calls with rows looked up by other indices."""
+    """Return the calls with other indices for the rows that are looked up."""
     indices = lookup_data_indices.read_indices(text)
     found = []
     for call in calls:
@@ -203,7 +203,7 @@ def _looked_up(calls: Sequence[op_call.OpCall], text: str, operation: str) -> li
 
 
 def _of_types(calls: Sequence[op_call.OpCall], spec: known_devices.DeviceSpec) -> list[str]:
-    """Return what is to be said of types that the device, or its measurements, lack."""
+    """Return remarks on types that the device, or its measurements, lack."""
     notes = []
     for dtype in dict.fromkeys(call.dtype for call in calls if call.family in (
             op_call.Family.GEMM, op_call.Family.CONV, op_call.Family.ATTENTION, op_call.Family.RECURRENT)):
@@ -218,7 +218,7 @@ def _of_types(calls: Sequence[op_call.OpCall], spec: known_devices.DeviceSpec) -
 
 
 def _of_sources(priced: pricing.PricedCalls, profile: pricing.Models | None) -> list[str]:
-    """Return what is to be said of where times come from."""
+    """Return remarks on the sources of the times."""
     sheet = [call for call, source in zip(priced.calls, priced.source, strict=True)
              if source == op_call.Source.DATASHEET]
     if profile is None:
@@ -241,7 +241,7 @@ def _work(calls: Sequence[op_call.OpCall]) -> str:
 
 def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[known_devices.DeviceSpec, pricing.Models
                                                                        | None]:
-    """Return the device to price on and the models to price with."""
+    """Return the device for which to price, and the models for it."""
     if name is not None:
         spec = known_devices.find_device(name)
         return spec, profile_of(profiles, spec)

@@ -1,4 +1,4 @@
-"""Arguments of ``foretrace price`` from their text: sizes, lists of sizes, element types and numbers, by the schema."""
+"""Parses the arguments of ``foretrace price`` by the operation's schema: sizes, lists of sizes, dtypes and numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kernel_models.families import arguments, registry
 from tracer.errors import ForetraceError
 
 MOST = 2**40
-"""Sizes and numbers are below this."""
-_MOST_ELEMENTS = 2**60  # of up to 8 bytes each: their bytes fit into 64 bits
-_MOST_DIGITS = 20  # those of 2**64; a longer number is read as floating point
+"""Limit of sizes and numbers: all are below it."""
+_MOST_ELEMENTS = 2**60  # of up to 8 bytes: the bytes of a tensor fit into 64 bits
+_MOST_DIGITS = 20  # digits of 2**64; longer numbers are read as floating point
 _NUMBER = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DECISIVE = frozenset(("hidden_size", "kernel_size", "output_size", "scale_factors", "input_size", "input_sizes",
                        "size", "split_sizes"))
@@ -27,7 +27,7 @@ Sizes = tuple[int, ...]
 
 
 class PriceError(ForetraceError):
-    """An operation cannot be priced as it was written."""
+    """An operation as written cannot be priced."""
 
 
 @dataclass
@@ -35,9 +35,9 @@ class Asked:
     """An operation built from the command line's text, and the assumptions made.
 
     Attributes:
-        operation: with all its arguments.
-        values: numbers as given, by argument.
-        assumed: numbers and types that were not given, by argument.
+        operation: the operation with all its arguments.
+        values: numbers given, by argument.
+        assumed: numbers and types assumed because they were not given, by argument.
         notes: sentences for the report.
     """
 
@@ -60,8 +60,8 @@ class _Given:
 
 
 def full_name(name: str) -> str:
-    """Return the operation's name with its name space. Raises ``PriceError``: it has none, and ``aten`` has no such
-    operation."""
+    """Return an operation's name with its name space. Raises ``PriceError`` for a name without a name space that is no
+    operation of ``aten``."""
 
     if re.fullmatch(r"\w+(::\w+)+(\.\w+)?", name, re.ASCII):
         return name
@@ -79,8 +79,8 @@ def near_operations(name: str) -> str:
 
 
 def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Asked:
-    """Put an operation together. Raises ``PriceError``: the sizes, types or numbers cannot be understood, or the
-    operation has no such argument."""
+    """Build an operation from text. Raises ``PriceError`` for text that is not understood, or an argument that the
+    operation lacks."""
 
     rule = registry.forward_rule(name)
     names = rule.names if rule is not None else ()
@@ -105,13 +105,13 @@ def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Ask
 
 
 def put_together(name: str, placed: Sequence[_Given], numbers: Sequence[Any]) -> kernel_models_operation.Operation:
-    """Return the operation of entries and numbers."""
+    """Return the operation with these entries and numbers as arguments."""
     return kernel_models_operation.operation(name, [one.sizes for one in placed], [one.dtype for one in placed],
                                              values=list(numbers))
 
 
 def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) -> tuple[list[_Given], list[Any]]:
-    """Return every argument of the schema in its order; numbers take no entry but "none"."""
+    """Return every argument of the schema in order. An argument that is a number takes no entry except "none"."""
     queue = _as_lists(name, names, given, found)
     if "_foreach_" in name and not names:
         return queue, [None] * len(queue)
@@ -147,7 +147,7 @@ def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) 
 
 
 def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked) -> list[_Given]:
-    """Entries with the tensors of operations over lists gathered, and one list repeated for all that it takes."""
+    """Return the entries with tensors gathered into lists for operations on lists; a single list is repeated."""
     foreach = "_foreach_" in name and not names
     if not foreach and not (names and arguments.kind_of(name, names[0]) == "list"):
         return list(given)
@@ -178,7 +178,7 @@ def _joined(entries: list[_Given]) -> _Given:
 def _completed(
     name: str, names: Sequence[str], placed: list[_Given], numbers: list[Any], found: Asked,
 ) -> tuple[list[_Given], list[Any]]:
-    """Add what some operations need and their schema does not have: scale factors, a recurrent layer's state."""
+    """Add arguments that are not in the schema but needed: scale factors, and the state of a recurrent layer."""
     factors, hidden = found.values.get("scale_factors"), found.values.get("hidden_size")
     if factors is not None and "scale_factors" not in names:
         spatial = next((int(digit) for digit in "321" if f"{digit}d" in name), 2)
@@ -195,20 +195,20 @@ def _completed(
 
 
 def registry_names(name: str) -> tuple[str, ...]:
-    """Return the names of the operation's arguments, as far as they count."""
+    """Return the names of those arguments of an operation that its formula uses."""
     rule = registry.forward_rule(name)
     return rule.names if rule is not None else ()
 
 
 def missing(name: str, wanted: Asked) -> str:
-    """Return the end of a sentence that names missing arguments that sizes depend on; empty if none is missing."""
+    """Return the end of a sentence that names missing arguments that decide sizes; "" if none is missing."""
     names = [one for one in (*registry_names(name), *arguments.more_values(name)) if one not in wanted.values
              and one in _DECISIVE]
     return f", or give --value {' or '.join(f'{one}=…' for one in names)}" if names else ""
 
 
 def is_empty(calls: Sequence[op_call.OpCall], wanted: Asked) -> bool:
-    """Return whether there is nothing to do because a tensor has no elements."""
+    """Return whether an operation has no work because a tensor has no elements."""
     shapes: list[Any] = []
     for one in wanted.operation.arguments:
         sizes: Any = one.shape
@@ -244,7 +244,7 @@ def _sizes(text: str, whole: str) -> Sizes:
 
 
 def _types(given: list[_Given], dtype: str) -> list[_Given]:
-    """Entries with their element types: one for all, one an entry ("none" where it is no tensor) or one a tensor."""
+    """Set the element types of entries: one type for all, one for each entry ("none" for no tensor) or each tensor."""
     types = [text.strip() for text in dtype.split(",")]
     nothing = ("none", "-")
     for text in types:
@@ -266,7 +266,7 @@ def _types(given: list[_Given], dtype: str) -> list[_Given]:
 
 
 def _value(operation: str, text: str) -> tuple[str, Any]:
-    """ "stride=2" → ("stride", [2])."""
+    """Parse an argument's number: "stride=2" gives ("stride", [2])."""
     name, _, written = (part.strip() for part in text.partition("="))
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or not written:
         raise PriceError(f"--value {text!r} is no number of an argument; write it like stride=2 or is_causal=true.")
@@ -281,7 +281,7 @@ def _value(operation: str, text: str) -> tuple[str, Any]:
     parts = [part.strip() for part in re.split(r"[,;x]" if listed else r"[,;]", bare) if part.strip()]
     if not parts or not all(_NUMBER.fullmatch(part) for part in parts):
         raise PriceError(f"--value {text!r} is no number, list of numbers, true or false; write it like stride=2.")
-    # Of more digits than any, too: the nearest floating-point number is out of range like the number itself.
+    # A number with too many digits is read as the nearest floating-point number, which is out of range too.
     numbers = [float(part) if len(part) > _MOST_DIGITS or re.search(r"[.eE]", part) else int(part) for part in parts]
     if not all(abs(number) < MOST for number in numbers):
         raise PriceError(f"--value {text[:80]!r} is out of range; numbers are below 2^40 = {MOST:,}.")
@@ -296,7 +296,7 @@ _PRODUCTS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "baddbmm": ("batch
 _ATTENTION = ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
               "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
               "_scaled_dot_product_attention_math")
-"""Operations whose tensors are (batch, heads, tokens, head size)."""
+"""Operations whose tensors have the shape (batch, heads, tokens, head size)."""
 _OF_CLASSES = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss2d", "nll_loss_nd", "cross_entropy_loss")
 _WINDOWS = ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
             "max_pool2d_with_indices", "max_pool3d_with_indices")
@@ -307,11 +307,11 @@ class _Sizes:
     """An operation's arguments, ready for the rules.
 
     Attributes:
-        name: of the operation, as written.
-        plain: without name space, overload and underscore.
-        tensors: sizes by argument; only tensors that were given.
+        name: name of the operation, as written.
+        plain: the name without name space, overload and trailing underscore.
+        tensors: shapes of the given tensors, by argument.
         dtypes: their element types.
-        values: numbers as given.
+        values: given numbers, by argument.
     """
 
     name: str
@@ -321,14 +321,14 @@ class _Sizes:
     values: Mapping[str, Any]
 
     def refuse(self, why: str) -> PriceError:
-        """Return the error of sizes that do not fit."""
+        """Return the error for sizes that do not fit, with the reason ``why``."""
         shapes = ", ".join(f"{name} {shown(sizes)}" for name, sizes in self.tensors.items())
         return PriceError(f"{self.name} cannot take {shapes}: {why}.")
 
 
 def check(name: str, wanted: Asked) -> None:
-    """Refuse sizes that the operation itself would refuse, where its formula would not notice. Raises ``PriceError``:
-    they do not fit each other."""
+    """Check sizes that an operation would refuse but its formula accepts. Raises ``PriceError`` if sizes do not fit
+    each other."""
 
     given, rule = wanted.operation.arguments, registry.forward_rule(name)
     if not name.startswith("aten::") or not given or rule is None:
@@ -371,7 +371,7 @@ def _check_joined(name: str, plain: str, first: Any, dim: int) -> None:
 
 
 def _product(sizes: _Sizes, left: str, right: str) -> None:
-    """Batches of both factors are equal, or broadcast in matmul; so are element types."""
+    """Check that both factors have equal batches (or broadcast in matmul) and equal element types."""
     one, other = sizes.tensors.get(left), sizes.tensors.get(right)
     if one is None or other is None:
         return
@@ -418,7 +418,7 @@ def _convolution(sizes: _Sizes) -> None:
 
 
 def _some_of(sizes: _Sizes) -> None:
-    """Check that no more are taken than there are along the dimension."""
+    """Check that ``k`` is at most the number of elements along the dimension."""
     shape, some, dim = sizes.tensors.get("self", ()), sizes.values.get("k"), sizes.values.get("dim", -1)
     if not shape or not isinstance(some, int) or not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
         return
@@ -427,7 +427,7 @@ def _some_of(sizes: _Sizes) -> None:
 
 
 def _normalised(sizes: _Sizes) -> None:
-    """Weights and statistics have one element for each normalised size or channel."""
+    """Check that weights and statistics have one element for each normalised size or channel."""
     first = sizes.tensors.get("input", ())
     if not first or sizes.plain.endswith("backward"):
         return
@@ -454,7 +454,7 @@ def _normalised(sizes: _Sizes) -> None:
 
 
 def _broadcast(sizes: _Sizes, rule: registry.Rule) -> None:
-    """Tensors of an element-by-element operation broadcast; a loss has a target for each of its inputs."""
+    """Check that tensors of an element-by-element operation broadcast, and that a loss has a target for each input."""
     first, target = sizes.tensors.get("self"), sizes.tensors.get("target")
     if sizes.plain in _OF_CLASSES:
         if first and target is not None and target != first[:1] * (len(first) > 1) + first[2:] and not (
@@ -469,11 +469,11 @@ def _broadcast(sizes: _Sizes, rule: registry.Rule) -> None:
 
 
 def _fit_together(shapes: Sequence[Sizes]) -> bool:
-    """Return whether these broadcast."""
+    """Return whether these shapes broadcast."""
     rank = max((len(shape) for shape in shapes), default=0)
     return all(len({shape[-d] for shape in shapes if d <= len(shape)} - {1}) <= 1 for d in range(1, rank + 1))
 
 
 def shown(sizes: Sequence[int]) -> str:
-    """ "3x4"; "()" of a tensor without dimensions."""
+    """Return sizes as text: "3x4", or "()" for a tensor without dimensions."""
     return "x".join(map(str, sizes)) or "()"

@@ -1,4 +1,4 @@
-"""``foretrace ranks``: the ranks of a job side by side, and the path across them."""
+"""``foretrace ranks``: the ranks of a job next to each other, and the critical path across them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def ranks(
 def _times(source: list[str], window: int, step_region: str | None, cycle: int | None,
            wanted: request_study.Configuration, step: str | None, profiled: bool) -> tuple[
                ranks_times.JobTimes, list[str]]:
-    """Return the times of the simulated job, and the notes of reading it."""
+    """Return the times of the simulated job, and the notes from reading it."""
     script = source[0] if request_study.is_script(source, step_region) else None
     reader = partial(read, step_region=step_region, cycle=cycle)
     with working("Reading" if script is None else "Tracing"):
@@ -162,7 +162,7 @@ def _report(found: ranks_report.JobReport, top: int, timeline: str | None) -> No
 
 
 def _late(found: ranks_report.JobReport) -> str:
-    """Return which rank is late because it computes longer, and with what."""
+    """Return a sentence on the rank that is late because it computes longer, and on its operations."""
     late = found.late
     if late is None:
         return "No rank computes longer than the median one by more than steps differ."

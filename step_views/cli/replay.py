@@ -69,8 +69,8 @@ def replay(
 
 
 def kernel_end_p95_share(result: prediction_replay.Replay, scale_kernels: float) -> float | None:
-    """Return the 95th percentile of the kernels' absolute end errors over the median measured step; ``None`` for a
-    what-if."""
+    """Return the 95th percentile of the kernels' absolute errors at their ends, as a share of the median measured step;
+    ``None`` if kernels are scaled."""
     errors = result.kernel_end_errors_ns()
     step = float(np.median([s.measured_ns for s in result.steps])) if result.steps else 0.0
     if scale_kernels != 1.0 or not len(errors) or step <= 0:
@@ -188,7 +188,7 @@ def _report_constants(report: Report, result: prediction_replay.Replay) -> None:
 
 
 def _constants(rank: build.RankReport) -> list[tuple[str, int, int]]:
-    """Return (name, ns, samples) of every constant, defaults that nothing was measured for included."""
+    """Return (name, ns, samples) of every constant, including defaults without measurements."""
     c = rank.constants
     found = []
     for kind in graph.KernelKind:

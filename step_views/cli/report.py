@@ -1,4 +1,4 @@
-"""``foretrace report``: everything about a recording on one page, to look at."""
+"""``foretrace report``: one page about a recording."""
 
 from __future__ import annotations
 

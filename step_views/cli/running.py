@@ -1,8 +1,7 @@
-"""How a command starts and ends: imported when it runs, its failures one sentence on stderr and an exit code.
+"""Starts and ends commands: late imports, and failures reported as one sentence on stderr and an exit code.
 
 ``--help`` needs only the names and first sentences of commands. A command's file imports its modules at the top, but
 their code runs only when the command first uses them (``imported_late``): never for ``predict --help``.
-
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from tracer.output_file import FULL
 
 PACKAGES = ("tracer", "kernel_models", "graph_predictor", "step_views", "planner")
 REGISTERING = ("kernel_models.families.", "kernel_models.heuristics.", "tracer.campaign.families.")
-"""Modules below these register something when they run, and are never late."""
+"""Modules below these register something when they run, so they are never imported late."""
 LATE_IMPORTING = ("step_views.cli.", "planner.cli.", "graph_predictor.request.")
-"""Modules below these import late: commands, and the studies that decide what of a request is computed."""
+"""Modules below these import late: commands, and the studies that decide what a request computes."""
 
 
 class LateModule(ModuleType):
@@ -46,10 +45,10 @@ class LateModule(ModuleType):
             loader = self.__dict__.pop("__late__", None)
             if loader is not None:
                 self.__loader__ = self.__spec__.loader = loader  # type: ignore[union-attr]
-                # These alone import late: elsewhere an import may be there for what it registers.
+                # Other modules may import something for what it registers, so only these import late.
                 with imported_late() if self.__name__.startswith(LATE_IMPORTING) else imported_at_once():
                     loader.exec_module(self)
-                if type(self) is LateModule:  # else it has chosen a class of its own
+                if type(self) is LateModule:  # unless the module has set another class
                     self.__class__ = ModuleType  # type: ignore[assignment]
         return ModuleType.__getattribute__(self, name)
 
@@ -60,23 +59,23 @@ class LateModule(ModuleType):
 
 
 class LateLoader(Loader):
-    """Loads a module as a ``LateModule``, which another loader runs."""
+    """Turns a module into a ``LateModule``; the given loader runs its code later."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def exec_module(self, module: ModuleType) -> None:
-        """Prepare the module, to be run at its first use."""
+        """Prepare a module to run at its first use."""
         vars(module).update(__late__=self._loader, __lock__=RLock())
         module.__class__ = LateModule
 
 
 class LateFinder(MetaPathFinder):
-    """Finds modules of our packages such that each runs when something of it is first used."""
+    """Finds modules of our packages so that each runs at its first use."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None,
                   target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return how a module is loaded; None of others', which Python finds itself."""
+        """Return how to load a module of our packages late; ``None`` for others, which Python finds itself."""
         if path is None or fullname.partition(".")[0] not in PACKAGES or fullname.startswith(REGISTERING):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -87,7 +86,7 @@ class LateFinder(MetaPathFinder):
 
 @contextmanager
 def imported_at_once() -> Iterator[None]:
-    """Import modules as Python does, within ``imported_late`` too."""
+    """Import modules at once, as Python does by default, even within ``imported_late``."""
     finders = sys.meta_path[:]
     sys.meta_path[:] = [each for each in finders if not isinstance(each, LateFinder)]
     try:
@@ -98,7 +97,7 @@ def imported_at_once() -> Iterator[None]:
 
 @contextmanager
 def imported_late() -> Iterator[None]:
-    """Run our modules only when they are first used; ``from module import name`` uses the module at once."""
+    """Import our modules late, at their first use; ``from module import name`` is a use."""
     finder = LateFinder()
     sys.meta_path.insert(0, finder)
     try:
@@ -108,9 +107,9 @@ def imported_late() -> Iterator[None]:
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is: ``attribute`` of ``module`` is its function or, of one with commands of its own, its
-    ``typer.Typer``. ``sentence`` is the first of its help, ``group`` the heading it stands under in that of
-    ``foretrace``, ``command_class`` the name of a class of its own there."""
+    """Where a command is defined. ``attribute`` of ``module`` is its function, or the ``typer.Typer`` of a command with
+    subcommands. ``sentence`` is the first sentence of its help, ``group`` its heading in the help of ``foretrace``, and
+    ``command_class`` the name of its own command class in ``module``, if any."""
 
     module: str
     attribute: str
@@ -119,10 +118,10 @@ class LazyCommand(NamedTuple):
     command_class: str | None = None
 
     def built(self, name: str) -> Any:
-        """Import the command and return it as typer makes it."""
+        """Import the command and return the object that typer makes of it."""
         with imported_late():
             module = import_module(self.module)
-            found = getattr(module, self.attribute)  # runs the command's file, whose own imports are late
+            found = getattr(module, self.attribute)  # runs the command's file, whose imports are late
         own = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         own.callback()(_nothing)
         if isinstance(found, typer.Typer):
@@ -134,7 +133,7 @@ class LazyCommand(NamedTuple):
 
 
 class LazyCommands(MutableMapping[str, Any]):
-    """Commands by name, each built when it is first asked for."""
+    """Commands by name, each built at its first use."""
 
     def __init__(self, table: Mapping[str, LazyCommand]) -> None:
         self._table, self._built = table, dict[str, Any]()
@@ -165,7 +164,7 @@ class LazyCommands(MutableMapping[str, Any]):
 
 
 def lazy_group(table: Mapping[str, LazyCommand]) -> type[TyperGroup]:
-    """Return the class of a group that has these commands, and lists them in its help by their first sentences."""
+    """Return the class of a command group with these commands; its help lists their first sentences."""
 
     class LazyGroup(TyperGroup):
         def __init__(self, **attributes: Any) -> None:
@@ -186,18 +185,18 @@ def lazy_group(table: Mapping[str, LazyCommand]) -> type[TyperGroup]:
 
 
 def _nothing() -> None:
-    """A group of one command remains a group."""
+    """Do nothing: with a callback, typer keeps a group of one command as a group."""
 
 
 MOST_TEXT = 3000
-"""Characters of a sentence; of a longer one the middle is left out, as its end says what to do."""
+"""Most characters of a sentence; a longer one loses its middle, because its end says what to do."""
 MOST_CELL = 500
-"""Characters of a table's cell."""
+"""Most characters of a table's cell."""
 STDOUT = "the standard output"
 
 
 def printable(text: str, most: int = MOST_TEXT) -> str:
-    """Return the text with control characters, and those that change the direction of writing, as escapes (``\\x1b``).
+    """Return a text with control characters, and characters that change the writing direction, escaped (``\\x1b``).
 
     Newlines stay; a text longer than ``most`` characters loses its middle.
     """
@@ -222,7 +221,7 @@ def tell(text: str) -> None:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Say what could not be written; the system's error has no name for it."""
+    """Name standard output in errors of writing to it, because the system's error does not."""
     try:
         yield
     except BrokenPipeError:
@@ -233,22 +232,23 @@ def standard_output() -> Iterator[None]:
     except ValueError as error:
         if not sys.stdout.closed:
             raise
-        # A program that was run has closed it.
+        # A program that foretrace ran has closed it.
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), STDOUT) from error
 
 
 class ClosedOutput(io.TextIOWrapper):
-    """Replace a closed standard output: drop all text, so that work goes on, and note in ``written`` that there was."""
+    """Replaces a closed standard output. It drops all text, so that work goes on; ``written`` is true if there was
+    any."""
     written = False
 
     def write(self, text: str) -> int:
-        """Take a text that goes nowhere."""
+        """Drop a text, and note that there was one."""
         self.written = self.written or bool(text)
         return len(text)
 
 
 def finish_output() -> None:
-    """Write what is left, at a command's end. Raises ``OSError``: it could not be, or nothing could."""
+    """Write buffered output at a command's end. Raises ``OSError`` if it cannot be written."""
     with standard_output():
         sys.stdout.flush()
         if isinstance(sys.stdout, ClosedOutput) and sys.stdout.written:
@@ -256,7 +256,7 @@ def finish_output() -> None:
 
 
 def run_program(app: Callable[[], object]) -> None:
-    """Run a command line as this process, which it ends."""
+    """Run a command line as this process, and end the process."""
     if sys.stdout is None or sys.stderr is None:
         _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -269,14 +269,14 @@ def run_program(app: Callable[[], object]) -> None:
                 app()
             except SystemExit as ended:
                 if not ended.code:
-                    finish_output()  # of --help too, which is no command's
+                    finish_output()  # also for --help, which runs no command
                 raise
     except typer.Exit as ended:
         sys.exit(ended.exit_code)
 
 
 def _open_closed_streams() -> None:
-    """Put the null device where a shell closed a stream (``>&-``), so that no output file gets its number."""
+    """Open the null device for streams that a shell closed (``>&-``), so that no output file gets their numbers."""
     if sys.stdout is None:
         sys.stdout = ClosedOutput(open(os.devnull, "wb"))  # noqa: SIM115 -- until the process ends
     if sys.stderr is None:
@@ -286,15 +286,15 @@ def _open_closed_streams() -> None:
 def _printable(character: str) -> str:
     if character.isprintable() or character == "\n":
         return character
-    if unicodedata.category(character) == "Zs":  # a space of another width
+    if unicodedata.category(character) == "Zs":  # spaces of any width
         return " "
     return character.encode("unicode_escape").decode("ascii")
 
 
 BAD_INPUT = 2
-"""Something the user can mend: a file, an option, a full disk."""
+"""Exit code for errors that the user can correct: a file, an option, a full disk."""
 FAILED = 1
-"""A bug, or too little memory."""
+"""Exit code for a bug, or too little memory."""
 INTERRUPTED = 130  # as shells report SIGINT (128 + 2)
 TERMINATED = 143
 """The exit status of a program ended by SIGTERM, as shells report it (128 + 15)."""
@@ -304,9 +304,9 @@ BROKEN_PIPE = 141
 
 @contextmanager
 def one_sentence(debug: bool, context: typer.Context | None = None) -> Iterator[None]:
-    """Turn what a command raises into one sentence and ``typer.Exit``; with ``debug`` the traceback comes first.
+    """Turn an exception of a command into one sentence and ``typer.Exit``; with ``debug``, print the traceback first.
 
-    Of options that the command of the ``context`` lacks, the sentence says which command has them.
+    For options that the command of ``context`` lacks, the sentence names the command that has them.
     """
     try:
         yield
@@ -330,13 +330,13 @@ def one_sentence(debug: bool, context: typer.Context | None = None) -> Iterator[
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _NAMED = ("predict", "trace", "capture", "check")
-"""Commands whose options sentences name that several commands say."""
+"""Commands to search for options that a sentence names; several commands' errors name these."""
 
 
 def _elsewhere(sentence: str, context: Any) -> str:
-    """Return which command has the options that a sentence names and the running command lacks, as a sentence.
+    """Return a sentence on which command has the options that an error names but the running command lacks.
 
-    An option that stands behind its own command's name (``foretrace trace … --out``) needs none.
+    An option that follows its own command's name (``foretrace trace … --out``) needs no such sentence.
     """
     if context is None:
         return ""
@@ -353,12 +353,12 @@ def _elsewhere(sentence: str, context: Any) -> str:
 
 
 def _options(command: Any) -> set[str]:
-    """Return the options of a command as they are written."""
+    """Return the options of a command, in their written form."""
     return {text for one in command.params for text in (*one.opts, *one.secondary_opts)}
 
 
 def _told(error: BaseException) -> tuple[int, str]:
-    """Return the exit code and sentence of an exception."""
+    """Return the exit code and the sentence for an exception."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "Interrupted."
     if isinstance(error, ForetraceError):
@@ -386,5 +386,5 @@ def _forget_stdout() -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-    except (OSError, ValueError):  # stdout is no real file (a test's buffer)
+    except (OSError, ValueError):  # stdout is not a file (a test's buffer)
         pass

@@ -43,7 +43,7 @@ _FIGURES = r"\d[\d,.]*"
 
 
 class Known(NamedTuple):
-    """A column that is shown where at least one point has it."""
+    """A column that is shown if at least one point has a value for it."""
     name: str
     title: str
     scale: float = 1.0
@@ -148,7 +148,7 @@ def _goal(text: str) -> step_views_sweep.Goal:
 
 
 def _check_goal(goal: step_views_sweep.Goal | None, price: float | None) -> None:
-    """Raise ``SweepError`` for a goal that no point can have."""
+    """Raise ``SweepError`` for a goal that no point can reach."""
     if goal is step_views_sweep.Goal.COST and price is None:
         raise step_views_sweep.SweepError("--best cost needs the price of one device and hour; give it with "
                                                "--price.")
@@ -173,7 +173,7 @@ def _progress(points: int) -> Iterator[Callable[[int, int], None] | None]:
         yield None
         return
 
-    # No thread of its own draws it: processes that work on points can be copies of this one.
+    # No separate thread draws it, because processes for points may be forked from this one.
     columns = (rich_progress.TextColumn("Predicting"), rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(),
                rich_progress.TimeRemainingColumn())
     with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True), transient=True,
@@ -231,7 +231,7 @@ def _points(number: int) -> str:
 
 
 def _warnings(priced: pd.DataFrame) -> Iterator[str]:
-    """Yield what makes points less reliable: of warnings that differ in figures alone the first, and of how many."""
+    """Yield points' warnings, each with the number of its points; of those that differ only in figures, the first."""
     texts = priced["warnings"].fillna("")
     kinds = texts.str.replace(_FIGURES, "#", regex=True)
     for kind, number in kinds[kinds != ""].value_counts(sort=False).items():
@@ -240,7 +240,7 @@ def _warnings(priced: pd.DataFrame) -> Iterator[str]:
 
 
 def _what(goal: step_views_sweep.Goal | None, limit: float | None) -> str:
-    """Return which points are shown, in words."""
+    """Return a title that describes which points are shown."""
     what = "Points" if goal is None else f"Best by {goal.value}"
     return what if limit is None else f"{what}, up to {limit / 1e9:,.4g} GB"
 

@@ -1,4 +1,4 @@
-"""``foretrace trace``: a training step by shapes alone, a user's or a workload's, as a GPU would run it."""
+"""``foretrace trace``: a training step traced by shapes, of a function or a workload, as a GPU would run it."""
 
 from __future__ import annotations
 

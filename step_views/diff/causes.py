@@ -3,16 +3,16 @@
 For every place and resource, ``own`` is its whole time, and ``path`` is the part of it on the critical path. The
 changes Δown and Δpath are split into three:
 
-* *moved* is the part of Δpath that Δown explains, the median of 0, Δown and Δpath. It is what a longer operation costs
-  where it is exposed, and what a shorter one saves where it was exposed;
-* *shifted* is the rest of Δpath: the same work came onto the path or left it;
+* *moved* is the part of Δpath that Δown explains: the median of 0, Δown and Δpath. It is what a longer operation costs
+  where it is exposed, and what a shorter operation saves where it was exposed;
+* *shifted* is the rest of Δpath: unchanged work came onto the path or left it;
 * *hidden* is the rest of Δown, which does not move the step time.
 
-All three are antisymmetric: B against A gives the same with the other sign.
+All three are antisymmetric: comparing B with A gives the same values with the other sign.
 
-A part is the difference of two times, which it shows: how long the work on the critical path of A or B takes in A and
-in B. The machine's share is subtracted from the slower one. A part of one side only shows no time of the other side:
-the pauses in its place there are subtracted.
+A part is shown as the difference of two times: how long the work on the critical path of A or B takes in A and in B.
+The machine's share is subtracted from the slower one. A part that exists on one side only has no time on the other
+side; the pauses at its place there are subtracted.
 
 A slower host or device is slower everywhere. The ratio ``r`` of comparable work is the weighted median over aligned,
 unchanged operations. The machine's share of Δown of every name is (√r − 1/√r) · min(own_A · √r, own_B / √r). It is all
@@ -45,18 +45,18 @@ from tracer.arrays import Float64, Int64
 from tracer.graph import Phase
 
 FEWEST = 5
-"""Fewest distinct names that allow a statement on the machine."""
+"""Fewest distinct names from which the machine's ratio is computed."""
 LONG = 0.95
-"""Quantile of operations' times from which on a longer one counts no more for the machine's ratio."""
+"""Quantile of operations' times at which the weight for the machine's ratio is cut off."""
 SPREADS = 3.0
-"""Median deviations of unchanged work that are taken for its noise."""
+"""Multiple of unchanged work's median deviation that counts as noise."""
 LEAST_SPREAD = 0.05
-"""Least noise of unchanged work between two recordings, in logs."""
+"""Least noise of unchanged work between two recordings, as a logarithm."""
 MAD_TO_SD = 1.4826  # of a normal distribution
 COMPARABLE = (DifferenceKind.HOST, DifferenceKind.KERNEL_TIME)
-"""Kinds of work that is the same on both sides, operation by operation."""
+"""Kinds of unchanged work, which can be compared operation by operation."""
 CHANGED = (DifferenceKind.SHAPES, DifferenceKind.TYPES, DifferenceKind.KERNELS)
-"""Kinds of aligned operations that are not the same on both sides."""
+"""Kinds of aligned operations that differ between the two sides."""
 DEVICE_WORK = (Resource.COMPUTE, Resource.COPY, Resource.COMMUNICATION)
 
 
@@ -84,7 +84,7 @@ Causes = dict[tuple[DifferenceKind, str], Cause]
 class CauseTimes:
     """Typical times of a step (ns), [resources × places].
 
-    ``path`` is on the critical path, ``own`` altogether, and never less than ``path``.
+    ``path`` is the time on the critical path, ``own`` the whole time, never less than ``path``.
     """
 
     path: Int64
@@ -95,7 +95,7 @@ class CauseTimes:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The ratio of times of unchanged work: ``value``, and the deviation of single names from it, in logs."""
+    """The ratio of times of unchanged work: ``value``, and the deviation of single names from it, as a logarithm."""
 
     value: float
     spread: float
@@ -111,23 +111,23 @@ class Aligned:
     places: Places
     hunks: list[HunkCause]
     changes: list[str]
-    """The change of the program at every place, see ``changes.place_changes``."""
+    """The program's change at every place (``changes.place_changes``)."""
     vocabulary: Vocabulary
     before: CauseTimes
     after: CauseTimes
     steady_before: CauseTimes
     steady_after: CauseTimes
     kernels_alike: np.ndarray
-    """Whether the same kernels ran, for every pair."""
+    """For every pair: whether the same kernels ran."""
     kernel_names: tuple[list[str], list[str]]
-    """The longest kernel's name of every pair, in A and in B; empty where none ran."""
+    """For every pair: name of the longest kernel in A and in B; empty if none ran."""
     has_device: bool
     one_machine: bool
-    """Whether both were recorded on the same kind of machine."""
+    """Whether both were recorded on one kind of machine."""
 
 
 def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
-    """Add the causes of one rank's difference; returns the ratios of the host and of the device."""
+    """Add the causes of one rank's difference; return the ratios of the host and of the device."""
     places, before, after = aligned.places, aligned.before, aligned.after
     pairs, size = places.pairs, places.irregular + 1
     shape = (len(Resource), size)
@@ -150,10 +150,10 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
         for resource in resources:
             eligible[resource, : pairs + 1] = [kind in unchanged for kind in kinds[resource]]
             comparable[resource, :pairs] = [kind in COMPARABLE for kind in kinds[resource][:pairs]]
-        eligible[Resource.COMPUTE, pairs] = False  # what was launched before the recording
+        eligible[Resource.COMPUTE, pairs] = False  # work launched before the recording
         ratio = _ratio(names, comparable, steady.own_a, steady.own_b)
         ratios.append(ratio)
-        # What replaces something was slowed down as that was.
+        # Work that replaces other work is slowed down like that work.
         eligible[list(resources), places.end + 1:places.irregular] = True
         groups = _Groups(eligible, comparable, kinds, names)
         noise += SPREADS * ratio.spread * steady.exposed * groups.shared(steady, ratio, every=aligned.one_machine)
@@ -205,19 +205,19 @@ class _Split:
         self.shifted, self.hidden = of_path - self.moved, change - self.moved
         self.exposed = np.where(change != 0, self.moved / np.where(change != 0, change, 1),
                                 (self.path_a + self.path_b) / np.maximum(self.own_a + self.own_b, 1))
-        # A hunk's work is of one program only: there is nothing that could have shifted.
+        # A hunk's work exists in one program only, so nothing can have shifted.
         self.moved[:, end + 1:] += self.shifted[:, end + 1:]
         self.hidden[:, end + 1:] -= self.shifted[:, end + 1:]
         self.shifted[:, end + 1:] = 0
-        # What is on one side's path alone has a time on the other one's machine too.
+        # Work on one side's path alone has a time on the other side's machine too.
         self.work_a = self.path_a + np.maximum(self.shifted, 0)
         self.work_b = self.path_b - np.minimum(self.shifted, 0)
 
     def take_common(self, groups: _Groups, ratio: Ratio) -> tuple[int, int, float]:
-        """Take out what a machine with this ratio explains.
+        """Remove the part of the change that a machine with this ratio explains.
 
         Returns:
-            The sums of it, moved and hidden, and the mean of the two machines' times for the work that is moved, ns.
+            Its sums, moved and hidden, and the mean of both machines' times for the moved work, ns.
         """
         share, middle = groups.share(self, ratio)
         common = np.rint(self.exposed * share).astype(np.int64)
@@ -228,9 +228,9 @@ class _Split:
 
 
 class _Groups:
-    """Places that a machine slows down or speeds up, in groups of one name (hunks: each by itself).
+    """Places that a machine slows down or speeds up, grouped by name (hunks: each by itself).
 
-    One call's time is recorded in whole microseconds at worst, its name's time is not.
+    A single call may be rounded to 1 µs; the sum over its name is not.
     """
 
     def __init__(self, eligible: np.ndarray, comparable: np.ndarray, kinds: list[list[DifferenceKind]],
@@ -246,18 +246,18 @@ class _Groups:
         self.bounded = ~self._sums(comparable[self.rows].astype(np.float64)).astype(np.bool_)
 
     def shared(self, times: _Split, ratio: Ratio, *, every: bool) -> Float64:
-        """Return the work that both have by place and resource, on a machine half way between the two, ns.
+        """Return the work that both sides have, by place and resource, on a machine half way between the two, ns.
 
-        ``every`` counts what cannot be compared too: on one machine it varies as operations do.
+        ``every`` includes work that cannot be compared: on one machine it varies like operations do.
         """
         found = self._shared(times, ratio)
         return self._spread(times, found if every else np.where(self.bounded, 0.0, found))
 
     def share(self, times: _Split, ratio: Ratio) -> tuple[Float64, Float64]:
-        """Return the change that the machine explains, and the mean time of the work it explains it by, ns, by place
-        and resource.
+        """Return, by place and resource, the change that the machine explains, and the mean time of the work with that
+        change, ns.
 
-        What cannot be compared is explained as far as it did change, if it follows the machine.
+        Work that cannot be compared counts as explained up to its actual change, if that follows the machine's ratio.
         """
         shared = self._shared(times, ratio)
         found = (ratio.value**0.5 - ratio.value**-0.5) * shared
@@ -277,7 +277,7 @@ class _Groups:
         return np.bincount(self.group, values, self.number).astype(np.float64)
 
     def _spread(self, times: _Split, of_group: Float64) -> Float64:
-        """Return the groups' times spread over their places."""
+        """Distribute the groups' times over their places, in proportion to the places' own times."""
         weight = (times.own_a[self.rows] + times.own_b[self.rows]).astype(np.float64)
         found = np.zeros(times.own_a.shape)
         found[self.rows] = weight * (of_group / np.maximum(self._sums(weight), 1.0))[self.group]
@@ -285,7 +285,7 @@ class _Groups:
 
 
 def _add_shifts(causes: Causes, mean: _Split) -> None:
-    """Work as long as before that came onto the critical path, or left it."""
+    """Add unchanged work that came onto the critical path, or left it."""
     device = [int(resource) for resource in DEVICE_WORK]
     host = [int(resource) for resource in Resource if resource not in DEVICE_WORK]
     for rows, what in ((host, "host work"), (device, "device work")):
@@ -316,20 +316,20 @@ def _add(causes: Causes, key: tuple[DifferenceKind, str], time: int, hidden: int
 
 
 def add_left_over(causes: Causes, kind: DifferenceKind, what: str, time: int) -> None:
-    """Add what no operation explains, where there is any."""
+    """Add time that no operation explains, if any."""
     if time:
         _add(causes, (kind, what), time, 0)
 
 
 def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
-    """Return the causes as parts of the mean rank's difference, what most certainly matters first. ``causes`` are of
-    all ranks together. On ``one_machine``, a machine that was slower altogether is no cause in the program, and comes
-    after those that are."""
+    """Return the causes as parts of the mean rank's difference, the most certain and largest first. ``causes`` are sums
+    over all ranks. On ``one_machine``, a machine that was slower as a whole is no cause in the program, and comes
+    after the causes in the program."""
     parts = []
     reached = given = 0
     for (kind, what), cause in causes.items():
         reached += cause.time
-        # Rounded so that the parts add up to the rounded sum.
+        # Rounded so that the parts' sum is the rounded sum.
         time = round(reached / ranks) - given
         given += time
         steady, noise = round(cause.steady / ranks), round(cause.noise / ranks)
@@ -341,7 +341,7 @@ def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
         before, after = (None, None) if kind in UNEXPLAINED else _sides(
             round(cause.before / ranks), round(cause.after / ranks), time, cause.only)
         if cause.only is not None and before is not None and after is not None:
-            # The step got shorter at a place where operations were added: the pause there did.
+            # The step became shorter where operations were added: the pause at that place became shorter.
             side = "B" if cause.only is DifferenceKind.ADDED else "A"
             kind, what = DifferenceKind.GAP, f"where {side} has {what.removesuffix(f' ({cause.only.value})')}"
         parts.append(Part(
@@ -355,15 +355,15 @@ def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
 
 def _sides(before: int, after: int, time: int, only: DifferenceKind | None) -> tuple[int | None, int | None]:
     """Return a part's times in A and in B, ns, whose difference is ``time``; ``None`` for a side without the part.
-    ``before`` and ``after`` are all its work on the critical path; ``time`` leaves out the machine's share of their
-    difference; ``only`` states that one side alone has the part."""
+    ``before`` and ``after`` are its work on the critical path; ``time`` lacks the machine's share of their difference.
+    ``only`` is given if one side alone has the part."""
     if only is DifferenceKind.ADDED and time >= 0:
         return None, time
     if only is DifferenceKind.REMOVED and time <= 0:
         return -time, None
     if only is not None:
         before = after = 0
-    # Taken off the larger side: what the machine as a whole explains.
+    # The machine's share is subtracted from the larger side.
     excess = after - before - time
     before, after = before + min(excess, 0), after - max(excess, 0)
     lacking = max(0, -before, -after)
@@ -371,7 +371,7 @@ def _sides(before: int, after: int, time: int, only: DifferenceKind | None) -> t
 
 
 def _module(modules: Counter[str]) -> str:
-    """Return the module, or what repeated blocks have in common, or the one with most of the time."""
+    """Return the module; for repeated blocks their common pattern, else the module with most time."""
     if len(modules) < 2:
         return next(iter(modules), "")
     patterns = {re.sub(r"\d+", "*", module) for module in modules}
@@ -379,7 +379,7 @@ def _module(modules: Counter[str]) -> str:
 
 
 def _kinds(aligned: Aligned) -> list[list[DifferenceKind]]:
-    """Return the kind of every pair and of the end, for each resource."""
+    """Return the kind of difference of every pair and of the end, by resource."""
     one, other, places = aligned.one, aligned.other, aligned.places
     left, right = places.left, places.right
 
@@ -414,10 +414,10 @@ def _kinds(aligned: Aligned) -> list[list[DifferenceKind]]:
 
 
 def _names(aligned: Aligned) -> list[list[str]]:
-    """Return what a cause at every pair, and at the end, is called, for each resource."""
+    """Return a cause's name for every pair and for the end, by resource."""
     texts = aligned.vocabulary.texts
     own = [plain_name(texts[code]) for code in aligned.one.name[aligned.places.left].tolist()]
-    # A loader's parts are one cause.
+    # All parts of a data loader are one cause.
     loading = aligned.one.loading[aligned.places.left].tolist()
     host = ["fetching a batch" if loads else name for name, loads in zip(own, loading, strict=True)]
     before = [*(f"before {name}" for name in own), "after the last operation"]
@@ -431,10 +431,10 @@ def _names(aligned: Aligned) -> list[list[str]]:
 
 
 def _ratio(names: list[list[str]], comparable: np.ndarray, own_a: Int64, own_b: Int64) -> Ratio:
-    """Return how much longer comparable work takes: the median operation's ratio, weighted by time.
+    """Return the machine's ratio from comparable work: the median of the operations' ratios, weighted by time.
 
     Weights are cut at the quantile ``LONG``. A few operations take a hundred times as long as others because they wait
-    (a lock, memory mapped again): they show little about the machine.
+    (a lock, memory mapped again); they say little about the machine.
     """
     rows = np.nonzero(comparable & (own_a > 0) & (own_b > 0))
     named: dict[str, int] = {}

@@ -1,17 +1,17 @@
 """Find the changes of the program behind the places where two aligned steps differ, in the terms of a script's author.
 
-One change of a script touches many operations: a larger batch changes the shapes of nearly all of them, an optimizer
-without ``foreach`` replaces all of its own. A change that the operations reveal gives all its places one name:
+One change of a script affects many operations: a larger batch changes the shapes of nearly all, an optimizer without
+``foreach`` replaces all of its own. If operations reveal such a change, all its places get one name:
 
-* gradient accumulation: the backward pass runs k times, and the same parameters accumulate k times as many gradients;
+* gradient accumulation: the backward pass runs k times, and the same parameters accumulate k times the gradients;
 * checkpointing: operations that autograd records (they have a sequence number) run inside the backward pass;
 * the optimizer's implementation: fused, foreach or for-loop, by its operations' names;
-* gradients set to zero: the optimizer's pass fills them where it did not;
+* gradients set to zero: the optimizer's pass fills them, and did not before;
 * element types: the same operations have tensors of other types, or casts were added;
-* sizes: the same operations have other sizes, of parameters where the optimizer's operations have them too;
+* sizes: the same operations have other sizes; of parameters, if the optimizer's operations have them too;
 * layers: operations were added that the forward pass of A already has, and the optimizer has more parameters.
 
-Other operations of only one program are a change each, named by the operations.
+Any other operations of only one program are changes of their own, named by the operations.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 CASTS = ("aten::to", "aten::_to_copy")
 ZEROS = ("aten::zero_", "aten::_foreach_zero_")
 LIKE_OTHERS = 0.8
-"""Least share of an added layer's operations that the forward pass had before. Chosen: a layer may end another way."""
+"""Least share of an added layer's operations that the forward pass had before. Chosen: a layer may end differently."""
 LEAST_SIZED = 0.25
-"""Least share of the aligned operations that change with other sizes of inputs. Chosen: another batch changes most of
+"""Least share of aligned operations that change if inputs have other sizes. Chosen: another batch size changes most of
 the forward and the backward pass; a replaced operation changes only a few neighbours."""
-FEWEST_OF_LAYER = 3  # operations; chosen: fewer are an operation that was added, not a layer
+FEWEST_OF_LAYER = 3  # operations; chosen: fewer are added operations, not a layer
 
 
 class _Program:
-    """One step's operations: their names, and what the phases of the step consist of."""
+    """One step's operations: their names, and the content of the step's phases."""
 
     def __init__(self, tree: StepTree, graph: ExecutionGraph, vocabulary: Vocabulary) -> None:
         self.tree = tree
@@ -57,7 +57,7 @@ class _Program:
         self.again = (tree.phase == Phase.BACKWARD) & (sequence >= 0) & aten
         engine = Counter(plain_name(name) for name in self.names if plain_name(name) != name)
         self.gradients = engine[ACCUMULATE]
-        # Every pass runs each of its backward nodes as often, and that of the loss once.
+        # Every pass runs each of its backward nodes equally often, and the loss's node once.
         self.passes = math.gcd(*engine.values())
         self.optimizer = np.flatnonzero(tree.phase == Phase.OPTIMIZER)
         own = {self.names[node] for node in self.optimizer.tolist()} - set(ZEROS)
@@ -68,7 +68,7 @@ class _Program:
                                   if self.names[node] not in ZEROS)
 
     def within(self, nodes: list[int]) -> Iterator[int]:
-        """Yield the nodes and all below them."""
+        """Yield these nodes and all nodes below them."""
         for node in nodes:
             yield from range(node, node + int(self.tree.size[node]))
 
@@ -84,11 +84,11 @@ class _Program:
 
 def place_changes(places: Places, hunks: list[HunkCause], trees: tuple[StepTree, StepTree],
                   graphs: tuple[ExecutionGraph, ExecutionGraph], vocabulary: Vocabulary) -> list[str]:
-    """Return the change that each place belongs to, in words; empty for a place where nothing changed."""
+    """Return for each place the change of the program, in words; "" if nothing changed there."""
     sides = [_Program(tree, graph, vocabulary) for tree, graph in zip(trees, graphs, strict=True)]
     passes = _passes(*sides)
     shapes, types = _unlike(places, trees, "shapes"), _unlike(places, trees, "dtypes")
-    whole = sides[0].optimizer.size == sides[1].optimizer.size  # else parameters met others
+    whole = sides[0].optimizer.size == sides[1].optimizer.size  # else different parameters were matched
     typed = _most_types(np.flatnonzero(types & ~shapes), places, trees, vocabulary)
     sized = _most_sizes(np.flatnonzero(shapes), places, trees, vocabulary) if whole else ""
     found = [""] * (places.irregular + 1)
@@ -108,12 +108,12 @@ def place_changes(places: Places, hunks: list[HunkCause], trees: tuple[StepTree,
 
 
 def _plainly(cause: HunkCause) -> str:
-    """What only one program has, as its part is named."""
+    """Return the operations of only one program, as in the name of their part."""
     return f"{cause.kind.value}: {cause.what}" + (f" in {cause.module}" if cause.module else "")
 
 
 def _hunk_change(hunk: Hunk, sides: list[_Program], passes: str, typed: str, sized: str) -> str:
-    """Return the change that operations of only one program belong to; empty where it is their own."""
+    """Return the change that explains operations of only one program; "" if there is no larger change."""
     mine = [(side, list(side.within(nodes))) for side, nodes in zip(sides, (hunk.removed, hunk.added), strict=True)]
     first, node = next((side, nodes[0]) for side, nodes in mine if nodes)
     names = {side.names[each] for side, nodes in mine for each in nodes}
@@ -138,7 +138,7 @@ def _hunk_change(hunk: Hunk, sides: list[_Program], passes: str, typed: str, siz
 
 
 def _layer(hunk: Hunk, sides: list[_Program]) -> str:
-    """Name operations that were added, or lost, though the other program has as many like them, as a layer."""
+    """Return the name of added or lost operations as a layer, if the other program has enough equal operations."""
     if bool(hunk.added) == bool(hunk.removed) or sides[0].parameters == sides[1].parameters:
         return ""
     at, nodes = (1, hunk.added) if hunk.added else (0, hunk.removed)
@@ -169,7 +169,7 @@ def _unlike(places: Places, trees: tuple[StepTree, StepTree], column: str) -> np
 
 
 def _most_types(at: Int64, places: Places, trees: tuple[StepTree, StepTree], vocabulary: Vocabulary) -> str:
-    """Return the most frequent change of tensors' element types, in words; empty if there is none."""
+    """Return the most frequent change of tensors' element types, in words; "" if there is none."""
     counts: Counter[str] = Counter()
     for place in at.tolist():
         texts = [tensor_types(vocabulary.texts[int(tree.dtypes[node])], vocabulary.texts[int(tree.shapes[node])])
@@ -183,8 +183,8 @@ def _most_types(at: Int64, places: Places, trees: tuple[StepTree, StepTree], voc
 
 
 def _most_sizes(at: Int64, places: Places, trees: tuple[StepTree, StepTree], vocabulary: Vocabulary) -> str:
-    """Return the change of sizes in words, empty if there is none. It names the smallest size that changes by the most
-    frequent ratio: others are its multiples."""
+    """Return the change of sizes in words; "" if there is none. It names the smallest size that changes by the most
+    frequent ratio, because the others are its multiples."""
     counts: dict[bool, Counter[tuple[int, int]]] = {True: Counter(), False: Counter()}
     for place in at.tolist():
         left, right = int(places.left[place]), int(places.right[place])
@@ -206,7 +206,7 @@ def _most_sizes(at: Int64, places: Places, trees: tuple[StepTree, StepTree], voc
 
 
 def _substituted(before: str, after: str) -> set[tuple[int, int]]:
-    """Pairs of sizes that differ between two lists of shapes; empty where dimensions or tensors came or went."""
+    """Return pairs of sizes that differ between two lists of shapes; empty if dimensions or tensors came or went."""
     try:
         return set(_differing(from_json(before.encode()), from_json(after.encode())))
     except (DecodeError, _OtherForm, RecursionError):
@@ -214,7 +214,7 @@ def _substituted(before: str, after: str) -> set[tuple[int, int]]:
 
 
 class _OtherForm(Exception):
-    """Two lists of shapes do not have the same form."""
+    """Two lists of shapes differ in form."""
 
 
 def _differing(one: Any, other: Any) -> Iterator[tuple[int, int]]:
@@ -234,8 +234,8 @@ _NAME = re.compile(r"[A-Za-z][\w:<>]*")
 
 
 def tensor_types(dtypes: str, shapes: str) -> str:
-    """Return the element types without those of inputs that have no dimensions: one number is passed as it is or as a
-    tensor, by what calls the operation. Empty where there is none."""
+    """Return the element types without those of inputs without dimensions, because a number is passed as it is or as a
+    tensor, depending on the caller. "" if none remain."""
     try:
         types, sizes = from_json(dtypes.encode()), from_json(shapes.encode())
     except DecodeError:
@@ -247,6 +247,6 @@ def tensor_types(dtypes: str, shapes: str) -> str:
 
 
 def type_words(before: str, after: str) -> str:
-    """Return the types in which two lists of them differ, the first that do: "float → double"."""
+    """Return the first types that differ between two lists: "float → double"."""
     pairs = zip(_NAME.findall(before), _NAME.findall(after), strict=False)
     return next((f"{old} → {new}" for old, new in pairs if old != new), f"{before} → {after}")

@@ -1,4 +1,4 @@
-"""The difference of two recorded jobs."""
+"""``diff_jobs``: the difference between the steps of two recorded jobs, and its causes."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from tracer.graph import NONE, SHAPE_ONLY
 from tracer.job import Job
 
 LEAST_ALIGNED = 0.5
-"""Programs that share less than this of their operations (in order, by name) are different. A model with twice the
-layers still shares two thirds. Of the pairs of unlike traces tried, small BERT and DLRM steps share most, 46%, through
-their loaders and optimizers."""
+"""Two programs are different if they share less than this part of their operations (in order, by name). A model with
+twice the layers still shares two thirds. Of the tried pairs of different programs, small BERT and DLRM steps share
+most, 46%, because of their loaders and optimizers."""
 
 
 def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = None,
               one_machine: bool | None = None, profiled: bool = False) -> Difference:
-    """Return what makes B's step take longer, or shorter, than A's.
+    """Return the causes of the difference between the steps of A and of B.
 
-    Both are played back exactly (``replay`` with residuals). Times along the critical path of a typical step are
-    compared place by place of the aligned operations. The typical step is the mean of the steps near the median length.
+    Both jobs are replayed exactly (``replay`` with residuals). Times along the critical path of a typical step are
+    compared at each place of the aligned operations. The typical step is the mean of the steps near the median length.
     With several ranks the mean rank is compared.
 
     Args:
-        a: The job before.
-        b: The job after.
-        step: Only this step: its name, or its number within a rank (from 0; negative from the end).
-        step_b: The step of B, where it is another one.
-        one_machine: Whether both ran on the same kind of machine; by default, whether the traces name the same device.
-        profiled: Compare the steps under the profiler. By default they are compared without it where both captures
-            timed steps without it.
+        a: the job before.
+        b: the job after.
+        step: only this step: its name, or its number within a rank (from 0; negative from the end).
+        step_b: the step of B, if it is another one.
+        one_machine: whether both ran on one kind of machine; by default, whether the traces name the same device.
+        profiled: whether to compare steps under the profiler. By default, steps without it are compared if both
+            captures timed such steps.
 
     Raises:
-        ForetraceError: A job holds nothing that can be compared, or the two are of different programs.
+        ForetraceError: a job has nothing to compare, or the two are different programs.
     """
     _check_steps(a, b)
     replayed = [_replayed(job, name, profiled) for job, name in ((a, "A"), (b, "B"))]
@@ -130,7 +130,7 @@ def _doubts(result: Replay) -> list[str]:
 
 
 def _chosen(result: Replay, wanted: str | None, name: str) -> dict[int, list[ReplayedStep]]:
-    """Return the steps to compare of each rank, by its position in the job."""
+    """Return for each rank, by its position in the job, the steps to compare."""
     try:
         steps = replayed_steps(result.steps, wanted)
     except ForetraceError as error:
@@ -174,7 +174,7 @@ def _mean_ratio(ratios: list[Ratio]) -> float | None:
 
 
 class _Side:
-    """One rank of one job: its steps, and the one of median length, to which the others are aligned."""
+    """One rank of one job: its steps, and the step of median length, with which the others are aligned."""
 
     def __init__(self, result: Replay, position: int, vocabulary: Vocabulary, steps: list[ReplayedStep],
                  ordinary: set[ReplayedStep]) -> None:
@@ -189,14 +189,14 @@ class _Side:
         self.step_ns = round(sum(length[step] for step in self.steps) / len(self.steps))
 
     def typical(self, places: Places, place: Int64) -> tuple[CauseTimes, CauseTimes]:
-        """Times of the mean of the typical steps; and steady ones, of each place the (lower) median over all steps."""
+        """Return the mean times of the typical steps, and steady times: each place's lower median over all steps."""
         trees = []
         for step in [*self.steps, *self.apart, *self.others]:
             tree, of_node = self.tree, place
             if step is not self.median:
                 tree = self.rank.tree(step)
                 partner = align_trees(tree, self.tree)
-                of_node = np.append(place, places.irregular)[partner]  # -1, which has no partner, takes the last
+                of_node = np.append(place, places.irregular)[partner]  # -1, without a partner, takes the last entry
             trees.append((tree, of_node))
         rows = self.rank.of_rows(trees, places)
         asked = [*self.steps, *self.apart]
@@ -226,8 +226,8 @@ class _Side:
 
 
 def _side_by_side(size: int, times: Iterable[tuple[Int64, Int64]]) -> tuple[Bool, Int64, Int64]:
-    """Return which entries of the times of steps, [size] each, are not 0 in all of them, and those, [steps, entries]:
-    most resources take no time of a place."""
+    """Return which entries of the steps' times, [size] each, are nonzero in any step, and these entries of all steps
+    [steps, entries]. Most resources take no time at a place."""
     kept, somewhere = [], np.zeros(size, np.bool_)
     for path, own in times:
         at = np.flatnonzero((path != 0) | (own != 0))
@@ -235,14 +235,14 @@ def _side_by_side(size: int, times: Iterable[tuple[Int64, Int64]]) -> tuple[Bool
         kept.append((at, path[at], own[at]))
     entry = np.cumsum(somewhere) - 1
     paths, owns = np.zeros((2, len(kept), int(somewhere.sum())), np.int64)
-    while kept:  # let go of one by one: of millions of operations both would take gigabytes
+    while kept:  # freed one by one: for millions of operations, both copies would take gigabytes
         at, path, own = kept.pop()
         paths[len(kept), entry[at]], owns[len(kept), entry[at]] = path, own
     return somewhere, paths, owns
 
 
 def _rounded(sums: Int64, number: int) -> Int64:
-    """Return the means as whole nanoseconds that add up to the rounded mean of the total."""
+    """Return the means in whole ns such that they add up to the rounded mean of the sum."""
     reached = np.rint(np.cumsum(sums) / number).astype(np.int64)
     return np.diff(reached, prepend=0)
 
@@ -269,7 +269,7 @@ def _add_rank(causes: Causes, sides: list[_Side], pair: Int64, vocabulary: Vocab
 
 
 def _kernels(side: _Side, nodes: Int64) -> tuple[Int64, list[str]]:
-    """Return for each node a hash of its kernels' names, and the name of the longest one (empty: none)."""
+    """Return for each node a hash of its kernels' names, and the name of the longest kernel ("" for none)."""
     rank, tree = side.rank, side.tree
     kernels = rank.graph.kernels
     rows = rank.kernels(rank.row(side.median))

@@ -6,12 +6,12 @@
     B   |- linear -|- relu -|- layer_norm --|- linear -|
     place   0          1        hunk (before 2)     2
 
-Time between a hunk's neighbours, in either program, is the hunk's: without the added operation there is one pause
+Time between a hunk's neighbours, in either program, belongs to the hunk: without the added operation there is one pause
 before the second ``linear``, with it there are two.
 
-A hunk is named by the operations that only one program has: added, lost, or replacing others. The backward of an added
-operation is the same cause: autograd's sequence number ties it to its forward. The same holds for an unchanged
-operation that works differently because its inputs have other strides (a copy in place of a view).
+A hunk is named by its operations: added, lost, or replacing others. The backward of an added operation has the same
+cause: autograd's sequence number links it to its forward. The same holds for an unchanged operation that works
+differently because its inputs have other strides (a copy in place of a view).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tracer.arrays import Int64
 from tracer.errors import listed
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 
-MOST_NAMES = 5  # chosen: a line
+MOST_NAMES = 5  # chosen: they fit one line
 
 
 @dataclass(slots=True)
 class Hunk:
-    """Operations of A, of B, or of both, in the place of each other: outermost nodes of the two trees."""
+    """Operations of A, of B, or of both at the same spot: outermost nodes of the two trees."""
 
     removed: list[int] = field(default_factory=list)
     added: list[int] = field(default_factory=list)
@@ -44,17 +44,17 @@ class Hunk:
 class Places:
     """All places of two aligned trees. Place numbers: pairs first, then ``end``, the hunks, and ``irregular``.
 
-    ``before_end`` is the end of a list of operations; ``irregular`` holds what only some steps of a program have.
+    ``end`` is the end of a list of operations; ``irregular`` is for operations of only some steps of a program.
     """
 
     left: Int64
-    """Node of A's tree of each pair, in order."""
+    """A's node of each pair, in order."""
     right: Int64
     hunks: list[Hunk]
     hunk_at: dict[tuple[int, int], int]
-    """Hunk by the place of the parent (-1: none) and of the next aligned sibling (``end``: none)."""
+    """Hunk, by the place of its parent (-1 for none) and the place of the next aligned sibling (``end`` for none)."""
     place_a: Int64
-    """Place of every node of A's tree."""
+    """Place of each node of A's tree."""
     place_b: Int64
 
     @property
@@ -64,21 +64,21 @@ class Places:
 
     @property
     def end(self) -> int:
-        """Return the place behind the last operation."""
+        """The place after the last operation."""
         return len(self.left)
 
     @property
     def irregular(self) -> int:
-        """Return the place of what is not in every step."""
+        """The place of operations that are not in every step."""
         return len(self.left) + 1 + len(self.hunks)
 
     def of_hunk(self, hunk: int) -> int:
-        """Place of a hunk."""
+        """Return the place of a hunk."""
         return len(self.left) + 1 + hunk
 
 
 def find_places(one: StepTree, other: StepTree, pair: Int64) -> Places:
-    """Number the places of two trees. ``pair`` is for every node of A its partner in B (-1: none)."""
+    """Number the places of two trees. ``pair`` is the partner in B of every node of A (-1 for none)."""
     left = np.flatnonzero(pair >= 0)
     right = pair[left]
     place_a, place_b = np.full(len(one), NONE, np.int64), np.full(len(other), NONE, np.int64)
@@ -104,10 +104,10 @@ def find_places(one: StepTree, other: StepTree, pair: Int64) -> Places:
 
 
 def next_aligned(tree: StepTree, place: Int64, end: int) -> Int64:
-    """Return for every node the place of the first aligned one among itself and its later siblings (``end``: none)."""
+    """Return for every node the place of the first aligned node among it and its later siblings (``end`` for none)."""
     order = np.lexsort((np.arange(len(tree)), tree.parent))
     aligned = (place[order] >= 0) & (place[order] < end)
-    # Backwards over all lists of siblings; what was found in the next list does not count.
+    # Backwards over all lists of siblings; a node found in the next list does not count.
     at = np.where(aligned, np.arange(len(order)), len(order))
     at = np.minimum.accumulate(at[::-1])[::-1]
     found = np.append(order, NONE)[at]
@@ -122,9 +122,9 @@ class HunkCause:
     """Kind and name of a hunk's cause.
 
     Attributes:
-        counts: false for a backward, which is counted with its forward.
-        only: which side alone has it; ``None`` where each has something.
-        root: the hunk that it is named by.
+        counts: whether it counts as a cause; false for a backward, which belongs to its forward.
+        only: the side that alone has it; ``None`` if both sides have operations here.
+        root: the hunk from which its name comes.
     """
 
     kind: DifferenceKind
@@ -137,7 +137,7 @@ class HunkCause:
 
 def hunk_causes(places: Places, one: StepTree, other: StepTree, graphs: tuple[ExecutionGraph, ExecutionGraph],
                 vocabulary: Vocabulary) -> list[HunkCause]:
-    """Name every hunk."""
+    """Return the cause of every hunk."""
     if not places.hunks:
         return []
     sides = [(one, places.place_a, graphs[0], "removed"), (other, places.place_b, graphs[1], "added")]
@@ -177,13 +177,13 @@ def _named(hunk: Hunk, one: StepTree, other: StepTree, vocabulary: Vocabulary, *
 
 
 def _listed(tree: StepTree, nodes: list[int], vocabulary: Vocabulary) -> str:
-    """Return the nodes' names with their numbers, the most frequent first."""
+    """Return the nodes' names with their numbers, most frequent first."""
     names = Counter(plain_name(vocabulary.texts[code]) for code in tree.name[nodes].tolist())
     return listed([f"{name} ×{number}" if number > 1 else name for name, number in names.most_common()], MOST_NAMES)
 
 
 def _follow_strides(causes: dict[int, int], places: Places, one: StepTree, other: StepTree) -> None:
-    """Hunks inside aligned operations whose inputs are laid out otherwise follow from the hunk before them."""
+    """Make the preceding hunk the cause of hunks inside aligned operations whose inputs have other strides."""
     unlike = np.zeros(places.pairs, np.bool_)
     a, b = one.strides[places.left], other.strides[places.right]
     unlike[:] = (a > 0) & (b > 0) & (a != b) & (one.shapes[places.left] == other.shapes[places.right])
@@ -203,13 +203,13 @@ def _follow_strides(causes: dict[int, int], places: Places, one: StepTree, other
 
 
 def _forward_hunks(tree: StepTree, place: Int64, graph: ExecutionGraph, places: Places, side: str) -> dict[int, int]:
-    """Return for hunks of backward operations the hunk of the forward operation."""
+    """Return, for hunks of backward operations, the hunk of the forward operation."""
     nodes = np.flatnonzero(tree.op >= 0)
     sequence = graph.ops.sequence[tree.op[nodes]]
     backward = tree.phase[nodes] == Phase.BACKWARD
     with_number = sequence >= 0
     ahead = with_number & ~backward
-    # Several operations run under one number; the last of them made the node of the graph.
+    # Several operations may have one number; the last of them made the node of autograd's graph.
     source = dict(zip(sequence[ahead].tolist(), nodes[ahead].tolist(), strict=True))
     first = places.of_hunk(0)
     found: dict[int, int] = {}

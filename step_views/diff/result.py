@@ -40,15 +40,15 @@ class DifferenceKind(Enum):
 
 
 UNEXPLAINED = (DifferenceKind.IRREGULAR, DifferenceKind.REPLAY)
-"""Kinds that name what is left over rather than a cause."""
+"""Kinds of remaining time that no cause explains."""
 
 
 NOTABLE = 0.05
-"""A time that differs for sure by this share of the step is named before changes that matter less. Chosen: unchanged
-work of two recordings on a quiet machine differs by less."""
+"""Certain differences of times by at least this share of the step are listed before smaller changes of the program.
+Chosen: unchanged work of two recordings on a quiet machine differs by less."""
 PART_COLUMNS = ("kind", "what", "module", "places", "change", "time_us", "certain_us", "hidden_us", "before_us",
                 "after_us")
-"""Columns of the table of parts, which it has without a row too."""
+"""Columns of the table of parts, which exist even without rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Part:
     """One cause of a difference (B less A, nanoseconds a step).
 
     Attributes:
-        kind: of the cause.
+        kind: kind of the cause.
         what: the operation, kernel or change, in words.
         module: the module with most of its time; empty where the traces name no modules.
         places: number of aligned operations, or places in the program, with this cause.
@@ -65,9 +65,9 @@ class Part:
         before_ns, after_ns: times in A and B of the work on the critical path of either. They differ by ``time_ns``,
             because the machine's share is subtracted from the slower side. ``None`` for a program without this work,
             and for time that no operation explains.
-        certain_ns: its size in steady times (medians over the steps), less the spread of unchanged work from A to B and
-            from step to step.
-        change: the change of the program it belongs to, in words; empty where the program is the same there.
+        certain_ns: its size in steady times (medians over the steps), minus the spread of unchanged work between A and
+            B and between steps.
+        change: the change of the program that it belongs to, in words; "" if the program is unchanged there.
         steady_ns, noise_ns: the two terms of the difference ``certain_ns``, the first with its sign.
     """
 
@@ -85,13 +85,13 @@ class Part:
     noise_ns: int = 0
 
     def shown_us(self) -> int:
-        """Return the difference of its times in A and in B as they are shown, whole µs."""
+        """Return the difference of its displayed times in A and in B, whole µs."""
         if self.before_ns is None and self.after_ns is None:
             return as_shown(self.time_ns)
         return as_shown(self.after_ns or 0) - as_shown(self.before_ns or 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON, microseconds."""
+        """Return plain values for JSON, microseconds."""
         return {"kind": self.kind.value, "what": self.what, "module": self.module or None, "places": self.places,
                 "change": self.change or None,
                 "time_us": self.time_ns / 1e3, "certain_us": self.certain_ns / 1e3,
@@ -100,24 +100,24 @@ class Part:
 
 
 UNSEEN = (DifferenceKind.GAP, DifferenceKind.LOADER)
-"""Kinds of time in which a program may have changed although its operations did not. An operation that takes longer
-with the same inputs does so because of the machine, or of what changed elsewhere."""
+"""Kinds of time in which a program may have changed although its operations did not. If an operation takes longer with
+the same inputs, the cause is the machine or a change elsewhere."""
 OUTSIDE = "outside operations (Python, sleep, input or output)"
-"""What a recording knows of the time in which no operation runs."""
+"""Description of time in which no operation runs."""
 
 
 @dataclass(slots=True)
 class Change:
-    """Parts with one cause: a change of the program, or a time that differs where the program is the same.
+    """Parts with one cause: a change of the program, or a changed time where the program is the same.
 
     Attributes:
         what: the cause in words.
         counted: whether the program's operations themselves changed, not only their times.
-        unseen: whether it is a time in which code may have run that a recording does not see.
-        time_ns, hidden_ns: sums of its parts (B less A).
+        unseen: whether it is time in which code may have run that a recording does not show.
+        time_ns, hidden_ns: sums over its parts (B minus A).
         steady_ns: the sum in steady times (medians over the steps).
-        certain_ns: ``steady_ns`` less its noise, with its sign; 0 where the noise is larger. The parts are of different
-            operations, so that their noises add up in quadrature.
+        certain_ns: ``steady_ns`` minus its noise, with the sign kept; 0 if the noise is larger. Noises of the parts add
+            in quadrature, because the parts are different operations.
     """
 
     what: str
@@ -131,19 +131,19 @@ class Change:
 
 @dataclass(slots=True, repr=False)
 class Difference(Shown):
-    """The difference of two jobs' typical steps, B less A, nanoseconds. ``parts`` add up to ``total_ns`` exactly.
+    """The difference of two jobs' typical steps, B minus A, nanoseconds. ``parts`` add up to ``total_ns`` exactly.
 
     Attributes:
         before_ns, after_ns: typical step time of A and of B, of the mean rank.
-        parts: every cause, what is most certain to matter first.
-        aligned: share of both programs' operations that has a partner in the other one.
+        parts: every cause, the most certain and largest first.
+        aligned: share of both programs' operations that have a partner in the other program.
         host_ratio: how much longer B's host takes for unchanged work (1.2: a fifth longer); ``None`` if unknown.
-        device_ratio: the same of B's kernels, for those of the same name.
-        steps_before, steps_after: the steps that were looked at.
-        notes: what to know when reading them.
-        profiled: whether both steps are those under the profiler.
-        ranks: number of ranks compared, whose mean both times are.
-        recorded_a, recorded_b: what was recorded; ``None`` without steps, or where a step was chosen.
+        device_ratio: how much longer B's kernels take, for kernels of equal names; ``None`` if unknown.
+        steps_before, steps_after: number of compared steps.
+        notes: remarks for the reader.
+        profiled: whether both steps are under the profiler.
+        ranks: number of compared ranks, over which both times are means.
+        recorded_a, recorded_b: facts about the recordings; ``None`` without steps, or if a step was chosen.
     """
 
     before_ns: int
@@ -162,15 +162,15 @@ class Difference(Shown):
 
     @property
     def total_ns(self) -> int:
-        """Return B's typical step less A's, ns."""
+        """B's typical step minus A's, ns."""
         return self.after_ns - self.before_ns
 
     def shown_us(self) -> int:
-        """Return B's step less A's as both are shown, whole µs."""
+        """Return B's step minus A's as displayed, whole µs."""
         return as_shown(self.after_ns) - as_shown(self.before_ns)
 
     def headline(self) -> str:
-        """Say the difference in one line."""
+        """Return the difference in one line."""
         cause = f"; first cause: {self.parts[0].kind.value}, {self.parts[0].what}" if self.parts else ""
         return (f"A {self.before_ns / 1e6:,.3f} ms, B {self.after_ns / 1e6:,.3f} ms {which_times(self.profiled)}"
                 f"{cause}")
@@ -180,7 +180,7 @@ class Difference(Shown):
         return {"parts": lambda: frame_of((part.to_json() for part in self.parts), PART_COLUMNS)}
 
     def chart(self) -> Chart:
-        """Return the two steps, and below them the causes of their difference."""
+        """Return a chart of the two steps, and below them the causes of their difference."""
         causes = self.parts[:MOST_BARS]
         return Chart("bars", self.headline(), ["A", "B", *(f"{part.kind.value}: {part.what}" for part in causes)], [
             ChartSeries("time", [ns / 1e6 for ns in (self.before_ns, self.after_ns, *(p.time_ns for p in causes))])],
@@ -188,7 +188,7 @@ class Difference(Shown):
 
     @property
     def total_us(self) -> float:
-        """Return the same in microseconds."""
+        """B's typical step minus A's, µs."""
         return self.total_ns / 1e3
 
     @property
@@ -202,8 +202,8 @@ class Difference(Shown):
         return self.parts[:number]
 
     def changes(self) -> list[Change]:
-        """Return the parts grouped by what changed, the surest first. Changes of the program come before all other
-        times, as do times of unseen code that differ by ``NOTABLE`` of the step or more."""
+        """Return the parts grouped by what changed, the most certain first. Changes of the program come before times
+        that only differ, except for unseen code's times that differ by ``NOTABLE`` of the step or more."""
         parts: dict[str, list[Part]] = {}
         for part in self.parts:
             key = part.change or (OUTSIDE if part.kind is DifferenceKind.GAP else _named(part))
@@ -221,7 +221,7 @@ class Difference(Shown):
         return sorted(found.values(), key=lambda each: (-sure(each), not each.counted, -abs(each.time_ns), each.what))
 
     def by_kind(self) -> list[tuple[DifferenceKind, int, int]]:
-        """Return the kind, time and hidden time (ns) of every kind that occurs, the largest first."""
+        """Return the kind, time and hidden time (ns) of every kind that occurs, largest first."""
         sums: dict[DifferenceKind, list[int]] = {}
         for part in self.parts:
             known = sums.setdefault(part.kind, [0, 0])
@@ -231,11 +231,11 @@ class Difference(Shown):
         return sorted(found, key=lambda each: (-abs(each[1]), -abs(each[2]), each[0].value))
 
     def hidden(self) -> list[Part]:
-        """Return the parts with work that changed off the critical path, the largest first."""
+        """The parts with changed work off the critical path, largest first."""
         return sorted((part for part in self.parts if part.hidden_ns), key=lambda part: -abs(part.hidden_ns))
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
-        """Plain values for JSON, microseconds; at most ``top`` parts."""
+        """Return plain values for JSON, microseconds; at most ``top`` parts."""
         return {
             "times": which_times(self.profiled),
             "recorded_a": None if self.recorded_a is None else self.recorded_a.to_json(),
@@ -260,5 +260,5 @@ def _change(what: str, parts: list[Part]) -> Change:
 
 
 def _named(part: Part) -> str:
-    """Return a part's kind, operation and module."""
+    """Return the name of a part from its kind, operation and module."""
     return f"{part.kind.value}: {part.what}" + (f" in {part.module}" if part.module else "")

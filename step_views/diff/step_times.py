@@ -1,4 +1,4 @@
-"""The time of one step by place and resource: along its critical path, and all of it, hidden or not."""
+"""The time of one step by place and resource: on its critical path, and in total, including hidden time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OF_KERNEL = {
 }
 RESOURCES = len(Resource)
 AT_ONCE = 1 << 16
-"""Intervals that are looked up, or times put in order, together: of millions, tables between would take gigabytes."""
+"""Intervals or times that are processed at once: for millions, intermediate tables would take gigabytes."""
 
 
 class RankSteps:
@@ -62,12 +62,12 @@ class RankSteps:
         self.kernel_ns = (replay.simulated.kernel_end - replay.simulated.kernel_start)[low:high]
 
     def _shares(self) -> Float64 | None:
-        """Share of recorded host time that is left of each interval of the cover; ``None`` under the profiler."""
+        """Return the share of recorded host time that remains in each interval of the cover; ``None`` if profiled."""
         left = self.replay.built.without_profiler
         return None if left is None else left.shares[self.position][self.cover.op]
 
     def _busy(self) -> HostTime:
-        """Return when threads were in calls that launch, or waited: what is not their operations' own work."""
+        """Return when threads were in launching calls or waited, which is not their operations' own work."""
         built = self.replay.built
         program = built.recorded_program
         blocked = waits(program, self.position, built.thread_number, built.clock_ns[self.position])
@@ -82,11 +82,11 @@ class RankSteps:
             np.full(len(blocked.op) + len(calls), NONE, np.int64))
 
     def row(self, step: ReplayedStep) -> int:
-        """Return the step's row, -1 for the whole window."""
+        """Return the step's row; -1 for the whole window."""
         return NONE if step.name == WINDOW else int(self.replay.program.item_row[step.begin_item])
 
     def kernels(self, row: int) -> Int64:
-        """Return the device work of a step: what it launched, and orphans that started in it."""
+        """Return the device work of a step: work that it launched, and work without a launch that started in it."""
         kernels = self.graph.kernels
         if row < 0:
             return np.arange(len(kernels))
@@ -96,14 +96,14 @@ class RankSteps:
         return np.flatnonzero((kernels.step == row) | orphan)
 
     def tree(self, step: ReplayedStep) -> StepTree:
-        """Return the step's operations."""
+        """Return the tree of a step's operations."""
         row = self.row(step)
         return step_tree(self.graph, self.codes, row, self.kernels(row))
 
     def times(self, step: ReplayedStep, tree: StepTree, place: Int64, places: Places,
               rows: tuple[Int64, Int64]) -> tuple[Int64, Int64]:
-        """Return the time on the critical path and time altogether (ns), each [resources × places]. ``place`` is that
-        of each node of the tree; ``rows`` come from ``of_rows``."""
+        """Return the time on the critical path, and the total time (ns), each [resources × places]. ``place`` is the
+        place of each node of the tree; ``rows`` come from ``of_rows``."""
         replay, row = self.replay, self.row(step)
         if row < 0:
             start, end = 0, max(self.graph.meta.window_ns, 1)
@@ -116,7 +116,7 @@ class RankSteps:
         unit_resource, unit_place = self._units(tree, place, places)
         labelled = HostTime(self.cover.thread, self.cover.start_ns, self.cover.end_ns,
                             operations + np.arange(len(self.cover.op)))
-        # Time between operations is in the cover too, so that the last one, of no label, is never used.
+        # The cover includes time between operations, so the last, unlabelled entry is never used.
         share = None if self.share is None else np.concatenate([np.ones(operations), self.share, [1.0]])
         pieces = attribute_paths(replay, paths, self.position, labelled, self.nearest, share)
         resource = np.array([_OF_BOUND[bound] for bound in Bound], np.int64)[pieces.bound]
@@ -132,7 +132,7 @@ class RankSteps:
         plain = resource == Resource.HOST
         resource[in_unit & plain] = unit_resource[unit[plain[in_unit]]]
         resource[~in_unit & ~with_op & (pieces.kernel < 0) & plain] = Resource.GAP
-        # Before the first thing that was recorded, the device was under way.
+        # Before the first recorded event, the device was already working.
         resource[(paths.joined.item[pieces.segment] < 0) & (paths.joined.kernel[pieces.segment] < 0)] = Resource.SYNC
         on_path = np.zeros(RESOURCES * size, np.int64)
         np.add.at(on_path, resource * size + where, pieces.ns)
@@ -154,9 +154,9 @@ class RankSteps:
         return on_path, np.maximum(altogether, on_path)
 
     def of_rows(self, trees: list[tuple[StepTree, Int64]], places: Places) -> tuple[Int64, Int64]:
-        """Place of every row of ``ops`` and of every kernel; ``end`` for those of no node. ``trees`` has every step's
-        tree with the place of each node: a device that lags behind works in one step on what an earlier one
-        launched."""
+        """Return the place of every row of ``ops`` and of every kernel; ``end`` for rows without a node. ``trees`` are
+        all steps' trees with the places of their nodes, because a lagging device works in one step on what an earlier
+        step launched."""
         of_op = np.full(len(self.graph.ops) + 1, places.end, np.int64)
         for tree, place in trees:
             nodes = tree.op >= 0
@@ -174,7 +174,7 @@ class RankSteps:
         node_of = np.full(len(ops) + 1, NONE, np.int64)
         nodes = np.flatnonzero(tree.op >= 0).astype(np.int64)
         node_of[tree.op[nodes]] = nodes
-        # The first child (of no operation: the thread's first outermost operation) that begins no earlier.
+        # The first child (outside operations: the thread's first outermost operation) that begins no earlier.
         start = ops.start_ns[tree.op[nodes]]
         threads = int(max(ops.thread.max(initial=0), cover.thread.max(initial=0))) + 1
         parent = tree.parent[nodes]
@@ -201,7 +201,7 @@ class RankSteps:
         return resource, where
 
     def _hunk_places(self, parent: Int64, following: Int64, places: Places) -> Int64:
-        """Place of the hunk between the neighbours, -1 where there is none."""
+        """Return the place of the hunk between two neighbours; -1 if there is none."""
         if not places.hunk_at:
             return np.full(len(parent), NONE, np.int64)
         size = places.end + 2
@@ -214,7 +214,7 @@ class RankSteps:
 
 
 def _cover(own: HostTime) -> HostTime:
-    """The intervals with those between them added, whose operation is -1: nothing of a thread's time is left out."""
+    """Return the intervals and those between them (operation -1), so that they cover all of a thread's time."""
     if not len(own.op):
         return own
     opens = np.ones(len(own.op), np.bool_)

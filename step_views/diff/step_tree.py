@@ -1,12 +1,12 @@
 """One step's operations as a tree in columns, with codes that two programs share, ready to be aligned.
 
-Nodes are in pre-order, so that the subtree of node ``i`` is the rows ``i`` to ``i + size[i]``. First come operations of
-the step's own thread and the autograd threads, by the time of the outermost operation, then those of other threads.
-Last comes device work without a recorded operation, one node each.
+Nodes are in pre-order: the subtree of node ``i`` is the rows ``i`` to ``i + size[i]``. First come operations of the
+step's own thread and of autograd threads, by the time of the outermost operation, then those of other threads. Last
+comes device work without a recorded operation, one node each.
 
 Two trees are aligned from the outermost operations inwards. The children of two aligned operations are two sequences of
 names. Equal subtrees at both ends are paired first; ``tracer.alignment_loop`` aligns the rest. Only equal names form
-pairs. Of several alignments it takes that with the most similar pairs: in subtrees, modules and shapes.
+pairs. Among several alignments, the one with the most similar pairs is chosen: in subtrees, modules and shapes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 UInt64 = npt.NDArray[np.uint64]
 
 LOADER = "enumerate(DataLoader)"
-"""Begin of the names of the profiler's ranges of a data loader, which take part as if they were operations."""
+"""Prefix of the names of the profiler's ranges for a data loader, which are treated as operations."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio, odd (Knuth)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 
 
 @dataclass(slots=True)
 class Vocabulary:
-    """Codes of texts, the same for all traces that are compared; 0 means "none"."""
+    """Codes of texts, shared by all compared traces; 0 means "none"."""
 
     texts: list[str] = field(default_factory=lambda: [""])
     codes: dict[str, int] = field(default_factory=lambda: {"": 0})
 
     def add(self, graph: ExecutionGraph) -> Int64:
-        """Return the shared code of every string of a graph; one more at the end, for ``NONE``."""
+        """Return the shared code of every string of a graph, and a last entry for ``NONE``."""
         found = []
         for text in graph.strings:
             code = self.codes.setdefault(text, len(self.texts))
@@ -54,8 +54,7 @@ class StepTree:
 
     Name, module, shapes, types and strides are codes of the ``Vocabulary`` (0: not recorded). ``parent`` is a node,
     ``size`` the number of nodes of the subtree, ``digest`` a hash of the subtree's names. ``op`` is the row of ``ops``;
-    where it is -1, the node is device work with the row ``kernel`` of ``kernels``. ``loading`` marks nodes that fetch
-    data.
+    if it is -1, the node is device work, with row ``kernel`` of ``kernels``. ``loading`` marks nodes that fetch data.
     """
 
     name: Int64
@@ -75,13 +74,13 @@ class StepTree:
         return len(self.name)
 
     def children(self, node: int) -> Int64:
-        """Return the children of a node in order; of -1 the outermost nodes."""
+        """Return the children of a node in order; for -1 the outermost nodes."""
         low, high = (0, len(self)) if node < 0 else (node + 1, node + int(self.size[node]))
         return low + np.flatnonzero(self.parent[low:high] == node)
 
 
 def with_loader(graph: ExecutionGraph) -> ExecutionGraph:
-    """Return the same graph with the data loader's ranges as operations."""
+    """Return a graph in which the data loader's ranges are operations."""
     codes = [code for code, text in enumerate(graph.strings) if text.startswith(LOADER)]
     if not codes:
         return graph
@@ -111,7 +110,7 @@ def step_tree(graph: ExecutionGraph, codes: Int64, row: int, kernels: Int64) -> 
     launched = place[nearest[graph.kernels.op[kernels]]] if len(kernels) else kernels
     alone = kernels[launched < 0]
     if len(rows):
-        # What was launched before the recording is of another step; it is told as such.
+        # Work launched before the recording belongs to another step, and is reported separately.
         alone = alone[graph.kernels.launch[alone] >= 0]
     alone = alone[np.argsort(graph.kernels.start_ns[alone], kind="stable")]
     number = len(rows) + len(alone)
@@ -135,7 +134,7 @@ def step_tree(graph: ExecutionGraph, codes: Int64, row: int, kernels: Int64) -> 
 
 
 def _sizes(parent: Int64) -> Int64:
-    """Return the nodes of each subtree, level by level."""
+    """Return the number of nodes of each subtree, level by level."""
     size = np.ones(len(parent), np.int64)
     above = parent
     while (inside := above >= 0).any():
@@ -145,7 +144,7 @@ def _sizes(parent: Int64) -> Int64:
 
 
 def _digests(name: Int64, size: Int64) -> UInt64:
-    """Return a polynomial hash (mod 2⁶⁴) of every subtree: names and sizes in pre-order say what the tree is."""
+    """Return a polynomial hash (mod 2⁶⁴) of every subtree: names and sizes in pre-order identify the tree."""
     with np.errstate(over="ignore"):
         tokens = _mixed(name.astype(np.uint64) * np.uint64(0x100000001B3) + size.astype(np.uint64))
         powers = np.cumprod(np.concatenate([np.ones(1, np.uint64), np.full(len(name), _BASE)]))
@@ -156,14 +155,14 @@ def _digests(name: Int64, size: Int64) -> UInt64:
 
 
 def _mixed(values: UInt64) -> UInt64:
-    """Return the finaliser of splitmix64 (Steele et al. 2014)."""
+    """Return the values mixed by the finaliser of splitmix64 (Steele et al. 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(values ^ (values >> np.uint64(31)), np.uint64)
 
 
 def align_trees(one: StepTree, other: StepTree) -> Int64:
-    """Return for every node of ``one`` the node of ``other`` it corresponds to (-1: none). The order is kept."""
+    """Return for every node of ``one`` the corresponding node of ``other`` (-1 for none). The order is kept."""
     pair = np.full(len(one), NONE, np.int64)
     blocks = [(NONE, NONE)]
     while blocks:
@@ -176,7 +175,7 @@ def align_trees(one: StepTree, other: StepTree) -> Int64:
         tail = _alike(one.digest[rest_a][::-1], other.digest[rest_b][::-1])
         for x, y, count in ((a, b, head), (rest_a[len(rest_a) - tail:], rest_b[len(rest_b) - tail:], tail)):
             if count:
-                # Equal subtrees side by side are one stretch of rows in both.
+                # Equal neighbouring subtrees are one range of rows in both trees.
                 rows = int(x[count - 1] + one.size[x[count - 1]] - x[0])
                 pair[x[0]:x[0] + rows] = np.arange(y[0], y[0] + rows)
         middle_a, middle_b = rest_a[: len(rest_a) - tail], rest_b[: len(rest_b) - tail]
@@ -192,7 +191,7 @@ def align_trees(one: StepTree, other: StepTree) -> Int64:
 
 
 def _alike(one: np.ndarray, other: np.ndarray) -> int:
-    """Return how many leading values are equal."""
+    """Return the number of equal leading values."""
     least = min(len(one), len(other))
     unlike = np.flatnonzero(one[:least] != other[:least])
     return int(unlike[0]) if len(unlike) else least

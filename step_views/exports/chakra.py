@@ -1,12 +1,12 @@
-"""Chakra execution traces of a simulated job, one file a rank: durations, and all dependencies.
+"""Chakra execution traces of a simulated job, one file a rank, with durations and all dependencies.
 
-Chakra's own converter derives dependencies from the host's call stack and the order of calls, so that a kernel has a
-launch before it and nothing after it. Here they are the simulator's: launches, streams' order, waits between streams,
-blocking calls, the full launch queue, hand-overs between threads. Collectives of a process group meet in their order.
-
+Chakra's own converter derives dependencies from the host's call stack and the order of calls: a kernel depends on its
+launch, and nothing depends on the kernel. Here dependencies are the simulator's: launches, order on streams, waits
+between streams, blocking calls, the full launch queue, hand-overs between threads. Collectives of a process group meet
+in order.
 ::
 
-    NAME.{rank}.et = (length as varint, GlobalMetadata), then (length as varint, Node)…, each node after all it needs
+    NAME.{rank}.et = (length as varint, GlobalMetadata), then (length as varint, Node)…, each after its dependencies
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tracer.output_file import whole_file
 from tracer.output_kind import CHAKRA, check_output
 
 VERSION = "0.0.4"
-"""Of the schema, as Chakra's own converters write it."""
+"""Version of the schema, as Chakra's own converters write it."""
 
 
 class ChakraNodeType(IntEnum):
@@ -49,7 +49,7 @@ class ChakraNodeType(IntEnum):
 
 COLLECTIVES = {"all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5,
                "all_to_all": 6, "reduce_scatter": 7, "barrier": 9}
-"""``CollectiveCommType`` of the schema by foretrace's names."""
+"""``CollectiveCommType`` numbers of the schema, by foretrace's names of collectives."""
 
 # FieldDescriptorProto.Type of protobuf; fields and kinds of nodes are those of Chakra's schema.
 _DOUBLE, _UINT64, _INT32, _BOOL, _STRING, _MESSAGE, _ENUM, _INT64 = 1, 4, 5, 8, 9, 11, 14, 3
@@ -63,8 +63,8 @@ _PACKAGE = "ChakraProtoMsg"
 
 @lru_cache(maxsize=1)
 def messages() -> dict[str, Any]:
-    """Return the classes ``GlobalMetadata``, ``Node`` and ``AttributeProto``, by name. Raises ``ForetraceError``:
-    protobuf is not installed."""
+    """Return the protobuf classes ``GlobalMetadata``, ``Node`` and ``AttributeProto``, by name. Raises
+    ``ForetraceError`` if protobuf is not installed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
@@ -104,20 +104,20 @@ def messages() -> dict[str, Any]:
 _MARKERS = {ItemKind.STEP_BEGIN: "begin of", ItemKind.STEP_END: "end of", ItemKind.HAND_OVER: "hand-over",
             ItemKind.RESUME: "resume", ItemKind.DATA_READY: "data ready"}
 NODES_AT_ONCE = 20_000
-"""Nodes whose columns are looked up at once: as Python's numbers they take ten times the room (a choice)."""
+"""Nodes whose columns are converted at once: Python's numbers take ten times the room (a choice)."""
 _SEND, _RECEIVE, _BARRIER = "send", "recv", "barrier"
 
 
 @dataclass(frozen=True, slots=True)
 class ChakraFiles:
-    """Chakra traces that were written.
+    """The Chakra traces that were written.
 
     Attributes:
-        paths: one a rank.
-        nodes, dependencies: in all files.
-        off_by_us: the most that any node ends later or earlier, by the files' own durations and dependencies alone,
-            than it does in the simulation.
-        notes: what is to be known of them.
+        paths: one file a rank.
+        nodes, dependencies: numbers over all files.
+        off_by_us: largest difference of a node's end between the simulation and the files' own durations and
+            dependencies, µs.
+        notes: remarks for the reader.
     """
 
     paths: list[str]
@@ -128,9 +128,9 @@ class ChakraFiles:
 
 
 def write_chakra(job: SimulatedJob, path: str | os.PathLike[str]) -> ChakraFiles:
-    """Write a simulated job as Chakra execution traces. Files are named ``path`` with ``.{rank}.et``; an ending of
-    ``.et`` is no part of it. Raises ``ForetraceError``: a file cannot be written, or is there and no such trace;
-    protobuf is not installed."""
+    """Write a simulated job as Chakra execution traces, in files named ``path.{rank}.et`` (``path`` may end with
+    ``.et``). Raises ``ForetraceError`` if a file cannot be written, exists and is no such trace, or protobuf is not
+    installed."""
     kinds = messages()
     graph = work_graph(job)
     name = os.fspath(path).removesuffix(".et")
@@ -167,7 +167,7 @@ def _write(stream: BinaryIO, message: Any) -> None:
 
 
 def _numbers(graph: WorkGraph) -> tuple[np.ndarray, np.ndarray]:
-    """Number of every node within its rank, from 1, in an order of dependencies; and that order over all ranks."""
+    """Return each node's number within its rank, from 1 in an order of dependencies; and that order over all ranks."""
     order = graph.in_order
     by_rank = order[np.argsort(graph.rank[order], kind="stable")]
     counts = np.bincount(graph.rank, minlength=len(graph.job.graphs))
@@ -177,7 +177,7 @@ def _numbers(graph: WorkGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _RankFile:
-    """The messages of one rank."""
+    """Makes the messages of one rank's file."""
 
     def __init__(self, job: SimulatedJob, work: WorkGraph, position: int, ids: np.ndarray, kinds: dict[str, Any]):
         self.job, self.work, self.position, self.ids, self.kinds = job, work, position, ids, kinds
@@ -190,7 +190,7 @@ class _RankFile:
         self.thread = job.thread_numbers()
 
     def metadata(self) -> Any:
-        """Return the facts that stand once in a file: versions, job, rank, world size, device and process groups."""
+        """Return the message with a file's common facts: versions, job, rank, world size, device, process groups."""
         meta = self.graph.meta
         found = self.kinds["GlobalMetadata"](version=VERSION)
         groups = {self.graph.string(int(group)): self.graph.string(int(ranks)) for group, ranks in zip(
@@ -207,7 +207,7 @@ class _RankFile:
         return found
 
     def nodes(self, rows: np.ndarray) -> Iterator[Any]:
-        """Yield the rank's nodes; each is to be written before the next is taken."""
+        """Yield the rank's nodes; write each before taking the next, because the message is reused."""
         node, duration_us = self.kinds["Node"](), self.work.duration_us
         for low in range(0, len(rows), NODES_AT_ONCE):
             some = rows[low:low + NODES_AT_ONCE]
@@ -220,12 +220,12 @@ class _RankFile:
         op, number = work.op[rows].tolist(), ids[rows].tolist()
         start, length = (work.start_ns[rows] // 1000).tolist(), duration_us.tolist()
         exact = work.duration_ns[rows].tolist()
-        # The dependencies of these rows, behind one another.
+        # The dependencies of these rows, one row after another.
         counts = pointer[rows + 1] - pointer[rows]
         before = work.before[spans(pointer[rows], pointer[rows + 1])]
         needs, far = ids[before].tolist(), work.rank[before] != self.position
         ends = np.cumsum(counts)
-        # Dependencies on other ranks of the rows up to each.
+        # Cumulative number of dependencies on other ranks.
         apart = np.concatenate([[0], np.cumsum(far)])
         remote = (apart[ends] - apart[ends - counts]).tolist()
         first, last, why_of = (ends - counts).tolist(), ends.tolist(), pointer[rows].tolist()
@@ -304,7 +304,7 @@ class _RankFile:
             self._communication(node, row, kernel)
 
     def _tail(self, node: Any, kernel: int) -> None:
-        """The end of a kernel that the next one overlaps with."""
+        """Set a node to the end of a kernel with which the next kernel may overlap."""
         row = int(self.job.kernel[kernel]) - self.low
         node.name = f"end of {self.graph.string(int(self.graph.kernels.name[row]))}"
         node.type = ChakraNodeType.COMP
@@ -313,8 +313,8 @@ class _RankFile:
         _add(node, "tail", True)
 
     def _communication(self, node: Any, row: int, kernel: int) -> None:
-        """What Chakra's readers want to know of communication; of what the trace did not describe nothing is made up:
-        it stays work of a known length."""
+        """Add the attributes of communication that Chakra's readers use. Without a description in the trace the node
+        remains work of known duration; nothing is invented."""
         group = int(self.job.program.kernel_group[kernel])
         if group >= 0:
             _add(node, "rendezvous", group)
@@ -346,7 +346,7 @@ class _RankFile:
 
 
 def _pair(ranks: str) -> tuple[int, int] | None:
-    """Return the sender and receiver, where a text names two ranks."""
+    """Return sender and receiver if a text names two ranks; else ``None``."""
     try:
         found = json.loads(ranks)
     except ValueError:
@@ -355,7 +355,7 @@ def _pair(ranks: str) -> tuple[int, int] | None:
 
 
 def _add(message: Any, name: str, value: bool | int | str, *, narrow: bool = False, unsigned: bool = False) -> None:
-    """Add an attribute of the type that Chakra's readers take its name for."""
+    """Add an attribute, with the type that Chakra's readers expect for its name."""
     attribute = message.attr.add()
     attribute.name = name
     if isinstance(value, bool):

@@ -4,7 +4,7 @@ Formats of a job, replayed or predicted:
 
 - ``chrome``: NAME.json, NAME.json.gz
 - ``perfetto``: NAME.pftrace, NAME.perfetto-trace
-- ``chakra``: NAME.{rank}.et, one a rank
+- ``chakra``: NAME.{rank}.et, one per rank
 
 Formats of results:
 
@@ -29,7 +29,7 @@ from tracer.shown import Shown
 
 
 class ExportFormat(str, Enum):
-    """A format that jobs or results are written in."""
+    """A format in which jobs or results are written."""
 
     CHROME = "chrome"
     PERFETTO = "perfetto"
@@ -40,7 +40,7 @@ class ExportFormat(str, Enum):
 
     @property
     def of_job(self) -> bool:
-        """Return whether it is of a simulated job rather than of tables and figures."""
+        """Return whether it is a format of simulated jobs; otherwise it is one of tables or figures."""
         return self in (ExportFormat.CHROME, ExportFormat.PERFETTO, ExportFormat.CHAKRA)
 
 
@@ -51,7 +51,7 @@ _ENDINGS = {".json": ExportFormat.CHROME, ".json.gz": ExportFormat.CHROME, ".pft
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote: its format, the files or the folder, and what is to be known of them."""
+    """What an export wrote: its format, the files or the folder, and notes."""
 
     format: ExportFormat
     paths: list[str]
@@ -59,8 +59,8 @@ class Exported:
 
 
 def format_of(path: str | os.PathLike[str], wanted: str | None = None) -> ExportFormat:
-    """Return the format that is wanted, or that a file's name says. Raises ``ForetraceError``: it is none, or the name
-    says none."""
+    """Return the wanted format, or the one of the file name's ending. Raises ``ForetraceError`` if there is no such
+    format or the ending is not known."""
     listed = ", ".join(one.value for one in ExportFormat)
     if wanted is not None:
         try:
@@ -81,12 +81,12 @@ def export(source: object, path: str | os.PathLike[str], *, format: str | None =
 
     Args:
         source: for ``chrome``, ``perfetto`` and ``chakra`` a job, its graphs, a replay, a baseline, or a simulated job
-            of ``Baseline.simulated``. For the others any result with tables (``Shown``), or a mapping of names to such
-            results.
-        path: a file, or a folder for all tables and for TensorBoard.
-        format: a name of ``ExportFormat``; by default the file's ending decides.
-        table: name of the result's table to write into a file; by default its first.
-        at: TensorBoard's step, such as the number of a commit.
+            from ``Baseline.simulated``. For the others any result with tables (``Shown``), or a mapping of names to
+            such results.
+        path: a file; for all tables and for TensorBoard a folder.
+        format: a name of ``ExportFormat``; by default the file's ending determines it.
+        table: name of the result's table for a single file; by default its first.
+        at: TensorBoard's step, for example the number of a commit.
 
     Raises:
         ForetraceError: the source cannot be written in this format, or to this path.

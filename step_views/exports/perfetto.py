@@ -1,8 +1,8 @@
 """A job's timeline as a Perfetto trace in protobuf, for large jobs: smaller and faster to open than JSON.
 
-Perfetto's messages are those of its own package. A slice is two packets. Packets of the same track and name differ in
-their time alone: protobuf makes all but the time once, and the time is put before it. Packets with equal times are in
-the order of nesting: ends first, then begins, the longest first.
+The messages are those of the package ``perfetto``. A slice is two packets. Packets with the same track and name differ
+only in their time. Therefore protobuf encodes everything but the time once, and the time is put before it. Packets with
+equal times are in the order of nesting: ends first, then begins, the longest first.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tracer.output_kind import PERFETTO, check_output
 _BEGIN, _END, _COUNTER = 1, 2, 4
 """``TrackEvent.Type``."""
 _CLEARED, _NEEDED = 1, 2
-"""``TracePacket.SequenceFlags``: begin of a sequence's state, and that a packet needs it."""
+"""``TracePacket.SequenceFlags``: a sequence's state begins; a packet needs this state."""
 _TIMESTAMP, _PACKET = b"\x40", b"\x0a"
 """Keys of ``TracePacket.timestamp`` (field 8, varint) and ``Trace.packet`` (field 1, with its length)."""
 _BLOCK = 1 << 20  # bytes written at once; chosen
 
 
 def write_perfetto(source: Replay | SimulatedJob, path: str | os.PathLike[str]) -> None:
-    """Write a job's timeline in Perfetto's protobuf form, with counts and with arrows from launches to kernels. A file
-    that is there is replaced if it is such a trace of foretrace. Times in it are ns from the job's start. Raises
-    ``ForetraceError``: the file cannot be written; the package ``perfetto`` is not installed."""
+    """Write a job's timeline in Perfetto's protobuf format, with counts and with arrows from launches to kernels. Times
+    are ns from the job's start. An existing file is replaced only if it is such a trace, written by foretrace. Raises
+    ``ForetraceError`` if the file cannot be written or the package ``perfetto`` is not installed."""
     messages = _messages()
     check_output(os.fspath(path), [], PERFETTO)
     job = source if isinstance(source, SimulatedJob) else replayed_job(source)
@@ -66,7 +66,7 @@ def _messages() -> Any:
 
 
 def _described(messages: Any, job: SimulatedJob) -> bytes:
-    """Return the first packet: a track that says what the trace is, and by what it was written."""
+    """Return the first packet: a track that describes the trace and names the program that wrote it."""
     packet = messages.TracePacket(trusted_packet_sequence_id=1)
     packet.track_descriptor.uuid = 1
     packet.track_descriptor.name = f"foretrace: {job.title}"
@@ -78,7 +78,7 @@ def _framed(body: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Return a number as protobuf writes it, seven bits a byte."""
+    """Return a number in protobuf's encoding, with seven bits per byte."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -88,13 +88,13 @@ def varint(value: int) -> bytes:
 
 
 class _Process:
-    """The packets of one process: a sequence of its own that defines each name once."""
+    """The packets of one process: a separate sequence, which defines each name once."""
 
     def __init__(self, messages: Any, process: TrackList) -> None:
         self.messages, self.process = messages, process
         self.sequence = process.number + 1
         self.base = process.number << 32
-        """Tracks of a process have numbers from here on."""
+        """Number of the first track of this process."""
         self.slices: list[SliceBlock] = []
         self.arrows: list[ArrowBlock] = []
         self.counts: list[CountBlock] = []
@@ -102,7 +102,7 @@ class _Process:
         self.first_arrow = 1
 
     def add(self, part: SliceBlock | ArrowBlock | CountBlock) -> None:
-        """Take a part of the process's timeline."""
+        """Add a part of the process's timeline."""
         if isinstance(part, SliceBlock):
             self.slices.append(part)
         elif isinstance(part, ArrowBlock):
@@ -118,7 +118,7 @@ class _Process:
     def packets(self) -> Iterator[bytes]:
         """Yield all packets: descriptions, names, slices, counts."""
         yield from self._descriptions()
-        # Bodies first: they say which names are needed.
+        # Bodies first, because they determine which names are needed.
         bodies, place, time = self._events()
         yield self._interned()
         form = _TIMESTAMP
@@ -137,7 +137,7 @@ class _Process:
         descriptor = packet.track_descriptor
         descriptor.uuid = self.base
         descriptor.process.pid, descriptor.process.process_name = self.process.number, _text(self.process.name)
-        descriptor.child_ordering = 3  # explicit: by rank
+        descriptor.child_ordering = 3  # EXPLICIT: by ``sibling_order_rank``
         yield _framed(packet.SerializeToString())
         for (order, name), track in self.process.tracks.items():
             packet = self._packet()
@@ -154,7 +154,7 @@ class _Process:
         return _framed(packet.SerializeToString())
 
     def _events(self) -> tuple[list[bytes], Int64, Int64]:
-        """Return the bodies of packets without their times; and which body comes when, in order."""
+        """Return packets without their times, and for each event the place of its packet and its time, in order."""
         flows = self._flows()
         bodies: list[bytes] = []
         known: dict[tuple[Any, ...], int] = {}
@@ -186,8 +186,8 @@ class _Process:
             return bodies, np.zeros(0, np.int64), np.zeros(0, np.int64)
         begin, end, start, duration = np.concatenate(columns, axis=1)
         count = len(begin)
-        # At one time: ends of what began earlier, the latest begun first; then begins, the longest first; what takes no
-        # time begins and ends within the others.
+        # At equal times: ends of earlier slices, the latest begun first; then begins, the longest first. A slice
+        # without duration begins and ends within the others.
         time = np.concatenate([start, start + duration])
         late = np.concatenate([np.ones(count, np.int64), np.where(duration > 0, 0, 1)])
         within = np.concatenate([-duration, np.where(duration > 0, -start, 0)])
@@ -244,28 +244,28 @@ class _Process:
 
 
 class _Flows:
-    """Arrows by the slice they begin or end at."""
+    """Arrows by the slice at which they begin or end."""
 
     def __init__(self) -> None:
         self.ids: dict[tuple[str, int, int], list[int]] = {}
         self.keys_array: Int64 = np.zeros(0, np.int64)
 
     def add(self, category: str, track: int, start: int, number: int) -> None:
-        """Note one end of an arrow."""
+        """Record one end of an arrow."""
         self.ids.setdefault((category, track, start), []).append(number)
 
     def done(self) -> _Flows:
-        """Make what tells quickly that a slice has none."""
+        """Prepare the array that shows quickly which slices have no arrow."""
         self.keys_array = np.array([track * 2**44 + start for _, track, start in self.ids], np.int64)
         return self
 
     def of(self, category: str, track: int, start: int) -> tuple[int, ...]:
-        """Return the arrows of a slice; the first that asks for those of a place has them."""
+        """Return the arrows at a slice's place, and remove them: of several such slices, the first gets them."""
         return tuple(self.ids.pop((category, track, start), ()))
 
 
 def _once(known: dict[tuple[Any, ...], int], bodies: list[bytes], key: tuple[Any, ...], make: Any) -> int:
-    """Return the place of a body that is made once."""
+    """Return the place of a body, which is made at the first request."""
     if key not in known:
         known[key] = len(bodies)
         bodies.append(make())
@@ -273,5 +273,5 @@ def _once(known: dict[tuple[Any, ...], int], bodies: list[bytes], key: tuple[Any
 
 
 def _text(text: str) -> str:
-    """Return a text without what protobuf cannot hold (half a surrogate pair)."""
+    """Return a text without what protobuf cannot hold (half of a surrogate pair)."""
     return text.encode("utf-8", "replace").decode()

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 TABLE_ENDINGS = (".csv", ".parquet")
 ROWS_AT_ONCE = 20_000
-"""Rows of a CSV file that are made at once: their text takes a few MB (a choice)."""
+"""Rows of a CSV file that are formatted together: their text takes a few MB (chosen)."""
 _MOST_HEADER = 1 << 16  # bytes of a CSV file's first line; chosen
 
 Tables = Mapping[str, Callable[[], "pd.DataFrame"]]
 
 
 def write_table_file(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write a table whole or not at all, as CSV or Parquet by the name's ending. Raises ``ForetraceError``: it cannot
-    be written, or is there and another table."""
+    """Write a table whole or not at all, as CSV or Parquet by the name's ending. Raises ``ForetraceError`` if it cannot
+    be written or would replace another table."""
     name = os.fspath(path)
     check_output(name, [], TABLE_FILE)
     if os.path.lexists(name) and os.path.getsize(name) and (there := table_columns(name)) != [*map(str, table.columns)]:
@@ -42,7 +42,7 @@ def write_table_file(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 
 
 def write_frame(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write a table whole or not at all, as CSV or Parquet by the name's ending. Raises ``ForetraceError``."""
+    """Write a table whole or not at all, as CSV or Parquet by the name's ending. May raise ``ForetraceError``."""
     with whole_file(path) as stream:
         if Path(path).suffix.lower() == ".csv":
             for low in range(0, max(len(table), 1), ROWS_AT_ONCE):
@@ -53,8 +53,8 @@ def write_frame(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 
 
 def write_all_tables(tables: Tables, folder: str | os.PathLike[str], ending: str) -> Iterator[str]:
-    """Write every table into a folder, which is made; yield the paths as they are written. Raises ``ForetraceError``:
-    one cannot be written."""
+    """Write every table into a folder, which is made; yield each path after its file is written. Raises
+    ``ForetraceError`` if a table cannot be written."""
     path = Path(folder)
     try:
         path.mkdir(exist_ok=True)
@@ -68,15 +68,15 @@ def write_all_tables(tables: Tables, folder: str | os.PathLike[str], ending: str
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with texts where values of one column are of several kinds, which Parquet does not have."""
+    """Return the table with text in columns whose values have several types, because Parquet has no such columns."""
     mixed = [name for name in table.columns if table[name].dtype == object
              and len({type(value) for value in table[name]}) > 1]
     return table.assign(**{name: table[name].astype(str) for name in mixed}) if mixed else table
 
 
 def table_columns(path: str) -> list[str]:
-    """Return the names of a table's columns; empty for a file that is no table. Unlike ``read_frame``, this reads only
-    the header and never raises."""
+    """Return the names of a table's columns; an empty list if the file is not a table. Unlike ``read_frame``, this
+    reads only the header and never raises."""
     try:
         with open_input(path) as stream:
             if Path(path).suffix.lower() == ".csv":
@@ -87,8 +87,8 @@ def table_columns(path: str) -> list[str]:
 
 
 def write_scalars(scalars: Mapping[str, float], folder: str | os.PathLike[str], step: int = 0) -> None:
-    """Write figures as TensorBoard scalars, at one step of its axis; files of earlier runs in the folder stay. Raises
-    ``ForetraceError``: the folder cannot be written, or tensorboardX is not installed."""
+    """Write figures as TensorBoard scalars, at one step of its axis; files of earlier runs in the folder remain. Raises
+    ``ForetraceError`` if the folder cannot be written or tensorboardX is not installed."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
@@ -106,8 +106,8 @@ def write_scalars(scalars: Mapping[str, float], folder: str | os.PathLike[str], 
 
 
 def scalars_of(result: object) -> Mapping[str, float]:
-    """Return a result's figures by name; names are paths, which TensorBoard groups by. Raises ``ForetraceError``: it is
-    no result that has any."""
+    """Return a result's figures by name; names are paths, by which TensorBoard groups them. Raises ``ForetraceError``
+    if the result has no figures."""
     if isinstance(result, Prediction):
         return _of_prediction(result)
     if isinstance(result, Replay):
@@ -116,7 +116,7 @@ def scalars_of(result: object) -> Mapping[str, float]:
     if isinstance(result, Breakdown):
         return {"step_ms": result.step_ns / 1e6,
                 **{f"critical_path_ms/{name}": us / 1e3 for name, us in result.bounds_us.items() if us}}
-    # A gate's figures: the new value and the old one.
+    # Figures of a check: the old and the new value.
     if (verdicts := getattr(result, "verdicts", None)) is not None:
         return {f"{one.program}/{one.quantity}/{which}": float(value) for one in verdicts
                 for which, value in (("before", one.before), ("now", one.now)) if value is not None}
@@ -136,23 +136,23 @@ def _of_prediction(result: Prediction) -> dict[str, float]:
 
 
 def log(result: object, run: Any, step: int | None = None, prefix: str = "foretrace") -> dict[str, float]:
-    """Log a result's figures, each under ``prefix/``.
+    """Log a result's figures, each with a name that begins with ``prefix/``.
 
         foretrace.log(foretrace.predict(job), wandb.run)
         foretrace.log(prediction, SummaryWriter("runs/a"), step=100)
 
     Args:
         result: a prediction, a replay, a breakdown, or the outcome of a check.
-        run: what logs: a Weights & Biases run (or another with ``log(figures, step=…)``), a ``SummaryWriter``
-            (``add_scalar``), or a function that takes the figures by name.
-        step: of the run's axis; by default its own.
-        prefix: put before each name; empty for none.
+        run: where to log: a Weights & Biases run (or any object with ``log(figures, step=…)``), a ``SummaryWriter``
+            (``add_scalar``), or a function that is called with the figures by name.
+        step: step on the run's axis; by default the run's own.
+        prefix: prefix of each name; empty for none.
 
     Returns:
         The figures that were logged, by name.
 
     Raises:
-        ForetraceError: the result has no figures, or ``run`` can log none.
+        ForetraceError: the result has no figures, or ``run`` cannot log them.
     """
     figures = {f"{prefix}/{name}" if prefix else name: value for name, value in scalars_of(result).items()}
     if callable(getattr(run, "add_scalar", None)):

@@ -1,15 +1,14 @@
-"""``WorkGraph``: a simulated job as work and dependencies alone, where everything starts when the last of what it
-depends on has ended.
+"""``WorkGraph``: a simulated job as nodes and dependencies only: each node starts when all its dependencies have ended.
 
-The simulator's program has more: latencies, lags, starts in the midst of a kernel, a launch queue. Here each becomes a
-node or a dependency, so that a reader that knows nothing but "after" comes to the same times:
+The simulator's program has further rules: latencies, lags, starts within a kernel, a launch queue. Each becomes a node
+or a dependency here, so that a reader that only knows "after" gets the same times:
 
 ::
 
     program    call ──latency──> kernel ──gap──> kernel ──return lag──> call's end
     here       [call] ─> [delay] ─> [kernel] ─> [delay] ─> [kernel] ─> [delay] ─> [end]
 
-Rendezvous stay what they are: their members begin together, when the last has arrived.
+Rendezvous remain: their members begin together, when the last has arrived.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class WorkKind(IntEnum):
     CALL = 1
     """A call's own cost, or a marker."""
     RETURN = 2
-    """The moment a call returns that waited for something; takes no time."""
+    """The return of a call that waited for something; takes no time."""
     KERNEL = 3
     START = 4
-    """The moment a call or kernel starts, where something else counts from it; takes no time."""
+    """The start of a call or kernel from which something else counts; takes no time."""
     DELAY = 5
-    """A latency, gap or lag: time that passes and occupies nothing."""
+    """A latency, gap or lag: time that occupies neither host nor device."""
     TAIL = 6
-    """The end of a kernel that what follows it does not wait for."""
+    """The end of a kernel with which the kernel after it may overlap."""
 
 
 class After(IntEnum):
@@ -50,19 +49,19 @@ class After(IntEnum):
     LAUNCH = 1
     STREAM_ORDER = 2
     EVENT_WAIT = 3
-    """Between streams: a recorded or inferred wait, or a lack of room."""
+    """Between streams: a recorded or inferred wait, or a lack of room on the device."""
     SYNC = 4
-    """A call that returns only when device work has ended."""
+    """A call that returns only after device work has ended."""
     LAUNCH_QUEUE = 5
-    """A launch that waits for a place in the full queue."""
+    """A launch that waits for room in the full queue."""
     HAND_OVER = 6
-    """Between host threads, as autograd's."""
+    """Between host threads, such as autograd's."""
     OUTSIDE = 7
-    """Something outside the recording: a time on the job's clock."""
+    """A cause outside the recording: a fixed time on the job's clock."""
 
     @property
     def label(self) -> str:
-        """Return the name people read."""
+        """The name in reports."""
         return self.name.lower().replace("_", " ")
 
 
@@ -72,16 +71,16 @@ class WorkGraph:
 
     Attributes:
         job: the simulated job.
-        kind: a ``WorkKind`` each.
-        rank: position in the job.
-        row: the item (of host work, calls, their starts and returns) or kernel of the job's program; of a delay the
-            item or kernel that it holds back.
+        kind: ``WorkKind`` of each node.
+        rank: position of the rank in the job.
+        row: the item (for host work, calls, their starts and returns) or kernel in the job's program; for a delay, the
+            item or kernel that it delays.
         on_kernel: whether ``row`` is a kernel.
-        op: row of the rank's ``ops`` that host work belongs to, else -1.
+        op: row of the rank's ``ops`` that host work belongs to; -1 for other nodes.
         start_ns, duration_ns: on the simulated clock, from the job's start; a rendezvous starts with its last arrival.
-        group: rendezvous of a kernel, -1 for none.
-        before_ptr, before, why: dependencies of each node (CSR), and an ``After`` each.
-        left_out: dependencies that could not be written as "after" and decided nothing.
+        group: rendezvous of a kernel; -1 for none.
+        before_ptr, before, why: dependencies of each node (CSR), each with its ``After``.
+        left_out: number of dependencies that cannot be written as "after"; they decided nothing.
     """
 
     job: SimulatedJob
@@ -103,19 +102,19 @@ class WorkGraph:
 
     @property
     def duration_us(self) -> Int64:
-        """Return the durations in whole microseconds, rounded so that they add up along every path: a node that ends
-        when another starts does so in whole microseconds too."""
+        """Durations in whole µs, rounded so that they add up along every path: if a node ends when another starts, so
+        do their rounded times."""
         return (self.start_ns + self.duration_ns) // 1000 - self.start_ns // 1000
 
     @property
     def in_order(self) -> Int64:
-        """Return the nodes so that each comes after all it depends on, by their start."""
+        """The nodes in order of start, each after all its dependencies."""
         _, place = self.ends(self.duration_ns)
         return np.lexsort((place, self.start_ns))
 
     def ends(self, duration: Int64) -> tuple[Int64, Int64]:
-        """Return when each node ends if nodes take ``duration``, by its dependencies and rendezvous alone, and its
-        place in an order of dependencies (-1 for both: on a cycle)."""
+        """Return when each node ends if nodes take ``duration``, and its place in an order of dependencies (-1 for both
+        on a cycle). Only dependencies and rendezvous count."""
         count = len(self)
         owner = np.repeat(np.arange(count), np.diff(self.before_ptr))
         order = np.argsort(self.before, kind="stable")
@@ -130,7 +129,7 @@ class WorkGraph:
 
 @dataclass(slots=True)
 class _Edges:
-    """Dependencies between events, before delays are nodes. Events: starts and ends of items, of kernels, threads'."""
+    """Dependencies between events, before delays become nodes. Events: starts and ends of items, kernels, threads."""
 
     source: list[Int64]
     target: list[Int64]
@@ -146,12 +145,12 @@ class _Edges:
 
 
 def work_graph(job: SimulatedJob) -> WorkGraph:
-    """Return a simulated job's work and dependencies."""
+    """Return the nodes and dependencies of a simulated job."""
     return _Builder(job).build()
 
 
 class _Builder:
-    """The events of a program, in this order: items' starts and ends, kernels' starts and ends, threads' starts."""
+    """Numbers the events of a program: items' starts and ends, kernels' starts and ends, threads' starts, in order."""
 
     def __init__(self, job: SimulatedJob) -> None:
         self.job = job
@@ -181,15 +180,15 @@ class _Builder:
         source, target, delay, why = (np.concatenate(column) if column else np.zeros(0, np.int64) for column in (
             self.edges.source, self.edges.target, self.edges.delay, self.edges.why))
         delay = np.maximum(delay, 0)
-        # A lag that would reach back before what it counts from cannot be written, and has decided nothing.
+        # A lag that reaches back before its own start cannot be written, and has decided nothing.
         kept = self.time[source] + delay <= self.time[target]
         return self._nodes(source[kept], target[kept], delay[kept], why[kept], int((~kept).sum()))
 
     # -- dependencies -------------------------------------------------------------------------------------------------
 
     def _tails(self) -> Int64:
-        """How long before each kernel's end the first that follows it may go on (a negative gap or lag): kernels
-        overlap with the next on their stream."""
+        """Return by how much each kernel may overlap with what follows it: the largest negative gap or lag after it,
+        as a positive time, ns."""
         p, s = self.job.program, self.job.simulated
         tail = np.zeros(self.kernels, np.int64)
         behind = np.flatnonzero(p.kernel_previous >= 0)
@@ -197,12 +196,12 @@ class _Builder:
         for before, lag in ((p.kernel_previous[behind], p.kernel_gap[behind]),
                             (p.edge_kernel[whole], p.edge_lag[whole]), (p.wait_kernel, p.wait_lag)):
             np.maximum.at(tail, before, -lag)
-        # A rendezvous is whole until all are there: of those nothing is cut off that is longer than the transfer.
+        # A rendezvous begins with its last arrival: the cut-off end is at most as long as the transfer.
         meets = np.where(p.kernel_group >= 0, s.group_last[p.kernel_group] if len(p.group_size) else -1, self.k)
         return np.minimum(tail, s.kernel_end - s.kernel_start[meets])
 
     def _after_kernels(self, kernel: Int64, target: Int64, lag: Int64, why: After) -> None:
-        """Add dependencies on the ends of kernels by a lag; by a negative one on the end of their main part."""
+        """Add dependencies on kernels' ends plus a lag; with a negative lag, on the end of their main part."""
         late = lag >= 0
         self.edges.add(self.end_of_kernel + kernel[late], target[late], lag[late], why)
         early = ~late
@@ -210,7 +209,7 @@ class _Builder:
         self.edges.add(self.main_of_kernel + kernel[early], target[early], rest, why)
 
     def _lagging(self, end: Int64, start: Int64, target: Int64, lag: Int64, why: After) -> None:
-        """Add dependencies on the end of something by a lag; those by a negative one count from its start."""
+        """Add dependencies on ends plus a lag; with a negative lag they count from the start instead."""
         late = lag >= 0
         self.edges.add(end[late], target[late], lag[late], why)
         early = ~late
@@ -249,7 +248,7 @@ class _Builder:
         since = np.where(anchor == LaunchReference.CALL_START, latency,
                          cost + latency - np.where(anchor == LaunchReference.STAGED, duration, 0))
         self.edges.add(call[~after], target[~after], np.maximum(since, 0)[~after], After.LAUNCH)
-        # What its own call waits for is submitted once there is a slot.
+        # Work that its own launch waits for is submitted as soon as there is room.
         slot = np.full(self.items, -1)
         slot[self.queued] = self.slots
         inside = (anchor == LaunchReference.CALL_START) & (slot[call] >= 0)
@@ -276,7 +275,7 @@ class _Builder:
     def _nodes(self, source: Int64, target: Int64, delay: Int64, why: Int64, left_out: int) -> WorkGraph:
         p, s, time = self.job.program, self.job.simulated, self.time
         rank_of_item, rank_of_kernel = p.thread_rank[p.item_thread()].astype(np.int64), p.kernel_rank()
-        # Calls, then kernels; then events that need a node: starts others count from, returns, threads' starts.
+        # Calls, then kernels; then events that need a node: starts from which others count, returns, threads' starts.
         starts = np.zeros(self.items + self.kernels, np.bool_)
         starts[source[source < self.items]] = True
         of_kernel = source[(source >= self.start_of_kernel) & (source < self.end_of_kernel)]
@@ -293,7 +292,7 @@ class _Builder:
         ending = count + len(begins) + len(returns) + len(threads) + np.arange(len(tailed))
         after_events = count + len(begins) + len(returns) + len(threads) + len(tailed)
 
-        # The nodes that represent an event as the source and as the target of a dependency.
+        # Node of each event as the source, and as the target, of a dependency.
         says, takes = np.full(self.nothing + 1, -1, np.int64), np.full(self.nothing + 1, -1, np.int64)
         says[self.end_of_item:self.start_of_kernel] = self.n
         says[self.end_of_item + returns] = returning
@@ -312,7 +311,7 @@ class _Builder:
         worked = after_events + np.arange(len(work.item))
         waiting = after_events + len(work.item) + np.arange(len(delayed))
 
-        # Dependencies: the direct ones, delays' two sides, starts before their own, own before returns, work.
+        # Dependencies: direct, both sides of delays, starts before own work, own work before returns, host work.
         pairs: list[tuple[Int64, Int64, Int64]] = []
         direct = (delay == 0) & (source != self.nothing)
         pairs.append((says[source[direct]], takes[target[direct]], why[direct]))
@@ -376,11 +375,11 @@ class _Builder:
                          before[by].astype(np.int64), reason[by].astype(np.int8), left_out)
 
     def _work(self) -> _Work:
-        """Return the host work before each item, cut by operation in proportion to the slices of the recording."""
+        """Return the host work before each item, divided by operation in proportion to the recorded slices."""
         job, p = self.job, self.job.program
         slices, slice_ns = job.host_slices()
         rows = np.flatnonzero(~slices.is_cost & (slice_ns > 0))
-        # By item, then in time; neighbours of one operation are one.
+        # By item, then by time; neighbouring slices of one operation are joined.
         rows = rows[np.lexsort((slices.start_ns[rows], slices.item[rows]))]
         item, op, ns = slices.item[rows], slices.op[rows], slice_ns[rows]
         opens = np.ones(len(rows), np.bool_)
@@ -416,7 +415,7 @@ class _Builder:
                      until - since, first, final)
 
     def _work_begins(self) -> Int64:
-        """When the work before each item begins: at the end of the item before on its thread."""
+        """Return when the work before each item begins: at the end of the item before it on its thread."""
         p = self.job.program
         ends = self.time[self.end_of_item:self.start_of_kernel]
         begin = np.concatenate([[0], ends[:-1]])[: self.items]
@@ -427,7 +426,7 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Pieces of host work in order; ``first`` and ``last`` of every item (-1: none)."""
+    """Pieces of host work in order, and the ``first`` and ``last`` piece of every item (-1 for none)."""
 
     item: Int64
     op: Int64
@@ -438,8 +437,8 @@ class _Work:
 
 
 def _slots(p: Program, kernel_end: Int64) -> tuple[Int64, Int64]:
-    """Return the launches that may find the queue full, and for each the kernel whose end makes room. Entries leave in
-    order, so it is the last kernel to end among the entries up to the launch's slot."""
+    """Return the launches that may find the queue full, and for each the kernel whose end makes room. Entries leave the
+    queue in order, so this kernel is the last to end among the entries up to the launch's slot."""
     if not len(p.queue_depth) or not len(p.item_kind):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     channel = np.maximum(p.item_channel, 0)

@@ -1,1 +1,1 @@
-"""Pages: one HTML file to look at, of a recording, a prediction, a comparison, plans or a sweep."""
+"""Pages: single HTML files about a recording, a prediction, a comparison, plans or a sweep."""

@@ -1,4 +1,4 @@
-"""The page of a difference of two recordings: what makes one step longer than the other."""
+"""Pages of a difference of two recordings, of a check, and of a sweep."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _kinds(result: Difference) -> PageTable:
 
 
 def _waterfall(result: Difference, shown: PageTable) -> PagePlot:
-    """Return the way from A's step to B's, kind by kind."""
+    """Return a waterfall plot from A's step to B's, by kind of difference."""
     values: list[dict[str, Any]] = [{"name": "A", "low": 0.0, "high": result.before_ns / 1e6, "sign": "step",
                                      "text": milliseconds(result.before_ns)}]
     at = result.before_ns
@@ -88,7 +88,7 @@ def _waterfall(result: Difference, shown: PageTable) -> PagePlot:
     least = min(min(v["low"] for v in values if v["sign"] != "step") if len(values) > 2 else 0.0,
                 values[0]["high"], values[-1]["high"])
     span = max(v["high"] for v in values) - least
-    # Where steps are long compared with their difference, bars do not begin at zero: the axis says so.
+    # If steps are long compared with their difference, bars do not begin at zero; the axis shows this.
     start = max(least - 0.35 * span, 0.0) if span < 0.5 * least else 0.0
     for value in values:
         value["low"] = max(value["low"], start)
@@ -175,7 +175,7 @@ MOST_DRAWN = 60  # bars; chosen
 
 
 def opportunities_section(found: Opportunities) -> PageSection:
-    """Return the section of the changes that were tried."""
+    """Return the section of the tried changes."""
     rows = [(o.name + (" (a bound)" if o.bound else ""), o.step_time_us * 1e3,
              (found.baseline.step_time_us - o.interval_us[1]) * 1e3,
              (found.baseline.step_time_us - o.interval_us[0]) * 1e3) for o in found.found]
@@ -201,7 +201,7 @@ def opportunities_section(found: Opportunities) -> PageSection:
 
 def interval_plot(key: str, caption: str, description: str, rows: Sequence[tuple[str, float, float, float]],
                   shown: PageTable | None) -> PagePlot:
-    """Return a plot of named times with their intervals: (name, value, low, high), ns, in their order."""
+    """Return a plot of named times with intervals, in order: (name, value, low, high), ns."""
     values: list[dict[str, Any]] = [
         {"name": name, "ms": value / 1e6, "low": max(low, 0.0) / 1e6, "high": high / 1e6,
          "text": f"{value / 1e6:,.3f} ms", "between": f"{low / 1e6:,.3f} to {high / 1e6:,.3f} ms"}
@@ -228,8 +228,7 @@ def interval_plot(key: str, caption: str, description: str, rows: Sequence[tuple
 
 
 def sweep_page(found: Sweep, shown: pd.DataFrame, what: str, where: Provenance) -> ReportPage:
-    """Return the page of a sweep. ``shown`` are the points that were asked for, in that order; ``what`` says which in
-    words."""
+    """Return the page of a sweep. ``shown`` are the requested points in order; ``what`` describes them in words."""
     priced = shown[shown["step_time_us"].notna()].to_dict("records")
     refused = found.table[found.table["step_time_us"].isna()].to_dict("records")
     parts: list[Part] = [Facts([(count(len(found.table)), "points"), (count(len(priced)), "shown"),

@@ -1,6 +1,6 @@
 """Events of a timeline as packed columns: tracks of rows, in which no two events overlap.
 
-More events than a page may hold are made fewer by merging the shortest with their neighbours, and the page says so.
+If a page would hold too many events, the shortest are merged with their neighbours, and the page says so.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ from markupsafe import Markup
 from tracer.arrays import Bool, Int64
 
 _PACKED_FROM = 4_000
-"""JSON of more bytes is gzipped."""
+"""JSON of more bytes than this is gzipped."""
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 @dataclass(frozen=True, slots=True)
 class PackedColumns:
-    """Named columns of whole numbers from zero up, and the head that a browser needs to read them."""
+    """Named columns of whole numbers from zero up, and the header by which a browser reads them."""
 
     columns: dict[str, np.ndarray]
     head: dict[str, Any]
 
 
 def safe_json(value: Any) -> str:
-    """Return JSON that ends no script element, starts no comment or tag and has no line ends of its own."""
+    """Return JSON that cannot end a script element, start a comment or tag, or contain line ends."""
     text = msgspec.json.encode(_valid(value)).decode()
     return "".join(_ESCAPES.get(character, character) for character in text) if any(
         character in text for character in _ESCAPES) else text
 
 
 def data_element(key: str, value: Any) -> Markup:
-    """Return the script element, of no script, that holds a value: as JSON, or as gzipped JSON where that is
-    shorter."""
+    """Return a script element that holds data, not code: a value as JSON, or as gzipped JSON if that is shorter."""
     text = safe_json(value)
     if len(text) < _PACKED_FROM:
         return Markup('<script type="application/json" id="{}">{}</script>').format(key, Markup(text))
@@ -46,14 +45,14 @@ def data_element(key: str, value: Any) -> Markup:
 
 
 def packed_element(key: str, content: bytes, form: str) -> Markup:
-    """Return the element of some gzipped bytes; ``form`` says what they are."""
+    """Return the element with some gzipped bytes; ``form`` names their format."""
     packed = base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
     return Markup('<script type="application/octet-stream" id="{}" data-form="{}">{}</script>').format(
         key, form, Markup(packed))
 
 
 def columns_element(key: str, packed: PackedColumns) -> Markup:
-    """Return the element of packed columns: a line of JSON with their names, widths and lengths, then their bytes."""
+    """Return the element with packed columns: a line of JSON with names, widths and lengths, then their bytes."""
     head, planes = [], []
     for name, column in packed.columns.items():
         width = _width(column)
@@ -70,7 +69,7 @@ def _width(column: np.ndarray) -> int:
 
 
 def _valid(value: Any) -> Any:
-    """Return the value with every text valid Unicode and every number one that JSON has."""
+    """Return a value in which every text is valid Unicode and every number exists in JSON."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
@@ -83,24 +82,24 @@ def _valid(value: Any) -> Any:
 
 
 MOST_EVENTS = 120_000
-"""Events of one timeline."""
+"""Most events of one timeline."""
 _CELLS = 1 << 32  # times are packed into 32 bits
 _STEPS = 40
-"""Lengths that are tried, each 1.6 times the one before."""
+"""Number of lengths that are tried as the limit of merging, each 1.6 times the previous."""
 
 KINDS = (
     ("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"), ("operation", "other"),
     ("call", "sync"), ("kernel", "compute"), ("memory copy", "copy"), ("collective", "comm"), ("step", "other"),
     ("host", "host"), ("launch", "launch"), ("exposed communication", "comm"), ("waiting for rank", "waiting"),
     ("data loading", "loading"), ("sync", "sync"), ("several short ones", "other"), ("task", "forward"))
-"""Kinds of events and their colours."""
+"""Kinds of events, each with its name and colour."""
 KIND_CODE = {name: code for code, (name, _) in enumerate(KINDS)}
 
 
 @dataclass(slots=True)
 class Track:
-    """A track: its title, whose it is, and whether it was measured or simulated; ``start`` and the like are of its
-    events, ns."""
+    """A track of events: title, group (such as its rank), and whether it was measured or simulated. Columns from
+    ``row`` to ``lit`` belong to its events; times in ns."""
 
     title: str
     group: str
@@ -116,7 +115,7 @@ class Track:
 
 @dataclass(slots=True)
 class EventNames:
-    """Texts, each once."""
+    """Numbers of texts, each text once."""
 
     codes: dict[str, int] = field(default_factory=dict)
 
@@ -125,7 +124,7 @@ class EventNames:
         return self.codes.setdefault(text, len(self.codes))
 
     def of(self, codes: np.ndarray, strings: list[str]) -> Int64:
-        """Return the numbers of a column of codes into ``strings``; those below zero are nothing's."""
+        """Return the numbers of a column of codes into ``strings``; negative codes are the empty text."""
         different, place = np.unique(codes, return_inverse=True)
         own = np.array([self.code(strings[code] if code >= 0 else "") for code in different.tolist()], np.int64)
         return own[place.reshape(-1)] if len(own) else np.zeros(0, np.int64)
@@ -133,8 +132,8 @@ class EventNames:
 
 def pack(tracks: list[Track], names: EventNames, length_ns: int, *, most: int = MOST_EVENTS) -> tuple[
         PackedColumns, str]:
-    """Return the events of some tracks, and what is to be said of those that were merged. ``length_ns`` is from the
-    first to the last moment; ``most`` events may remain."""
+    """Return the packed events of tracks, and a note on merged events. ``length_ns`` is the time from the first to the
+    last moment; at most ``most`` events remain."""
     tracks = [track for track in tracks if len(track.start)]
     number = np.repeat(np.arange(len(tracks)), [len(track.start) for track in tracks])
     columns = {what: np.concatenate([getattr(track, what) for track in tracks] or [np.zeros(0, np.int64)])
@@ -161,7 +160,7 @@ def pack(tracks: list[Track], names: EventNames, length_ns: int, *, most: int = 
         shown[int(number[first])]["runs"].append([first, count])
     used = np.unique(columns["kind"])
     head = {"length_ns": int(length_ns), "unit_ns": unit, "names": list(names.codes), "kinds": [list(k) for k in KINDS],
-            # Kinds of one colour, such as calls and waits, are distinguished by their tracks: the first represents all.
+            # Kinds of one colour, such as calls and waits, are on different tracks: the legend shows the first one.
             "legend": list({KINDS[kind][1]: list(KINDS[kind]) for kind in used[::-1].tolist()
                             if KINDS[kind][0] != "step"}.values())[::-1], "tracks": shown}
     packed = PackedColumns({"start": np.maximum(delta, 0), "length": np.maximum(end - start, 0),
@@ -174,7 +173,7 @@ def pack(tracks: list[Track], names: EventNames, length_ns: int, *, most: int = 
 
 
 def _threshold(columns: dict[str, Int64], number: Int64, most: int) -> int:
-    """Return the length below which events have to be merged for few enough to remain, ns."""
+    """Return the length in ns below which events must be merged, so that at most ``most`` remain."""
     length = columns["end"] - columns["start"]
     below = max(int(np.percentile(length, 5)), 1)
     for _ in range(_STEPS):
@@ -185,7 +184,7 @@ def _threshold(columns: dict[str, Int64], number: Int64, most: int) -> int:
 
 
 def _heads(columns: dict[str, Int64], number: Int64, below: int) -> Bool:
-    """Return the events that stay, or that those after them are merged into."""
+    """Return which events stay; the others are merged into the one before them."""
     small = columns["end"] - columns["start"] < below
     goes_on = np.zeros(len(number), bool)
     goes_on[1:] = (small[1:] & small[:-1] & (np.diff(number) == 0) & (np.diff(columns["row"]) == 0)

@@ -1,4 +1,4 @@
-"""The memory section: device memory by what it holds, at its fullest moment and over the step."""
+"""The memory section: device memory by content, at its fullest moment and over the step."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _COLOURS = {"parameters": "compute", "buffers": "copy", "gradients": "backward",
             "activations": "forward", "temporaries": "host", "other": "other", "reserved": "sync",
             "held before the task": "compute", "needed more in it": "host"}
 MOST_MOMENTS = MOST_ROWS
-"""As many as its table has rows, so that the two show the same."""
+"""Most moments of a plot: as many as rows of its table, so that both show the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryMoments:
-    """Memory over a step: ``at`` are moments, by number or in ms as ``unit`` says, ``kinds`` the bytes of each kind at
-    them; ``names`` say what a moment is."""
+    """Memory over a step: moments ``at`` (numbers, or ms if ``unit`` says so), bytes of each kind at these moments, and
+    ``names`` of the moments."""
 
     at: Sequence[float]
     kinds: dict[str, Sequence[float]]
@@ -51,7 +51,7 @@ class MemoryMoments:
 
 def memory_section(account: MemoryAccount | None = None, moments: Sequence[MemoryMoments] = (), *,
                    limit_bytes: float | None = None, device: str = "", more: Sequence[Part] = ()) -> PageSection:
-    """Return the section; without parts where nothing is known."""
+    """Return the memory section; without parts if nothing is known."""
     parts: list[Part] = []
     if account is not None and account.total > 0:
         parts += account_parts(account, limit_bytes, device)
@@ -61,7 +61,7 @@ def memory_section(account: MemoryAccount | None = None, moments: Sequence[Memor
 
 def account_parts(account: MemoryAccount, limit_bytes: float | None = None, device: str = "", *,
                   name: str = "Peak memory", key: str = "memory-parts") -> list[Part]:
-    """Return a fullest moment by what memory holds, as a bar and as a table."""
+    """Return memory's content at the fullest moment, as a bar and as a table."""
     total = account.total
     of = f" of the {limit_bytes / 1e9:,.4g} GB of {device}" if limit_bytes else ""
     shown = [(name.replace("_", " "), binary_size(size), size / total, _COLOURS.get(name, "other"))
@@ -100,8 +100,8 @@ def _plot(found: MemoryMoments) -> PagePlot:
 
 
 def _fullest(found: MemoryMoments) -> tuple[list[int], int]:
-    """Return the moments to draw, and how many moments each represents. Each is the moment with the greatest total: the
-    kinds' own peaks may lie at different times, so their sum never existed."""
+    """Return the moments to draw (of each group, the one of largest total), and the number of moments in a group.
+    Kinds' own peaks may lie at different times, so their sum would never have existed."""
     total = [sum(float(column[i]) for column in found.kinds.values()) for i in range(len(found.at))]
     places = [max(same, key=total.__getitem__)
               for _, same in groupby(range(len(total)), key=lambda i: found.at[i])]
@@ -114,13 +114,13 @@ INFERRED = "What measured memory holds is inferred from the phases it was handed
 
 def scenario_memory(scenario: Scenario, measured: MemoryTimeline | None = None,
                     traced: MemoryTimeline | None = None) -> PageSection:
-    """Return the memory section of a predicted step. ``traced`` is the memory of its program, where the step itself
-    says nothing of it."""
+    """Return the memory section of a predicted step. ``traced`` is the memory of its program traced by shapes, used if
+    the step has no memory data itself."""
     graphs = scenario.built.graphs
     account = memory_account(scenario)
     changed = bool(scenario.activation_factors or scenario.rewrites)
     if account is not None:
-        # Edits scale the fullest moment; what they make of the others is not known.
+        # Edits scale the fullest moment only; their effect on other moments is unknown.
         traced = None if changed else fullest([graph for graph in graphs if PEAK in graph.meta.memory])
     elif traced is not None:
         account = traced.at_peak
@@ -130,8 +130,8 @@ def scenario_memory(scenario: Scenario, measured: MemoryTimeline | None = None,
 
 def step_memory(account: MemoryAccount | None, device: DeviceSpec | None, measured: MemoryTimeline | None = None,
                 predicted: MemoryTimeline | None = None, *, batch: int | None = None) -> PageSection:
-    """Return the memory section of one step; without parts where nothing is known. ``account`` is the predicted fullest
-    moment, ``predicted`` the memory over the step as its program was traced."""
+    """Return the memory section of one step; without parts if nothing is known. ``account`` is the predicted fullest
+    moment, ``predicted`` the memory over the step of the program traced by shapes."""
     limit, name = (None, "") if device is None else (device.memory_gb * 1e9 or None, device.name)
     of_gpu = limit if measured is None or measured.on_device else None
     said = [_fit(one, limit, name, what, batch) for one, limit, what in (
@@ -157,13 +157,13 @@ def step_memory(account: MemoryAccount | None, device: DeviceSpec | None, measur
 
 
 def fullest(graphs: Sequence[ExecutionGraph]) -> MemoryTimeline | None:
-    """Return the memory of the rank that held most; ``None`` where none says anything of it."""
+    """Return the memory timeline of the rank with the highest peak; ``None`` if no rank has one."""
     found = [memory_timeline(graph) for graph in graphs if len(graph.allocations)]
     return max(found, key=lambda one: (one.on_device, one.peak_bytes), default=None)
 
 
 def moments_of(found: MemoryTimeline, what: str) -> MemoryMoments:
-    """Return a timeline as a page draws it."""
+    """Return a memory timeline in the form that pages draw."""
     at = (found.time_ns / 1e6 if found.timed else found.time_ns).tolist()
     kinds = {kind.value: found.held_bytes[i].tolist() for i, kind in enumerate(KINDS) if found.held_bytes[i].any()}
     return MemoryMoments(at, kinds, "ms" if found.timed else "operation",
@@ -171,7 +171,7 @@ def moments_of(found: MemoryTimeline, what: str) -> MemoryMoments:
 
 
 def _fit(account: MemoryAccount, limit: float, device: str, what: str, batch: int | None) -> str:
-    """Return whether a step fits its device, in a sentence."""
+    """Return a sentence on whether a step fits its device."""
     memory = with_waste(account)
     fit = {Fit.FITS: "fits", Fit.TIGHT: "may not fit", Fit.NO: "does not fit"}[fit_of(memory, limit)]
     step = "The step" if batch is None else f"Batch {batch:,}"

@@ -1,4 +1,4 @@
-"""The overview section: how long the step takes and how sure that is, where the time goes, what was lost."""
+"""The overview section: the step's time and its interval, its parts, and what was lost in reading."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ _LOSSES = {
 
 
 def predicted_overview(result: Prediction, *, loss: LossReport | None = None) -> PageSection:
-    """Return the overview of a prediction, of a recorded step as it is or of a changed one."""
+    """Return the overview of a prediction, for a recorded step or a changed step."""
     low, high = result.interval_us
     step = KeyFigure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
                      f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms")
     figures = [step, KeyFigure("Decided by", result.bound, savings_line(result.savings_us, result.step_time_us))]
     if result.recorded is not None:
-        # A recording leads with what was recorded, a changed step with what it takes.
+        # A recorded step begins with the recorded time, a changed step with the predicted time.
         figures.insert(1 if result.edits else 0, recorded_figure(result.recorded))
     if result.gpu_active_us > 0:
         figures.append(KeyFigure("GPU active", f"{milliseconds(result.gpu_active_us * 1e3)} ms", _active(result)))
@@ -125,12 +125,12 @@ def broken_down_overview(result: Breakdown, *, loss: LossReport | None = None) -
 
 
 def recorded_figure(recorded: RecordedFacts) -> KeyFigure:
-    """Return the recorded step."""
+    """Return the figure of the recorded step."""
     return KeyFigure("Recorded step", f"{milliseconds(recorded.step_ns)} ms", recorded.how())
 
 
 def steps_table(result: Breakdown) -> PageTable:
-    """Return every recorded step, whether it counts, and its own span by bound."""
+    """Return a table of every recorded step: whether it counts, and its own span by bound."""
     bounds = [bound for bound, ns in result.total().bounds.items() if ns]
     return table("steps", "Recorded steps, ms under the profiler, and the span of each as replayed by bound", [
         Column("rank"), text_column("step"), Column("recorded"), text_column("counts"), Column("span"),
@@ -141,7 +141,7 @@ def steps_table(result: Breakdown) -> PageTable:
 
 
 def bounds_stack(caption: str, bounds_ns: Mapping[str, float]) -> list[Stack]:
-    """Return the bounds of a critical path as one bar; none of a step without time."""
+    """Return the bounds of a critical path as one bar; an empty list for a step without time."""
     total = sum(bounds_ns.values())
     if total <= 0:
         return []
@@ -151,7 +151,7 @@ def bounds_stack(caption: str, bounds_ns: Mapping[str, float]) -> list[Stack]:
 
 
 def saving_table(found: Opportunities) -> list[Part]:
-    """Return the changes that would save most."""
+    """Return a table of the changes that would save most."""
     step = found.baseline.step_time_us
     if not found.found:
         return [Prose(["Nothing that was tried would save time."])]
@@ -166,7 +166,7 @@ def saving_table(found: Opportunities) -> list[Part]:
 
 
 def loss_parts(loss: LossReport) -> list[Part]:
-    """Return what was lost or mended when the traces were read."""
+    """Return a list of what was lost or repaired when the traces were read."""
     values = asdict(loss)
     rows = [[Cell(name), count_cell(values[key])] for key, name in _LOSSES.items()
             if values[key] or key == "events_read"]
@@ -176,7 +176,7 @@ def loss_parts(loss: LossReport) -> list[Part]:
 
 
 def inspected_facts(found: Inspection) -> Facts:
-    """Return what the traces hold."""
+    """Return the facts about the traces' contents."""
     ranks = len(found.ranks)
     facts = [(count(ranks), "rank" if ranks == 1 else "ranks"), (count(found.steps), "steps"),
              *((count(found.total(what)), "host calls" if what == "calls" else what) for what in (
@@ -190,13 +190,13 @@ def _active(result: Prediction) -> str:
 
 
 QUICK_EVENTS = 40_000
-"""Calls and kernels of a job up to which its opportunities are tried: each of some thirty changes is simulated."""
+"""Most calls and kernels of a job for which opportunities are tried: each of some thirty changes is simulated."""
 
 
 def report_page(job: Job, where: Provenance, *, step: str | None = None, profiled: bool = False,
                 traced: MemoryTimeline | None = None) -> ReportPage:
-    """Return the page of a job, recorded or traced by shapes. ``traced`` is the memory of its program, traced by
-    shapes, to be shown next to measured memory. Raises ``ForetraceError``: there is nothing to show."""
+    """Return the page of a job, recorded or traced by shapes. ``traced`` is the memory of the program traced by shapes,
+    shown next to measured memory. Raises ``ForetraceError`` if there is nothing to show."""
     if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
         baseline = baseline_of(job, step)
         prediction = baseline.predict()
@@ -208,11 +208,11 @@ def report_page(job: Job, where: Provenance, *, step: str | None = None, profile
     measured = fullest(job.graphs)
     times, said = replayed_ranks(job, step, profiled=profiled, known=found)
     replayed, ranks = replayed_sections(found, result, times), _ranks(times, said)
-    # Of a large recording the replay takes as much memory as the prediction: what shows it is made first.
+    # The replay of a large recording takes as much memory as the prediction, so its sections are made first.
     built = found.built.as_recorded()
     del found
     try:
-        # Without a step that is named, the prediction rests on the last ones alike, as `foretrace predict` does.
+        # Without a named step the prediction uses the last equal steps, as `foretrace predict` does.
         baseline = baseline_of(job, step, profiled=profiled, built=built)
         roofline = roofline_section(times, baseline.scenario)
         del times
@@ -252,21 +252,21 @@ def ranks_page(found: JobReport, where: Provenance) -> ReportPage:
 
 
 def break_down(job: Job, found: Replay, step: str | None) -> Breakdown:
-    """Return the breakdown of a replay, with the notes that ``foretrace breakdown`` has."""
+    """Return the breakdown of a replay, with the notes of ``foretrace breakdown``."""
     result = breakdown(found, step=step)
     result.notes = [*job.notes, *folded_notes(job), *result.notes]
     return result
 
 
 def replayed_sections(found: Replay, result: Breakdown, times: JobTimes) -> list[PageSection]:
-    """Return timeline and operations of a replayed job."""
+    """Return the sections timeline and operations of a replayed job."""
     tree = call_tree(found, [(one.rank, one.name) for one in result.counted])
     lines = {path: line for graph in found.graphs for path, line in graph.meta.module_lines.items()}
     return [timeline_section(times), operations_section(result, tree, lines)]
 
 
 def _ranks(times: JobTimes, said: list[str]) -> list[PageSection]:
-    """Return the section of several ranks; none of one."""
+    """Return the section of several ranks; an empty list for one rank."""
     if len(times.graphs) < 2:
         return []
     found = rank_report(times)
@@ -279,7 +279,7 @@ def _with_facts(section: PageSection, facts: Facts, at: int) -> PageSection:
 
 
 def _saving(baseline: Baseline) -> Opportunities | None:
-    """Return what would save most; ``None`` where trying takes long."""
+    """Return the opportunities of a baseline; ``None`` if trying them would take long."""
     program = baseline.built.program
     if len(program.item_kind) + len(program.kernel_item) > QUICK_EVENTS:
         return None
@@ -287,7 +287,7 @@ def _saving(baseline: Baseline) -> Opportunities | None:
 
 
 def _with_what_ifs(page: ReportPage, found: Opportunities | None) -> ReportPage:
-    """Return a page with what would save most in its overview, and all that was tried in a section before the last."""
+    """Return a page with the largest savings in its overview, and all tried changes in a section before the last."""
     overview = page.sections[0]
     if found is None:
         left = Prose([f"Changes were not tried: the job has more than {QUICK_EVENTS:,} calls and kernels, and each of "
@@ -310,7 +310,7 @@ def prediction_page(result: Prediction, simulated: SimulatedStep, where: Provena
 
 
 def simulated_sections(result: Prediction, simulated: SimulatedStep) -> list[PageSection]:
-    """Return timeline, operations, roofline, memory and ranks of a predicted step."""
+    """Return the sections timeline, operations, roofline, memory and ranks of a predicted step."""
     times = predicted_times(simulated)
     found = [timeline_section(times), _operations(result), roofline_section(times, simulated.scenario),
              scenario_memory(simulated.scenario)]

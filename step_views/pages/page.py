@@ -1,11 +1,11 @@
-"""``write_page``: a page's sections as one HTML file that needs nothing else, and no network.
+"""``write_page``: writes a page as one HTML file that needs no other file and no network.
 
 A content security policy with the script's hash allows only the file's own script and what the script unpacks. So a
 kernel's name, even a malicious one, cannot run or load anything.
 
-Vega (vl-convert-python) draws plots, DataTables (itables) makes long tables sortable; none is copied into this project.
-Both are put into a page once, gzipped, and unpacked when the first plot or table comes into view. The last section says
-where every share of the time comes from, and what the page was made of.
+Vega (vl-convert-python) draws plots, DataTables (itables) makes long tables sortable; neither is copied into this
+project. Both are put into a page once, gzipped, and unpacked when the first plot or table becomes visible. The last
+section lists the sources of every share of the time, and what the page was made from.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from tracer.versions import installed_version
 
 _SCRIPTS = ("unpack.js", "tables.js", "plots.js", "timeline.js", "page.js")
 ENGINE_BYTES = 128 << 30
-"""Of address space that vl-convert-python's JavaScript engine is given; version 1.9 reserves 67 GB."""
+"""Address space for vl-convert-python's JavaScript engine; version 1.9 reserves 67 GB."""
 SHOWN_NOTES = 6
-"""PageNotes that are not folded."""
+"""Number of notes that are shown; further notes are folded."""
 
 
 def check_page(path: str, inputs: list[str]) -> None:
-    """Refuse a page that could not be written, before the long work. Raises ``ForetraceError``: with the reason: a
-    package is missing, or the path holds something else."""
+    """Refuse a page that cannot be written, before long work. Raises ``ForetraceError`` if a package is missing or the
+    path holds another kind of file."""
     check_installed()
     check_output(path, inputs, PAGE)
 
 
 def write_page(page: ReportPage, path: str | os.PathLike[str]) -> None:
-    """Write a page whole or not at all. Raises ``ForetraceError``: the file cannot be written."""
+    """Write a page whole or not at all. Raises ``ForetraceError`` if the file cannot be written."""
     text = render(page)
     with whole_file(path) as stream:
         stream.write(text.encode())
@@ -69,7 +69,7 @@ def write_page(page: ReportPage, path: str | os.PathLike[str]) -> None:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """Return the pages' templates, which are compiled once."""
+    """Return the templates of pages, compiled once."""
     return jinja2.Environment(loader=jinja2.PackageLoader("step_views.pages"), autoescape=True,
                               undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
@@ -85,7 +85,7 @@ def render(page: ReportPage) -> str:
 
 
 def _data(sections: list[PageSection]) -> Iterator[Markup]:
-    """Yield the elements of a page's data, and of the libraries that its parts need."""
+    """Yield the elements with a page's data and with the libraries that its parts need."""
     plots = tables = False
     for part in (part for section in sections for part in section.parts):
         if isinstance(part, TrackEvents):
@@ -104,7 +104,7 @@ def _data(sections: list[PageSection]) -> Iterator[Markup]:
 
 
 def notes_part(notes: list[str]) -> list[PageNotes]:
-    """Return the notes, each once, as a part; none of none."""
+    """Return the distinct notes as a part; an empty list without notes."""
     found = list(dict.fromkeys(notes))
     return [PageNotes(found)] if found else []
 
@@ -113,7 +113,7 @@ _NEEDED = {"jinja2": "Jinja2", "vl_convert": "vl-convert-python", "itables": "it
 
 
 def check_installed() -> None:
-    """Raise ``ForetraceError`` where a package that pages are made with is missing, before any long work."""
+    """Raise ``ForetraceError`` if a package for pages is missing, before any long work."""
     missing = [name for module, name in _NEEDED.items() if util.find_spec(module) is None]
     if missing:
         raise ForetraceError(f"HTML reports need {' and '.join(missing)}; install what is missing with: pip install "
@@ -130,13 +130,13 @@ def _limited_addresses() -> bool:
 
 @functools.cache
 def plot_script() -> bytes | None:
-    """Return Vega, Vega-Lite and Vega-Embed as one module, which leaves them on ``window``. It is kept: its engine
-    takes seconds to make it, and under a limit on address space (``ulimit -v``) is killed; ``None`` there if none is.
-    """
+    """Return Vega, Vega-Lite and Vega-Embed as one module, which sets them on ``window``. The module is kept on disk,
+    because making it takes seconds. A limit on address space (``ulimit -v``) would kill its engine: then ``None`` if
+    none is kept."""
     name = f"vega-{installed_version('vl-convert-python')}.js"
     script = read_kept(name)
     if script is None and not _limited_addresses():
-        # Without a snippet the bundle leaves vegaEmbed on window; the stub does not know that it may be left out.
+        # Without a snippet the bundle sets vegaEmbed on window; the stub requires the argument.
         script = str(vl_convert.javascript_bundle(None)).encode()  # type: ignore[arg-type]
         write_kept(name, script)
     return script
@@ -159,21 +159,21 @@ MOST_FILES = 64  # rows; chosen
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a page was made of: the sources as they were named, and the command."""
+    """The origin of a page: sources as the user named them, and the command."""
 
     sources: tuple[str, ...]
     command: str
 
     @property
     def title(self) -> str:
-        """Return the sources' last names: what a page is called."""
+        """Title of the page: the last names of the sources."""
         names = [source.rstrip("/").rpartition("/")[2] or source for source in self.sources[:3]]
         return ", ".join(names) + (" …" if len(self.sources) > 3 else "")
 
 
 def provenance_section(where: Provenance, job: Job | None = None, result: Prediction | None = None,
                        more: Sequence[Part] = ()) -> PageSection:
-    """Return the section."""
+    """Return the section on sources of times and on the page's origin."""
     parts: list[Part] = []
     if result is not None:
         for key, caption, shares in (

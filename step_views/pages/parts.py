@@ -1,4 +1,4 @@
-"""What a page is made of: sections of figures, tables, plots and timelines. No HTML: ``page`` makes that.
+"""The parts of a page: sections of figures, tables, plots and timelines. ``page`` turns them into HTML.
 
 Python writes the text of cells, so a figure on a page equals the command line's to the last digit. Cells also carry the
 numbers that a browser sorts by and draws.
@@ -14,14 +14,14 @@ from graph_predictor.figures import count, microseconds, milliseconds, percent, 
 from step_views.pages.events import PackedColumns
 
 STATIC_ROWS = 12
-"""A table of no more rows is plain HTML; a longer one can be sorted, filtered and leafed through."""
+"""Longest table that is plain HTML; longer tables can be sorted, filtered and paged."""
 MOST_ROWS = 1_000
-"""Rows of a table; of more the first are kept, and the page says so."""
+"""Most rows of a table; further rows are left out, and the page says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A text with the number behind it (``None``: it is sorted as text) and a share that is drawn as a bar."""
+    """A text with its number (``None``: sorted as text) and a share that is drawn as a bar."""
 
     text: str
     number: float | None = None
@@ -66,7 +66,7 @@ class PageColumn:
     number: bool = True
     note: str = ""
     path: bool = False
-    """Whether the end of a long text is what matters."""
+    """Whether a long text is shortened at its beginning, because its end matters."""
 
 
 def text_column(title: str, note: str = "", *, path: bool = False) -> PageColumn:
@@ -76,7 +76,7 @@ def text_column(title: str, note: str = "", *, path: bool = False) -> PageColumn
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """Rows of cells under a caption; ``total`` is how many there would be."""
+    """Rows of cells under a caption; ``total`` is the number of rows before any were left out."""
 
     kind: ClassVar[str] = "table"
     key: str
@@ -86,9 +86,9 @@ class PageTable:
     total: int
     note: str = ""
     folded: bool = False
-    """Whether it is shown when asked for alone: the table of what a plot shows."""
+    """Whether the table is hidden at first, because a plot shows its content."""
     page: int = STATIC_ROWS
-    """Rows that are seen at once of a long table."""
+    """Rows of a long table that are visible at once."""
 
     @property
     def static(self) -> bool:
@@ -96,7 +96,7 @@ class PageTable:
         return len(self.rows) <= STATIC_ROWS
 
     def data(self) -> dict[str, Any]:
-        """Return what a browser makes a long table of: texts, and by column the numbers to sort by and the shares."""
+        """Return a long table's content for the browser: texts, and by column the numbers to sort by and the shares."""
         columns = [[row[i] for row in self.rows] for i in range(len(self.columns))]
         return {
             "page": self.page, "path": [column.path for column in self.columns],
@@ -110,7 +110,7 @@ class PageTable:
 
 def table(key: str, caption: str, columns: Sequence[PageColumn], rows: Iterable[Sequence[Cell | str]], *,
           note: str = "", folded: bool = False, most: int = MOST_ROWS, page: int = STATIC_ROWS) -> PageTable:
-    """Make a table of the first ``most`` rows; a plain text becomes a cell with that text."""
+    """Return a table of the first ``most`` rows; plain texts become cells."""
     cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     if len(cells) > most:
         note = " ".join(filter(None, [note, f"The first {most:,} of {len(cells):,} rows."]))
@@ -119,7 +119,7 @@ def table(key: str, caption: str, columns: Sequence[PageColumn], rows: Iterable[
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """A figure to see first: its name, its text, a detail on it."""
+    """A prominent figure: its name, its text, and a detail."""
 
     name: str
     text: str
@@ -147,14 +147,14 @@ class IntervalBar:
 
     @property
     def scale(self) -> tuple[float, float]:
-        """Return the ends of the drawn range, ns: of all that is drawn, with a tenth more on either side."""
+        """The drawn range, ns: all drawn times, plus 12% of their range on either side."""
         every = [self.low_ns, self.high_ns, self.value_ns, *(ns for _, ns in self.marks)]
         low, high = min(every), max(every)
         margin = 0.12 * max(high - low, 1e-3 * high, 1.0)
         return low - margin, high + margin
 
     def at(self, ns: float) -> str:
-        """Return the place of a time in percent of the width."""
+        """Return the position of a time, in percent of the width."""
         low, high = self.scale
         return f"{(ns - low) / (high - low) * 100:.3f}"
 
@@ -190,7 +190,7 @@ class Prose:
 
 @dataclass(frozen=True, slots=True)
 class PageNotes:
-    """Notes and warnings, folded where there are many."""
+    """Notes and warnings; many of them are folded."""
 
     kind: ClassVar[str] = "notes"
     notes: Sequence[str]
@@ -198,7 +198,7 @@ class PageNotes:
 
 @dataclass(frozen=True, slots=True)
 class PagePlot:
-    """A Vega or Vega-Lite plot; ``description`` says in words what it shows, ``table`` is the same to read."""
+    """A Vega or Vega-Lite plot; ``description`` says in words what it shows, ``table`` has its content."""
 
     kind: ClassVar[str] = "plot"
     key: str
@@ -211,7 +211,7 @@ class PagePlot:
 
 @dataclass(frozen=True, slots=True)
 class TrackEvents:
-    """A timeline: packed events (see ``timeline``), with caption, description and note."""
+    """A timeline of packed events (``events``), with caption, description and note."""
 
     kind: ClassVar[str] = "timeline"
     key: str

@@ -1,7 +1,7 @@
-"""Sections of a step: its operations, how near its work comes to the roofline, and its ranks.
+"""Sections of a step's page: its operations, the distance of its work from the roofline, and its ranks.
 
-Operations and bytes of the roofline's work are those that the kernel models count (``kernel_models.families``); time is
-recorded or predicted; the roof is the data sheet's.
+FLOPs and bytes in the roofline are those that the kernel models count (``kernel_models.families``). Times are recorded
+or predicted. The roof comes from the data sheet.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from step_views.reports.ranks.times import JobTimes
 from tracer.arrays import Float64, Int64
 
 LEAST_SHARE = 0.001
-"""Nodes of less than this share of the whole are merged with their neighbours in the icicle."""
-MOST_NODES = 1_500  # chosen: what a browser draws at once
-ROW_PX = 22  # chosen: a line of text
+"""Smallest share of the whole for which the icicle draws a node; smaller nodes are merged with their parent."""
+MOST_NODES = 1_500  # chosen: a browser draws these at once
+ROW_PX = 22  # chosen: height of a line of text
 TREE_PAGE = 40
-"""Rows of the module tree that are seen at once."""
+"""Rows of the module tree that are visible at once."""
 _PHASES = ("forward", "backward", "optimizer", "data", "other")
 _PHASE_COLOURS = {"step": "@{faint}", "forward": "@{forward}", "backward": "@{backward}", "optimizer": "@{optimizer}",
             "data": "@{loading}", "other": "@{other}"}
@@ -55,8 +55,8 @@ _PHASE_COLOURS = {"step": "@{faint}", "forward": "@{forward}", "backward": "@{ba
 
 def operations_section(result: Breakdown, tree: CallTree | None = None,
                        lines: Mapping[str, str] | None = None) -> PageSection:
-    """Return the section of a breakdown: the same tables as ``foretrace breakdown``, all rows, and the call tree.
-    ``lines`` has by module path the function that calls it, where stacks were recorded."""
+    """Return the section of a breakdown: the call tree, and all rows of the tables of ``foretrace breakdown``.
+    ``lines`` maps a module path to the function that calls the module, if stacks were recorded."""
     total = result.total()
     steps = max(len(result.counted), 1)
     each = "ms" if len(result.steps) == 1 else f"ms a step, mean of {count(steps)} (all ranks)"
@@ -94,8 +94,8 @@ def _host_table(key: str, caption: str, title: str,
 
 
 def _module_tree(phases: Sequence[PhaseTime], steps: int, each: str, lines: Mapping[str, str]) -> PageTable:
-    """Return modules with their forward and backward time, in the order of their paths, indented; times are those of
-    a module and all below it."""
+    """Return modules with their time by phase, in the order of their paths, indented. Times include the modules
+    below."""
     gpu = any(e.gpu_ns for e in phases)
     shown = [phase for phase in _PHASES if any(e.phase == phase and e.module for e in phases)]
     sums: dict[tuple[str, ...], dict[str, list[int]]] = {}
@@ -122,7 +122,7 @@ def _module_tree(phases: Sequence[PhaseTime], steps: int, each: str, lines: Mapp
 
 
 def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:
-    """Return the call tree as an icicle of one kind of time; ``None`` where there is none of it. ``what`` is an
+    """Return the call tree as an icicle of one kind of time; ``None`` if all these times are zero. ``what`` is an
     attribute of ``CallNode``."""
     own = [getattr(node, what) for node in tree.nodes]
     whole = tree.inclusive(what)
@@ -142,7 +142,7 @@ def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:
     for at in kept:
         node = tree.nodes[at]
         values.append({"id": at, "parent": None if node.parent < 0 else node.parent, "name": node.name,
-                       # What small nodes below it take is its own.
+                       # Small nodes below are not drawn: their time counts as the node's own.
                        "own": (whole[at] - below[at]) / tree.steps / 1e6, "kind": node.kind, "phase": phase[at],
                        "ms": milliseconds(whole[at] / tree.steps), "self": milliseconds(own[at] / tree.steps),
                        "share": f"{whole[at] / whole[0] * 100:.1f}%"})
@@ -163,14 +163,14 @@ def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:
 
 
 def _kept(whole: list[int], parents: list[int]) -> list[int]:
-    """Return the nodes that are large enough, the largest ``MOST_NODES``, parents before children."""
+    """Return the nodes that are large enough, at most the largest ``MOST_NODES``, parents before children."""
     least = whole[0] * LEAST_SHARE
     large = [at for at, ns in enumerate(whole) if ns > least or at == 0]
     if len(large) > MOST_NODES:
         least = sorted((whole[at] for at in large), reverse=True)[MOST_NODES]
         large = [at for at in large if whole[at] > least or at == 0]
     kept: dict[int, None] = {}
-    for at in large:  # a parent is smaller than what is below it only where a damaged recording has negative times
+    for at in large:  # a child can exceed its parent only if a damaged recording has negative times
         if parents[at] < 0 or parents[at] in kept:
             kept[at] = None
     return list(kept)
@@ -219,7 +219,7 @@ def _icicle_spec(values: list[dict[str, Any]], levels: int) -> dict[str, Any]:
 
 
 def path_table(path: Sequence[PathItem]) -> PageTable:
-    """Return a critical path."""
+    """Return the table of a critical path."""
     return table("path", "Critical path by operation, ms a step", [
         text_column("operation"), text_column("bound"), Column("ms"), Column("share")], (
         [e.operation, e.bound, ms_cell(e.time_us * 1e3), share_cell(e.share)] for e in path), most=500)
@@ -236,7 +236,7 @@ _GROUP_COLOURS = {"products": "@{compute}", "attention": "@{backward}", "norm, s
 
 @dataclass(frozen=True, slots=True)
 class RoofPoint:
-    """Equal pieces of work: what they compute, how often a step, and how long (ns a step, of all ranks)."""
+    """Equal pieces of work: FLOPs and bytes of one piece, pieces a step, and their time, ns a step of all ranks."""
 
     name: str
     family: str
@@ -248,14 +248,14 @@ class RoofPoint:
     time_ns: float
 
     def share(self, device: DeviceSpec) -> float:
-        """Return the time that the device's peak rates allow over what it takes."""
+        """Return the least time at the device's peak rates, as a share of the actual time."""
         rate = device.peak_tflops(self.dtype, matrix=self.matrix) * 1e3
         least_ns = max(self.flops / rate if rate else 0.0, self.moved_bytes / device.memory_bandwidth_gbps)
         return least_ns * self.count / self.time_ns if self.time_ns else 0.0
 
 
 def roofline_section(times: JobTimes, scenario: Scenario) -> PageSection:
-    """Return the section; without parts where the device is not known or ran nothing whose sizes are."""
+    """Return the roofline section; it is empty if the device is unknown or ran no work of known sizes."""
     devices = scenario.devices
     target = devices.scaled() or devices.source
     empty = PageSection("roofline", "Roofline", [])
@@ -278,7 +278,7 @@ def roofline_section(times: JobTimes, scenario: Scenario) -> PageSection:
 
 
 def _points(times: JobTimes, scenario: Scenario, predicted: bool) -> list[RoofPoint]:
-    """Return the work of a step of all ranks, the longest first."""
+    """Return the work of a step of all ranks, longest first."""
     work = scenario.work
     kernels = np.concatenate([w.kernels for step in times.windows for w in step] or [np.zeros(0, np.int64)])
     steps = max(len(times.windows) * times.steps, 1)
@@ -293,7 +293,7 @@ def _points(times: JobTimes, scenario: Scenario, predicted: bool) -> list[RoofPo
     group: Int64 = work.call_row[piece]
     time = np.bincount(group, weights=ns, minlength=len(work.calls))
     different = np.unique(piece)
-    # A recorded piece is repeated in every window it is in; its kernels' number says how often.
+    # A recorded piece is repeated in every window: its kernels here, over its kernels in the recording, is how often.
     kernels_of = np.bincount(work.kernel_group[work.kernel_group >= 0], minlength=len(work.call_row))
     seen = np.bincount(piece, minlength=len(work.call_row))
     times_of = np.where(kernels_of > 0, seen / np.maximum(kernels_of, 1), 0.0)
@@ -352,7 +352,7 @@ def _group(family: str) -> str:
 
 
 def _peaks(points: list[RoofPoint], device: DeviceSpec) -> list[tuple[str, float]]:
-    """Return the peak rates of the element types that take most time: at most one of each kind of unit."""
+    """Return peak rates of the element types that take most time, at most one for each kind of unit, with labels."""
     found: dict[str, float] = {}
     for matrix in (True, False):
         sums: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""The timeline section: threads and streams of every rank as measured, and as simulated, with the critical path lit.
+"""The timeline section: measured and simulated threads and streams of every rank, with the critical path highlighted.
 
-One step is shown, the one of median length, with both times counted from its begin.
+It shows the step of median length; measured and simulated times both count from its begin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind, OpKind, Phase
 
 MOST_ROWS_OF_THREAD = 14
-"""Nesting of operations that is shown; what lies deeper is in its parent."""
+"""Deepest nesting of operations that is shown; deeper operations are part of their parent."""
 MEASURED = "measured"
 
 _PHASES = np.full(len(Phase), KIND_CODE["operation"], np.int64)
@@ -33,7 +33,7 @@ _BOUNDS = np.array([KIND_CODE["kernel" if bound is Bound.COMPUTE else bound.labe
 
 
 def timeline_section(times: JobTimes) -> PageSection:
-    """Return the section of a job's median step; without parts where there is nothing to show."""
+    """Return the timeline of a job's median step; without parts if there is nothing to show."""
     windows = median_step(times.windows)
     if not windows:
         return PageSection("timeline", "Timeline", [])
@@ -52,7 +52,7 @@ def timeline_section(times: JobTimes) -> PageSection:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The recorded time of a rank's window, ns of its graph, and the rows in it."""
+    """A rank's recorded window: its times, ns in the rank's graph, and the rows of its kernels and calls."""
 
     start: int
     end: int
@@ -61,13 +61,13 @@ class _Span:
 
 
 class _Shown:
-    """The tracks of one step of a job."""
+    """Makes the tracks of one step of a job."""
 
     def __init__(self, times: JobTimes, windows: list[Window]) -> None:
         self.times, self.names, self.windows = times, EventNames(), windows
         self.simulated = "predicted" if times.predicted else "replayed"
         self.begin = min(w.start_ns for w in windows)
-        # Its tracks are unfolded at first, and the critical path ends with it.
+        # Its tracks are open at first, and the critical path ends with this window.
         longest = self.longest = max(windows, key=lambda w: (w.length_ns, w.end_ns))
         self.path: Path | None = None
         if longest.at is not None and longest.length_ns:
@@ -85,11 +85,11 @@ class _Shown:
         self.last = max(w.end_ns for w in windows) - self.begin
 
     def length_ns(self) -> int:
-        """Return the length of what is shown."""
+        """Length of the shown time, ns."""
         return max(self.last, 1)
 
     def _span(self, window: Window) -> _Span:
-        """Return what was recorded of a window: the steps its work was launched in."""
+        """Return the recorded span of a window: the steps in which its work was launched."""
         times, graph = self.times, self.times.graphs[window.rank]
         rows = times.graph_row(window.kernels)
         items = self._items(window)
@@ -109,19 +109,19 @@ class _Shown:
         return _Span(start, end, np.unique(rows), np.flatnonzero((begun >= start) & (begun < end)))
 
     def _items(self, window: Window) -> Int64:
-        """Return the program's items of a rank that end within its window, its begin among them."""
+        """Return the items of a rank that end within its window, including the window's begin."""
         times = self.times
         mine = times.program.thread_rank[self.thread_of] == window.rank
         at = times.simulated.item_end
         return np.flatnonzero(mine & (at >= window.start_ns) & (at <= window.end_ns))
 
     def _calls(self, items: Int64) -> Int64:
-        """Return the rows of ``launches`` of those items that are calls."""
+        """Return the rows of ``launches`` for those items that are calls."""
         program = self.times.program
         return program.item_row[items[program.item_kind[items] == ItemKind.CALL]].astype(np.int64)
 
     def of_rank(self, window: Window) -> list[Track]:
-        """Return a rank's tracks: its part of the critical path, its threads, its streams, measured and simulated."""
+        """Return a rank's tracks: its part of the critical path, threads and streams, measured and simulated."""
         times = self.times
         group = f"rank {times.number(window.rank)}" if len(self.windows) > 1 else ""
         tracks = [*self._path_track(window, group)]
@@ -178,7 +178,7 @@ class _Shown:
 
     def _host_tracks(self, threads: dict[int, list[Track]], graph: ExecutionGraph, group: str, source: str,
                      span: _Span | None, shift: int, items: Int64 | None) -> None:
-        """Add a track for each thread: operations by nesting, and the calls in them."""
+        """Add a track for each thread, with nested operations and the calls in them."""
         times, ops = self.times, graph.ops
         rows: Int64 = np.zeros(0, np.int64)
         if span is not None:
@@ -231,12 +231,12 @@ class _Shown:
             threads.setdefault(thread, []).append(_without_overlap(track))
 
     def _built_thread(self, items: Int64) -> Int64:
-        """Return the threads of the built program that items of the simulated one run on."""
+        """Return the threads of the built program on which these items of the simulated program run."""
         built = self.times.built.program
         return np.searchsorted(built.thread_ptr, self.times.item[items], side="right") - 1
 
     def _moved(self, items: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64, Bool]:
-        """Return operations carried along by the simulated host time around them, and which lie in the window."""
+        """Return operations' begins and ends shifted to simulated host time, and which operations are in the window."""
         times = self.times
         rank = int(times.program.thread_rank[self.thread_of[items[0]]])
         clock = times.built.clock_ns[rank]
@@ -248,7 +248,7 @@ class _Shown:
 
     def _stream_tracks(self, streams: dict[tuple[int, int], list[Track]], graph: ExecutionGraph, group: str,
                        source: str, rows: Int64, start: Int64, end: Int64, lit: Bool) -> None:
-        """Add a track for each stream; kernels that overlap on one get rows of their own."""
+        """Add a track for each stream; overlapping kernels of a stream get rows of their own."""
         kernels = graph.kernels
         several = len(np.unique(kernels.device[rows])) > 1
         pairs = np.unique(np.stack([kernels.device[rows].astype(np.int64), kernels.stream[rows]]), axis=1)
@@ -262,7 +262,7 @@ class _Shown:
 
 
 def _depth(graph: ExecutionGraph) -> Int64:
-    """Return how many operations enclose each one; steps' own ranges do not count."""
+    """Return how many operations enclose each operation, without steps' own ranges."""
     ops = graph.ops
     counts = ((ops.kind == OpKind.OPERATION) | ~np.isin(ops.name, graph.steps.name)).astype(np.int64)
     depth = np.zeros(len(ops) + 1, np.int64)
@@ -275,7 +275,7 @@ def _depth(graph: ExecutionGraph) -> Int64:
 
 
 def _without_overlap(track: Track) -> Track:
-    """Return a track whose events end where the next one of their row begins, at the latest, and none before zero."""
+    """Return a track in which events end at the latest where the next event of their row begins; none is negative."""
     order = np.lexsort((track.start, track.row))
     row, start, end = track.row[order], np.maximum(track.start[order], 0), np.maximum(track.end[order], 0)
     same = row[1:] == row[:-1]

@@ -1,9 +1,9 @@
 """Breakdown of a step's time: along the critical path, by operation, by module and by kernel.
 
 The critical path is that of the steady state, as in ``predict``, and adds up to its step exactly. Each recorded step
-also has a span of its own, from its begin to its end, which adds up to its simulated time. Host time by operation is
-recorded self time, without the time of operations it calls and without waiting. Where the replay is without the
-profiler, host time is too. GPU time is the simulated duration of the work an operation launched.
+also has its own span, from its begin to its end, which adds up to the step's simulated time. Host time by operation is
+recorded self time, without called operations and without waiting. If the replay is without the profiler, so is host
+time. GPU time is the simulated duration of the work that an operation launched.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tracer.shown import Chart, ChartSeries, Shown, frame_of
 class SpanEntry:
     """Time of one operation in one module and bound within a step's span, ns.
 
-    ``operation`` is the kernel's name where the operation that launched a kernel was not recorded.
+    ``operation`` is the kernel's name if the operation that launched the kernel was not recorded.
     """
 
     operation: str
@@ -46,7 +46,7 @@ class SpanEntry:
 
 @dataclass(frozen=True, slots=True)
 class OperationTime:
-    """One operation name: calls, own host time without waiting, waiting, and GPU time it launched (ns)."""
+    """Times of operations of one name: calls, own host time without waiting, waiting, and launched GPU time (ns)."""
 
     operation: str
     calls: int
@@ -57,7 +57,7 @@ class OperationTime:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTime:
-    """The same of one module path; empty for operations in no module."""
+    """Times of the operations in one module path ("" for no module), as in ``OperationTime``."""
 
     module: str
     calls: int
@@ -68,7 +68,7 @@ class ModuleTime:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """The same of one module path in one phase of the step: forward, backward, optimizer, data or other."""
+    """Times of one module path in one phase (forward, backward, optimizer, data, other), as in ``OperationTime``."""
 
     module: str
     phase: str
@@ -80,7 +80,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """One kernel name; ``share`` is of the GPU time of the same step or mean."""
+    """Times of all kernels of one name; ``share`` is their share of the GPU time of the step or mean."""
 
     kernel: str
     count: int
@@ -89,54 +89,54 @@ class KernelTime:
 
     @property
     def mean_ns(self) -> float:
-        """Return the mean duration."""
+        """Mean duration, ns."""
         return self.total_ns / self.count if self.count else 0.0
 
 
 class Totals:
-    """The views of one step, or of several added up; each list begins with its largest entry.
+    """The tables of one step, or of several steps added up; each list begins with its largest entry.
 
     Args:
         bounds: the span by bound, ns.
-        parts: of the step, or of each, its rank's tables, and which step it is there. A list is made of them when it is
-            first asked for, as there are many in many steps.
+        parts: for each step, its rank's tables and the step's index in them. Lists are made when first used, because
+            many steps have many.
     """
 
     def __init__(self, bounds: dict[Bound, int], parts: Sequence[tuple[StepTables, int]]) -> None:
         self.bounds, self.parts = bounds, parts
 
     def _made(self, name: str) -> list[tuple[Any, ...]]:
-        """Return the key and sums of every entry of a list."""
+        """Return the key and sums of every entry of a table."""
         return [entry for views, at in self.parts if name in views for entry in views[name].of_step(at)]
 
     @cached_property
     def span(self) -> list[SpanEntry]:
-        """Return the span by operation, module and bound."""
+        """The span by operation, module and bound."""
         return sorted((SpanEntry(*each) for each in self._made("span")),
                       key=lambda e: (-e.time_ns, e.operation, e.module, e.bound))
 
     @cached_property
     def operations(self) -> list[OperationTime]:
-        """Return the host and GPU time by operation."""
+        """Host and GPU time by operation."""
         return _largest([OperationTime(*each) for each in self._made("operations")])
 
     @cached_property
     def modules(self) -> list[ModuleTime]:
-        """Return the host and GPU time by module; nothing where the trace names none."""
+        """Host and GPU time by module; empty if the trace names no modules."""
         return _largest([ModuleTime(*each) for each in self._made("modules")])
 
     @cached_property
     def kernels(self) -> list[KernelTime]:
-        """Return the GPU time by kernel."""
+        """GPU time by kernel."""
         return _largest_kernels(self._made("kernels"))
 
     @cached_property
     def phases(self) -> list[PhaseTime]:
-        """Return the host and GPU time by module and phase."""
+        """Host and GPU time by module and phase."""
         return _largest([PhaseTime(*each) for each in self._made("phases")])
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
-        """Plain values for JSON, microseconds; at most ``top`` entries a list."""
+        """Return plain values for JSON, microseconds; at most ``top`` entries a list."""
         total = sum(self.bounds.values())
         return {
             "span_bounds_us": {bound.label: ns / 1e3 for bound, ns in self.bounds.items()},
@@ -154,7 +154,7 @@ class Totals:
 
 
 class _Summed(Totals):
-    """The totals of several steps: what has the same key is one entry."""
+    """The totals of several steps: entries with equal keys are added."""
 
     def _made(self, name: str) -> list[tuple[Any, ...]]:
         ranks: dict[int, tuple[StepTables, list[int]]] = {}
@@ -172,7 +172,7 @@ class _Summed(Totals):
 class StepBreakdown:
     """One recorded step of one rank, ns. The bounds of its span, and the span's entries, add up to ``simulated_ns``.
 
-    ``why_not`` says why it does not count; empty where it does.
+    ``why_not`` is the reason why the step does not count; "" if it counts.
     """
 
     rank: int
@@ -185,14 +185,14 @@ class StepBreakdown:
 
 @dataclass(slots=True, repr=False)
 class Breakdown(Shown):
-    """A step's time broken down.
+    """The breakdown of a step's time.
 
     Attributes:
-        steps: the recorded steps asked for, in the order of the replay.
-        notes: what to know when reading it.
-        profiled: whether times are those under the profiler (``measured_ns`` is in any case).
-        recorded: what is true of the recording; ``None`` without steps.
-        steady: the steady state; ``None`` where there are no steps that could be repeated, or durations were scaled.
+        steps: the requested recorded steps, in the order of the replay.
+        notes: remarks for the reader.
+        profiled: whether times are under the profiler (``measured_ns`` always is).
+        recorded: facts about the recording; ``None`` without steps.
+        steady: the steady state; ``None`` if no steps could be repeated, or if durations were scaled.
     """
 
     steps: list[StepBreakdown]
@@ -203,31 +203,31 @@ class Breakdown(Shown):
 
     @property
     def counted(self) -> list[StepBreakdown]:
-        """Return the steps that count."""
+        """The steps that count."""
         return [step for step in self.steps if not step.why_not]
 
     @property
     def step_ns(self) -> float:
-        """Return the step: the steady state; without one, the mean of the spans that count, of the slowest rank."""
+        """Time of the step: the steady state; without one, the slowest rank's mean over the spans that count."""
         if self.steady is not None:
             return self.steady.step_time_us * 1e3
         return slowest_mean_ns((step.rank, step.simulated_ns) for step in self.counted)
 
     @property
     def bounds_us(self) -> dict[str, float]:
-        """Return the critical path by bound, µs a step; without a steady state, the spans of the steps that count."""
+        """Critical path by bound, µs a step; without a steady state, the spans of the steps that count."""
         if self.steady is not None:
             return self.steady.bounds_us
         return {bound.label: ns / max(len(self.counted), 1) / 1e3 for bound, ns in self.total().bounds.items()}
 
     @property
     def bound(self) -> str:
-        """Return the bound of the step in one word."""
+        """The bound of the step in one word."""
         return bottleneck(self.bounds_us) if self.steady is None else self.steady.bound
 
     @property
     def critical_path(self) -> list[PathItem]:
-        """Return the critical path by operation and bound, the longest first; without a steady state, the spans'."""
+        """Critical path by operation and bound, longest first; without a steady state, from the spans."""
         if self.steady is not None:
             return self.steady.critical_path
         total, steps = self.total(), max(len(self.counted), 1)
@@ -239,7 +239,7 @@ class Breakdown(Shown):
                       key=lambda entry: (-entry.time_us, entry.operation))
 
     def headline(self) -> str:
-        """Say where most of the step goes in one line."""
+        """Return the step's time and bound in one line."""
         if not self.steps:
             return "no steps"
         share = max(self.bounds_us.values(), default=0.0) / max(sum(self.bounds_us.values()), 1e-9)
@@ -248,8 +248,8 @@ class Breakdown(Shown):
                 f"of its critical path {most}")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """Return ``critical_path``; ``operations``, ``modules``, ``kernels`` of all steps that count; ``steps``; times
-        in µs.
+        """Return ``critical_path``; ``operations``, ``modules`` and ``kernels`` over all steps that count; ``steps``.
+        Times are in µs.
         """
         found = self.to_json()
         totals = self.total().to_json()
@@ -264,14 +264,14 @@ class Breakdown(Shown):
                      "ms a step")
 
     def total(self) -> Totals:
-        """Return all steps of all ranks that count added up."""
+        """Return the sums over all steps of all ranks that count."""
         bounds = Counter(dict.fromkeys(Bound, 0))
         for step in self.counted:
             bounds.update(step.totals.bounds)
         return _Summed(dict(bounds), [part for step in self.counted for part in step.totals.parts])
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
-        """Plain values for JSON, microseconds; at most ``top`` entries a list."""
+        """Return plain values for JSON, microseconds; at most ``top`` entries a list."""
         return {
             "times": which_times(self.profiled), "step_time_us": self.step_ns / 1e3, "steady": self.steady is not None,
             "recorded": None if self.recorded is None else self.recorded.to_json(),
@@ -291,19 +291,19 @@ _HOST_COLUMNS = ("calls", "host_us", "waiting_us", "gpu_us")
 _TABLES = {"critical_path": ("operation", "bound", "time_us", "share"), "operations": ("operation", *_HOST_COLUMNS),
            "modules": ("module", *_HOST_COLUMNS), "kernels": ("kernel", "count", "total_us", "mean_us", "share"),
            "steps": ("rank", "step", "measured_us", "simulated_us", "counts", "why_not")}
-"""Columns of a breakdown's tables, which they have without a row too."""
+"""Columns of the tables of a breakdown, which exist even without rows."""
 
 
 def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) -> Breakdown:
     """Break the replayed steps down.
 
     Args:
-        replay: A replay.
-        step: Only this step of every rank: its name, or its number within the rank (from 0; negative from the end).
-        spans: Break the span of each recorded step down too; without a steady state it is in any case.
+        replay: the replay.
+        step: only this step of every rank: its name, or its number within the rank (from 0; negative from the end).
+        spans: whether to break down the span of each recorded step too; without a steady state this is always done.
 
     Raises:
-        ForetraceError: No rank has such a step.
+        ForetraceError: no rank has such a step.
     """
     graphs = replay.graphs
     positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
@@ -315,7 +315,7 @@ def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) ->
     recorded = None if baseline is None else baseline.recorded_facts
     steady = None if baseline is None else baseline.steady_step()
     spans = spans or baseline is None
-    del baseline  # its host time is the longest table of a large job
+    del baseline  # its host times are the largest table of a large job
     collect(replay.program)
     causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
     found: dict[int, StepBreakdown] = {}
@@ -336,7 +336,7 @@ def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) ->
 
 
 def _baseline(replay: Replay, step: str | None) -> tuple[Baseline | None, list[str]]:
-    """Return the job made ready for its steady state, or why there is none."""
+    """Return the job prepared for its steady state; else ``None`` and a note with the reason."""
     if replay.scale_kernels != 1.0 or any(one.name == WINDOW for one in replay.steps):
         return None, []
     try:
@@ -346,7 +346,7 @@ def _baseline(replay: Replay, step: str | None) -> tuple[Baseline | None, list[s
 
 
 def _without_modules(graphs: list[ExecutionGraph]) -> str:
-    """Return what to do about a trace that names no modules."""
+    """Return a note on how to record modules, for a trace that names none."""
     flags = graphs[0].meta.profiler_flags
     if flags.get("with_stack"):
         return "The trace names no modules, although stacks were recorded: no operation ran inside a torch.nn.Module."
@@ -355,7 +355,7 @@ def _without_modules(graphs: list[ExecutionGraph]) -> str:
 
 
 def replayed_steps(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
-    """Return the steps of a name, or of a number within each rank; by default all. Raises as ``step_numbers``."""
+    """Return the steps with a name, or with a number within each rank; by default all. Raises like ``step_numbers``."""
     named = [s for s in steps if wanted is None or s.name == wanted]
     if wanted is None or named:
         return named
@@ -372,7 +372,7 @@ def _host_json(entry: OperationTime | ModuleTime | PhaseTime) -> dict[str, Any]:
 
 
 def _largest(entries: list[Any]) -> list[Any]:
-    """Return a sort key: the largest host and GPU time together first, entries that only waited last."""
+    """Return entries with the largest sum of host and GPU time first, and entries that only waited last."""
     return sorted(entries, key=lambda e: (-(e.host_ns + e.gpu_ns), -e.waiting_ns))
 
 

@@ -1,7 +1,7 @@
-"""The call tree of a step: phases, the modules in them, the operations in those, with own host and GPU time.
+"""The call tree of a step: phases, their modules, and the operations in these, with own host and GPU time.
 
-The times are those of ``breakdown``, of the mean step that counts and all ranks together; a node's own time is not
-that of the nodes below it.
+Times are those of ``breakdown``, for the mean step that counts and all ranks together. A node's own time excludes the
+nodes below it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEP = "step"
 
 @dataclass(slots=True)
 class CallNode:
-    """A phase, module or operation: ``parent`` is a number of the tree (-1: of the step itself). ns, of all steps."""
+    """A phase, module or operation. ``parent`` is an index in the tree (-1 for the step). Times are sums over steps."""
 
     name: str
     kind: str
@@ -42,13 +42,13 @@ class CallNode:
 
 @dataclass(frozen=True, slots=True)
 class CallTree:
-    """Nodes, parents before their children, and the number of steps their times are of."""
+    """Nodes, parents before their children, and the number of steps over which their times are summed."""
 
     nodes: list[CallNode]
     steps: int
 
     def inclusive(self, what: str) -> list[int]:
-        """Return of every node its time and that of all below it, ns: ``host_ns``, ``waiting_ns`` or ``gpu_ns``."""
+        """Return each node's time including all nodes below it, ns; ``what``: host_ns, waiting_ns or gpu_ns."""
         sums = [getattr(node, what) for node in self.nodes]
         for at in range(len(self.nodes) - 1, 0, -1):
             sums[self.nodes[at].parent] += sums[at]
@@ -56,8 +56,7 @@ class CallTree:
 
 
 def call_tree(replay: Replay, counted: Sequence[tuple[int, str]] | None = None) -> CallTree:
-    """Return the tree of a replay's steps that count. ``counted`` names them by rank and name, where they are not
-    all."""
+    """Return the call tree of a replay's steps that count. ``counted`` selects steps by (rank, name) instead."""
     wanted = None if counted is None else set(counted)
     steps = [s for s in replay.steps if (s.counts if wanted is None else (s.rank, s.name) in wanted)]
     graphs = replay.graphs
@@ -100,7 +99,7 @@ class _RankTree:
 
     def __init__(self, tree: _Growing, times: OperationSums) -> None:
         self.tree, self.times = tree, times
-        # Single rows are looked up: a view of a table takes no more room, and is as quick as a list.
+        # Rows are read one by one: a memory view is as small as the table and as fast as a list.
         self.node = np.full(len(times.graph.ops), NONE, np.int32).data
         self.bases: dict[tuple[int, int], int] = {}
         ops = times.graph.ops
@@ -121,7 +120,7 @@ class _RankTree:
         return self.tree.child(self.tree.base(NO_PHASE, ""), (OUTSIDE, NO_LAUNCH)[which], "operation")
 
     def _of(self, row: int) -> int:
-        """The node of an operation: below the one it is called in, where that is of the same module and phase."""
+        """Return the node of an operation: below its caller if that has the same module and phase, else below these."""
         chain = []
         names, parents, modules, phases = self.columns
         while self.node[row] < 0:
@@ -147,27 +146,27 @@ class _RankTree:
 
 
 OUTSIDE = "outside any op"
-"""Name of host time in no operation: Python, the framework's own code, the profiler; and of what it launched."""
+"""Name for host time in no operation (Python, the framework's own code, the profiler), and for work launched then."""
 NO_PHASE = "other"
-"""Phase of what is in none."""
+"""Phase of operations without one."""
 NO_LAUNCH = "launch not recorded"
-"""Name of GPU work whose launch the window does not hold."""
+"""Name for GPU work whose launch is outside the recorded window."""
 _MISSING = 2
-"""Codes below zero: of an operation that is none, and of work whose launch is unknown."""
+"""Number of negative codes: one for no operation, one for an unknown launch."""
 _PHASES = {int(phase): phase.name.lower() for phase in Phase}
 _ROOM = 1024
-"""Initial room for sums in addition to one of each slot; it doubles where that is too few."""
+"""Initial room for sums in addition to one for each slot; it doubles if it is too small."""
 _NO_SHARE = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """Sums by step and kind: rows in the order of the steps, within one in that of the kinds' numbers.
+    """Sums by step and kind: rows in the order of steps, and within a step in the order of the kinds' numbers.
 
     Attributes:
-        first: where each step's rows begin, and the end.
-        kind, values: of each row [rows] and [rows, sums].
-        label: makes a kind's key: what its entries begin with.
+        first: row at which each step begins, and at the end the number of rows [steps + 1].
+        kind, values: kind [rows] and sums [rows, sums] of each row.
+        label: returns a kind's key: the first fields of its entries.
     """
 
     first: Int64
@@ -178,7 +177,7 @@ class StepSums:
     @classmethod
     def of(cls, step: Int64, kind: Int64, values: Int64, count: int,
            label: Callable[[int], tuple[Any, ...]]) -> StepSums:
-        """Take rows whose steps are in order."""
+        """Return sums from rows whose steps are in order; ``count`` is the number of steps."""
         return cls(np.searchsorted(step, np.arange(count + 1)), kind, values, label)
 
     def of_step(self, at: int) -> list[tuple[Any, ...]]:
@@ -188,8 +187,8 @@ class StepSums:
                 zip(self.kind[rows].tolist(), self.values[rows].tolist(), strict=True)]
 
     def of_steps(self, steps: list[int]) -> list[tuple[tuple[Any, ...], list[int]]]:
-        """Return the key and sums of each kind in several steps together, in the order in which the steps' own tables
-        first have them."""
+        """Return the key and sums of each kind over several steps, in the order in which the steps' tables list the
+        kinds."""
         low = self.first[steps]
         counts = self.first[np.array(steps) + 1] - low
         rows = spans(low, low + counts)
@@ -199,7 +198,7 @@ class StepSums:
         met = np.zeros(len(kinds), np.int64)
         met[place[::-1]] = np.arange(len(rows) - 1, -1, -1)
         order = [np.arange(len(kinds)), np.repeat(np.arange(len(steps)), counts)[met]]
-        if values.shape[1] > WAITING:  # host views, whose entries may be equally large
+        if values.shape[1] > WAITING:  # tables of host time, whose entries may tie
             own = values[met]
             order[1:1] = [-own[:, WAITING], -(own[:, HOST] + own[:, GPU])]
         by_step = np.lexsort(order)
@@ -213,7 +212,7 @@ StepTables = Mapping[str, StepSums]
 
 @dataclass(frozen=True, slots=True)
 class RankBreakdown:
-    """Tables of some steps of a rank, and of each step its own span by bound, ns."""
+    """Tables of some steps of a rank and, for each step, its span by bound, ns."""
 
     tables: StepTables
     bounds: list[dict[Bound, int]]
@@ -221,7 +220,7 @@ class RankBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Steps' rows (-1: the whole window), begins and ends (ns of the window), and threads."""
+    """For each step: its row (-1 for the whole window), begin and end (ns in the window), and thread."""
 
     row: Int64
     start: Int64
@@ -232,7 +231,7 @@ class _Places:
 class OperationSums:
     """One rank's times by operation.
 
-    It keeps what all steps of the rank share, so that the cost of a step grows with its own events only.
+    It keeps what all steps of the rank share, so that the cost of a step grows only with the step's events.
     """
 
     def __init__(self, replay: Replay, position: int, causes: Causes) -> None:
@@ -246,7 +245,7 @@ class OperationSums:
         low, high = int(replay.program.kernel_ptr[position]), int(replay.program.kernel_ptr[position + 1])
         self.kernel_ns = (replay.simulated.kernel_end - replay.simulated.kernel_start)[low:high]
         ops, kernels = self.graph.ops, self.graph.kernels
-        # Two more slots: one for what is in no operation, one for device work whose launch is unknown.
+        # Two more slots: one for time in no operation, one for device work with an unknown launch.
         launched_by = self.operation[kernels.op]
         launched_by[launched_by < 0] = len(ops)
         launched_by[kernels.launch < 0] = len(ops) + 1
@@ -255,7 +254,7 @@ class OperationSums:
         self.kernels_of = RowsByNumber(kernels.step, len(self.graph.steps))
         self.kernel_names, self.kernel_kind = grouped(kernels.name.astype(np.int64))
         self.modules = bool((ops.module >= 0).any())
-        # Names with modules as codes in their order: of operations, of kernels by themselves, and of neither.
+        # Codes of (name, module): for operations, for kernels outside operations, and one for neither.
         width = len(self.graph.strings) + 1 if self.modules else 1
         pairs, place = grouped(np.concatenate([
             (ops.name.astype(np.int64) + 1) * width + (ops.module + 1 if self.modules else 0),
@@ -263,7 +262,7 @@ class OperationSums:
         self.pairs = [(pair // width + NONE, pair % width + NONE) for pair in pairs.tolist()]
         self.pair_of_op, self.pair_of_kernel = place[:len(ops)], place[len(ops):-1]
         self.pair_of_none = int(place[-1])
-        # Of each operation, of what is in none and of work whose launch is unknown: name, module and phase.
+        # Name, module and phase of each operation, then of the two additional slots.
         self.width = len(self.graph.strings) + len(Phase) + _MISSING
         columns = [np.append(column, [NONE, NONE - 1]).astype(np.int64) for column in (ops.name, ops.module, ops.phase)]
         self.view_of_op, example = kinds_of(*columns)
@@ -273,7 +272,7 @@ class OperationSums:
         self.orphans_start = kernels.start_ns[self.orphans]
 
     def figures(self, steps: Sequence[ReplayedStep], *, spans: bool) -> RankBreakdown:
-        """Break steps down, all in one pass; their own spans where they are asked for."""
+        """Return the tables of several steps in one pass; with ``spans`` also their spans."""
         places = self._places(steps)
         first, kernels = self._kernels_in(places)
         tables = {**self._host_views(places, first, kernels), "kernels": self._kernel_sums(first, kernels)}
@@ -283,10 +282,10 @@ class OperationSums:
         return RankBreakdown({"span": self._path_sums(paths), **tables}, bound_sums(paths))
 
     def operation_sums(self, step: ReplayedStep) -> tuple[Int64, Int64]:
-        """Return rows of ``graph.ops`` with their calls, own host time, waiting and GPU time (ns) in a step, [4, rows].
+        """Return the operations of a step: rows of ``graph.ops`` [rows], and [calls, own host ns, waiting ns, GPU ns]
+        of each [4, rows].
 
-        The row after the table's last one is for time in no operation, the next for device work whose launch is
-        unknown.
+        Two rows follow the last row of the table: time in no operation, and device work with an unknown launch.
         """
         places = self._places([step])
         rows = np.arange(len(self.graph.ops) + _MISSING)
@@ -312,8 +311,8 @@ class OperationSums:
         return _Places(row, start, end, thread)
 
     def _kernels_in(self, places: _Places) -> tuple[Int64, Int64]:
-        """Return the device work launched in each step, behind one another after where each step's begins; orphans
-        count where they started."""
+        """Return the device work of each step: where each step begins, and the kernels of all steps in a row. Kernels
+        without a launch belong to the step in which they started."""
         low, high = self.kernels_of.bounds(places.row)
         orphans = [np.where(places.row < 0, 0, np.searchsorted(self.orphans_start, time)) for time in
                    (places.start, places.end)]
@@ -325,7 +324,7 @@ class OperationSums:
 
     def _summed(self, places: _Places, first: Int64, kernels: Int64, slot_of: Int64,
                 room: tuple[Int64, Int64]) -> GroupSums:
-        """Return the calls, own host time, waiting and GPU time of steps by slots of their operations."""
+        """Return calls, own host time, waiting and GPU time by step and slot; ``slot_of`` maps operations to slots."""
         host, blocked = self.host, self.waits
         low, high = self.ops_of.bounds(places.row)
         calls = self.ops_of.order[spans(low, high)]
@@ -370,11 +369,11 @@ class OperationSums:
         return StepSums.of(found.group, found.slot, found.sums[:, ::-1], len(first) - 1, label)
 
     def _host_views(self, places: _Places, first: Int64, kernels: Int64) -> dict[str, StepSums]:
-        # By name, module and phase together first: of these there are few.
+        # Sums by name, module and phase together come first, because there are few combinations.
         found = self._summed(places, first, kernels, self.view_of_op, empty_room(len(self.views), 4))
 
         def by(label: Callable[..., tuple[str, ...]], *columns: int) -> StepSums:
-            """Return the sums of each step by some of the three codes."""
+            """Return sums by step and by some of the three codes."""
             kinds, kind = grouped(sum((self.views[:, column] + _MISSING) * self.width ** power
                                       for power, column in enumerate(reversed(columns))))
             keys, place = grouped(found.group * len(kinds) + kind[found.slot])

@@ -1,4 +1,4 @@
-"""Contents of a job's traces, before anything is simulated: the recorded step, counts, and what is missing."""
+"""Contents of a job's traces, before any simulation: the recorded step, counts, and what is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tracer.ranks import RankClass
 
 @dataclass(slots=True)
 class RankInspection:
-    """One rank. Shares are fractions, ``None`` where the trace cannot tell."""
+    """One rank. Shares are fractions; ``None`` if the trace does not determine them."""
 
     rank: int
     source: str
@@ -42,29 +42,29 @@ class RankInspection:
     kernels_by_kind: dict[str, int]
     collectives: int
     gpu_active_ns: float | None
-    """Time a step in which device work other than collectives runs; of a window without steps, in all of it."""
+    """Time per step in which device work other than collectives runs; without steps, the time in the whole window."""
     host_outside_ops_share: float | None
-    """Time of the steps in which their thread ran no operation and no call."""
+    """Share of the steps' time in which the step's thread ran no operation and no call."""
     gaps_ns: dict[str, int]
-    """That time by kind."""
+    """This time by kind, ns."""
     profiler_flags: dict[str, bool]
     et_schema: str
     et_joined: int
     et_candidates: int
     loss: LossReport
     step_ns: float | None = None
-    """Recorded step, under the profiler: mean of the steps that count."""
+    """Recorded step, under the profiler: mean of the steps that are not excluded."""
     memory: dict[str, int] = field(default_factory=dict)
-    """Bytes of a step traced by shapes alone; see ``Meta.memory``."""
+    """Bytes of a step traced by shapes; see ``Meta.memory``."""
     substitutions: dict[str, int] = field(default_factory=dict)
 
     @property
     def has_times(self) -> bool:
-        """Return whether the step ran; one traced by shapes alone did not."""
+        """Return whether the step ran; a step traced by shapes did not."""
         return self.era != SHAPE_ONLY
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON, times in microseconds."""
+        """Return plain values for JSON, times in microseconds."""
         return {
             "rank": self.rank if self.rank >= 0 else None, "source": self.source, "format": self.era,
             "device": self.device or None, "torch": self.torch_version or None,
@@ -85,7 +85,7 @@ class RankInspection:
 
 @dataclass(slots=True)
 class Inspection:
-    """A job: its ranks and their sums."""
+    """A job: its ranks and sums over them."""
 
     ranks: list[RankInspection]
     world_size: int
@@ -94,34 +94,34 @@ class Inspection:
     classes: list[RankClass] = field(default_factory=list)
     """The ranks that each of ``ranks`` represents in a folded job, and classes that were not traced."""
     recorded: RecordedFacts | None = None
-    """What is true of the recorded step; ``None`` without steps."""
+    """Facts about the recorded step; ``None`` without steps."""
 
     @property
     def devices(self) -> list[str]:
-        """Return the distinct device names of the ranks that name one."""
+        """Return the distinct names of the devices, as far as the ranks name one."""
         return sorted({rank.device for rank in self.ranks if rank.device})
 
     @property
     def steps(self) -> int:
-        """Return the steps of the job: the most any rank recorded."""
+        """Return the job's number of steps: the largest of any rank."""
         return max((rank.steps for rank in self.ranks), default=0)
 
     @property
     def gpu_active_ns(self) -> float | None:
-        """Return the GPU active time of the most active rank, ``None`` if no rank has GPU work."""
+        """Return the GPU active time of the most active rank; ``None`` if no rank has GPU work."""
         return max((rank.gpu_active_ns for rank in self.ranks if rank.gpu_active_ns is not None), default=None)
 
     @property
     def host_outside_ops_share(self) -> float | None:
-        """Return the mean over the ranks that have steps, ``None`` if none has."""
+        """Return the mean over the ranks with steps; ``None`` if none has steps."""
         return _mean([rank.host_outside_ops_share for rank in self.ranks])
 
     def total(self, name: str) -> int:
-        """Sum of a count over the ranks."""
+        """Return the sum of a count over the ranks."""
         return sum(getattr(rank, name) for rank in self.ranks)
 
     def loss(self) -> LossReport:
-        """Return the ranks' loss reports added up; a note of several ranks names them."""
+        """Return the sum of the ranks' loss reports; a note that concerns several ranks names them."""
         added = LossReport()
         for rank in self.ranks:
             for part in fields(LossReport):
@@ -131,7 +131,7 @@ class Inspection:
         return added
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON, times in microseconds. Counts are sums over ranks, ``steps`` is per rank."""
+        """Return plain values for JSON, times in microseconds. Counts are sums over ranks; ``steps`` is per rank."""
         return {
             "ranks": len(self.ranks), "world_size": self.world_size if self.world_size > 0 else None,
             "missing_ranks": self.missing_ranks, "classes": [
@@ -151,7 +151,7 @@ class Inspection:
 
 
 def inspect_job(job: Job) -> Inspection:
-    """Count what a job's graphs hold."""
+    """Count the contents of a job's graphs."""
     ran = [graph for graph in job.graphs if graph.meta.era != SHAPE_ONLY]
     facts = recorded_facts(ran)
     of_rank = {} if facts is None else dict(zip(map(id, ran), facts.ranks, strict=True))
@@ -196,7 +196,7 @@ def _inspect(graph: ExecutionGraph, facts: RankFacts | None) -> RankInspection:
 
 
 def memory_lines(memory: dict[str, int]) -> list[str]:
-    """Return two sentences on a traced step's peak memory; none if it was not followed."""
+    """Return two sentences about a traced step's peak memory; an empty list if memory was not traced."""
     if not memory:
         return []
     return [f"Peak memory of the step: {MemoryAccount.of_trace(memory)}",

@@ -1,7 +1,7 @@
-"""Opportunities: the edits of a step that would save most, one at a time.
+"""Opportunities: the edits of a step that would save most, each by itself.
 
-Every change that ``graph_predictor.edits`` knows is predicted by itself from one prepared baseline; those that cannot
-be done are left out, with the reason. Gains do not add up: two changes that shorten the same wait save it once.
+Every edit that ``graph_predictor.edits`` offers is predicted by itself from one prepared baseline. Impossible edits are
+left out, with the reason. Gains do not add up: two edits that shorten the same wait save it only once.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown, frame_of
 
 NOTHING = 5e-4
-"""A gain of less than this share of the step is none."""
+"""Gains of less than this share of the step count as none."""
 LEAST_US = 1e-6  # avoids a division by zero
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateEdit:
-    """A change that is tried: what to call it, the option of ``foretrace predict`` that makes it, and the edit.
+    """An edit to be tried: its name, the option of ``foretrace predict`` for it, and the edit.
 
-    ``bound`` says that it is no plan but a bound: what a perfect version could save at most.
+    ``bound``: it is not a real change but a bound, the most that a perfect version could save.
     """
 
     name: str
@@ -43,16 +43,16 @@ class CandidateEdit:
 
 @dataclass(frozen=True, slots=True)
 class Opportunity:
-    """A change and what it is predicted to save.
+    """An edit and its predicted saving.
 
     Attributes:
         name, option, bound: as in ``CandidateEdit``.
-        gain_us, gain: time a step it saves, and the share of the step.
+        gain_us, gain: time saved per step, µs, and as a share of the step.
         interval_us: 80% interval of ``gain_us``.
-        step_time_us: the step with it.
-        decides: what decides that step.
-        sources: share of that step's time by source of its durations.
-        notes: what the change assumed about this step.
+        step_time_us: time of the edited step.
+        decides: the resource that limits the edited step.
+        sources: share of the edited step's time by source of its durations.
+        notes: assumptions of the edit about this step.
     """
 
     name: str
@@ -69,17 +69,17 @@ class Opportunity:
 
 _TABLES = {"opportunities": ("name", "option", "is_bound", "gain_us", "gain", "interval_us", "step_time_us", "bound",
                              "sources", "notes"), "left_out": ("name", "reason")}
-"""Columns of the tables, which they have without a row too."""
+"""Columns of the tables, also for tables without rows."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Opportunities(Shown):
-    """The edits of a step that save most, and those left out.
+    """The edits of a step that save most, and those that are left out.
 
     Attributes:
-        baseline: the step as it is.
-        found: the changes that save time, most first, at most as many as asked for.
-        left_out: (name, why) of those that cannot be done or save nothing, and of those beyond the number asked for.
+        baseline: the step without the edits.
+        found: the edits that save time, largest gain first, up to the requested number.
+        left_out: (name, reason) of edits that are impossible or save nothing, and of those beyond the requested number.
     """
 
     baseline: Prediction
@@ -87,7 +87,7 @@ class Opportunities(Shown):
     left_out: tuple[tuple[str, str], ...]
 
     def headline(self) -> str:
-        """Say what would save most in one line."""
+        """Return one line about the edit that would save most."""
         step = f"step {self.baseline.times} {self.baseline.step_time_us / 1e3:,.3f} ms"
         if not self.found:
             return f"{step}; nothing that was tried saves time"
@@ -100,13 +100,13 @@ class Opportunities(Shown):
         return {name: partial(frame_of, found[name], columns) for name, columns in _TABLES.items()}
 
     def chart(self) -> Chart:
-        """Return what each change saves, with its interval."""
+        """Return a chart of each edit's saving, with its interval."""
         return Chart("bars", self.headline(), [each.name for each in self.found], [ChartSeries(
             "saves", [each.gain_us / 1e3 for each in self.found], [each.interval_us[0] / 1e3 for each in self.found],
             [each.interval_us[1] / 1e3 for each in self.found])], "ms a step")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "times": self.baseline.times, "step_time_us": self.baseline.step_time_us,
             "recorded": None if self.baseline.recorded is None else self.baseline.recorded.to_json(),
@@ -122,7 +122,7 @@ class Opportunities(Shown):
 
 
 def candidates() -> list[CandidateEdit]:
-    """Return every change that is tried, as the edits declare them."""
+    """Return every edit to be tried, as the edits declare them."""
     return [CandidateEdit(name, option.written(value), option.make(value), bound)
             for option in OPTIONS for values, bound in ((option.tries, False), (option.bounds, True))
             for name, value in values.items()]
@@ -130,16 +130,16 @@ def candidates() -> list[CandidateEdit]:
 
 def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGraph], *, top: int = 10,
                   edits: Sequence[Edit] = (), evidence: bool = False) -> Opportunities:
-    """Return the changes that would save most, each by itself.
+    """Return the edits that would save most, each by itself.
 
     Args:
-        source: a prepared baseline, or what to make one of.
-        top: how many to keep.
-        edits: changes that are made in any case.
-        evidence: say of the step as it is what each resource would save that takes no time.
+        source: a prepared baseline, or its source.
+        top: the most edits to return.
+        edits: edits that are made in every case.
+        evidence: whether to add to the baseline what the step would save if a resource took no time.
 
     Raises:
-        ForetraceError: there is nothing to predict from, or one of ``edits`` cannot be done.
+        ForetraceError: there is nothing to predict from, or one of ``edits`` is impossible.
     """
     baseline = source if isinstance(source, Baseline) else baseline_of(source)
     before = baseline.predict(edits, evidence=evidence)
@@ -176,8 +176,8 @@ def _opportunity(candidate: CandidateEdit, before: Prediction, after: Prediction
 def gain_interval(before: Prediction, after: Prediction) -> tuple[float, float]:
     """Return the 80% interval of a gain, µs.
 
-    The uncertainty of the unedited step is common to both steps, so it scales the gain. The rest of the edited step's
-    (logarithmic) width is the change's own, and adds in quadrature.
+    The uncertainty of the unedited step is common to both steps, so it scales the gain. The remaining (logarithmic)
+    width of the edited step is due to the edit and is added in quadrature.
     """
     gain = before.step_time_us - after.step_time_us
     ends = []
@@ -186,5 +186,5 @@ def gain_interval(before: Prediction, after: Prediction) -> tuple[float, float]:
                        for one in (after, before))
         change = after.step_time_us * math.expm1(math.sqrt(max(own**2 - common**2, 0.0)))
         ends.append(math.hypot(gain * common, change))
-    # A step that takes longer saves less.
+    # A longer step means a smaller gain.
     return gain - ends[1], gain + ends[0]

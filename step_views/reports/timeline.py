@@ -1,8 +1,8 @@
-"""A job's timeline in parts that every format is written from, and as a Chrome trace that Perfetto opens.
+"""A job's timeline: parts from which every format is written, and the Chrome trace that Perfetto opens.
 
-Each rank gives a process "rank 0 simulated" and, where its steps were measured, a process "rank 0 measured". Both have
-the same tracks: steps, host threads (operations and calls), and streams. Arrows lead from a launch to its kernel.
-Counters show how much is in the launch queue and how much runs on the device.
+Each rank has a process "rank 0 simulated" and, if its steps were measured, a process "rank 0 measured". Both have the
+same tracks: steps, host threads (operations and calls), and streams. Arrows lead from a launch to its kernel. Counters
+show the work in the launch queue and the work running on the device.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from tracer.output_file import whole_file
 from tracer.output_kind import TIMELINE, check_output
 
 _FIRST_TRACK = 1_000_000
-"""Track numbers are unique over processes, and no process number."""
+"""First number of a track: track numbers are unique over processes, and differ from process numbers."""
 _COMPRESSION = 3
 """Higher levels cost several times the time for a tenth of the size."""
 
 
 def write_timeline(replay: Replay | SimulatedJob, path: str | os.PathLike[str]) -> None:
-    """Write the timelines of a replay, or of any simulated job. The file is compressed if its name ends with ``.gz``. A
-    timeline that is there is replaced once the new one is complete; other files are refused. Times in it are µs from
-    the job's start, with three decimals. Raises ``ForetraceError``: The file cannot be written."""
+    """Write the timeline of a replay or of any simulated job, compressed if the name ends with ``.gz``. Times in the
+    file are µs from the job's start, with three decimals. An existing timeline is replaced once the new one is
+    complete; other files are not. Raises ``ForetraceError`` if the file cannot be written."""
     check_output(os.fspath(path), [], TIMELINE)
     write_events(timeline_events(replay), path)
 
 
 def write_events(blocks: Iterable[str], path: str | os.PathLike[str]) -> None:
-    """Write blocks of events (JSON objects with commas between them) as a timeline, see ``write_timeline``."""
+    """Write blocks of events (JSON objects separated by commas) as a timeline file, as ``write_timeline`` does."""
     with ExitStack() as stack:
         stream: BinaryIO = stack.enter_context(whole_file(path))
         if os.fspath(path).endswith(".gz"):
@@ -58,7 +58,7 @@ def write_events(blocks: Iterable[str], path: str | os.PathLike[str]) -> None:
 
 
 def timeline_events(source: Replay | SimulatedJob) -> Iterator[str]:
-    """Yield the events as blocks of JSON objects, with commas between those of a block (blocks may be empty)."""
+    """Yield events in blocks of JSON objects, separated by commas within a block; blocks may be empty."""
     tracks = Tracks()
     job = source if isinstance(source, SimulatedJob) else replayed_job(source)
     for listed, parts in job_timeline(job):
@@ -72,7 +72,7 @@ def timeline_events(source: Replay | SimulatedJob) -> Iterator[str]:
 
 
 class _JsonTexts:
-    """JSON of tables of texts, made once each."""
+    """Tables of texts as JSON, each converted once."""
 
     def __init__(self) -> None:
         self.known: dict[int, list[str]] = {}
@@ -85,11 +85,11 @@ class _JsonTexts:
 
 
 EVENTS_AT_ONCE = 20_000
-"""Events that are one block: their text takes a few MB (a choice)."""
+"""Events of one block, whose text takes a few MB: a choice."""
 
 
 def _blocks(rows: int) -> Iterator[slice]:
-    """Return which rows are a block each."""
+    """Return the rows of each block as slices."""
     return (slice(low, low + EVENTS_AT_ONCE) for low in range(0, rows, EVENTS_AT_ONCE))
 
 
@@ -121,7 +121,7 @@ def _part_events(part: TimelinePart, process: TimelineProcess, known: _JsonTexts
 
 
 def _arguments(part: SliceBlock, texts: list[str]) -> tuple[list[str], Int64]:
-    """Return the JSON of the arguments that differ, and which of them each slice has."""
+    """Return the distinct arguments as JSON, and the index of each slice's arguments among them."""
     if not part.arguments:
         return [], np.zeros(0, np.int64)
     forms = [f"{json_text(key)}:%s" for key in part.arguments]
@@ -132,7 +132,7 @@ def _arguments(part: SliceBlock, texts: list[str]) -> tuple[list[str], Int64]:
 
 
 class Tracks:
-    """Hands out track numbers."""
+    """Assigns track numbers."""
 
     def __init__(self) -> None:
         self.used = _FIRST_TRACK
@@ -153,7 +153,7 @@ class TimelineProcess:
         self.tids: dict[tuple[int, str], int] = {}
 
     def track(self, order: int, name: str) -> int:
-        """Number of the track with a name; ``order`` sorts the tracks."""
+        """Return the number of the track with this name; ``order`` sorts the tracks."""
         if (order, name) not in self.tids:
             self.tids[order, name] = self.tracks.new()
         return self.tids[order, name]
@@ -181,7 +181,7 @@ class TimelineProcess:
 
 
 def json_text(value: object) -> str:
-    """Return the JSON text; what is no valid text (half a surrogate pair) is replaced."""
+    """Return a value as JSON; text that is not valid Unicode (half a surrogate pair) is replaced."""
     if isinstance(value, str):
         value = value.encode("utf-8", "replace").decode()
     return msgspec.json.encode(value).decode()
@@ -189,19 +189,18 @@ def json_text(value: object) -> str:
 
 def known_times(recorded: Program, simulated: Simulated, slices: HostSlices, ns: Float64, items: Int64, rows: Int64,
                 clock_ns: int) -> tuple[Int64, Int64]:
-    """Return times of one thread that are known on the job's clock as recorded and as simulated, ns, both in order.
-    ``slices`` is the host time of ``recorded``, ``ns`` what each slice takes; ``items`` are of the simulated program,
-    of one thread, ``rows`` the recorded items they are copies of; ``clock_ns`` leads from the rank's window to the
-    job's clock.
+    """Return the known times of one thread, as recorded and as simulated, both on the job's clock in ns and in order.
 
-    An operation that takes no time after the edits begins and ends at one simulated moment.
+    ``slices`` are the host time of ``recorded``, and ``ns`` their simulated durations. ``items`` are one thread's items
+    of the simulated program, ``rows`` the recorded items that they copy. ``clock_ns`` is added to times of the rank's
+    window to get the job's clock. An operation that takes no time after the edits begins and ends at one moment.
     """
     place = np.full(len(recorded.item_kind), -1, np.int64)
     place[rows] = np.arange(len(rows))
     inside = np.flatnonzero((place[slices.item] >= 0) & ~slices.is_cost)
     inside = inside[np.lexsort((slices.start_ns[inside], place[slices.item[inside]]))]
     at = place[slices.item[inside]]
-    # Work follows the thread's previous item; before the first one it ends where the item begins.
+    # Work follows the thread's previous item; work before the first item ends where that item begins.
     reached = np.cumsum(ns[inside])
     before = np.searchsorted(at, at)
     done = reached - np.append(0.0, reached)[before]
@@ -209,7 +208,7 @@ def known_times(recorded: Program, simulated: Simulated, slices: HostSlices, ns:
     total = np.bincount(at, weights=ns[inside], minlength=len(items))[at]
     begin = np.where(follows, simulated.item_end[items[np.maximum(at - 1, 0)]], simulated.item_start[items[at]] - total)
     start, length = slices.start_ns[inside] + clock_ns, slices.ns[inside]
-    # Parts of one gap have the same start: they follow one another.
+    # Parts of one gap have equal starts: they are put one after another.
     opens = np.ones(len(inside), np.bool_)
     opens[1:] = (at[1:] != at[:-1]) | (start[1:] != start[:-1])
     sofar = np.cumsum(length) - length
@@ -223,14 +222,14 @@ def known_times(recorded: Program, simulated: Simulated, slices: HostSlices, ns:
 
 
 def carried(times: Int64, recorded: Int64, moved: Int64) -> Int64:
-    """Return recorded times (ns) on the simulated clock: interpolated between known times, shifted beyond them."""
+    """Return recorded times (ns) on the simulated clock: interpolated between known times, shifted outside them."""
     inside = np.interp(times, recorded, moved)
     inside = np.where(times < recorded[0], times - recorded[0] + moved[0], inside)
     return np.rint(np.where(times > recorded[-1], times - recorded[-1] + moved[-1], inside)).astype(np.int64)
 
 
 _STEPS, _HOST, _DEVICE = 0, 1, 1_000
-"""First places of each kind of track in a process's order."""
+"""First order number of each kind of track in a process."""
 QUEUED, RUNNING = "launched, not yet started", "running on the device"
 
 STARTS_AFTER = {
@@ -248,13 +247,13 @@ class TrackList:
     tracks: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def track(self, order: int, name: str) -> int:
-        """Return the index of a track, a new one if need be; ``order`` sorts the tracks."""
+        """Return the index of a track, which is added if it is new; ``order`` sorts the tracks."""
         return self.tracks.setdefault((order, name), len(self.tracks))
 
 
 @dataclass(slots=True, eq=False)
 class SliceBlock:
-    """Slices of one process and kind; times in ns. ``name`` and the arguments' values are places in ``texts``."""
+    """Slices of one process and kind; times in ns. ``name`` and the arguments' values are indices into ``texts``."""
 
     process: TrackList
     category: str
@@ -268,7 +267,7 @@ class SliceBlock:
 
 @dataclass(slots=True, eq=False)
 class ArrowBlock:
-    """Arrows within a process: from the start of one slice to that of another."""
+    """Arrows within a process, each from the start of one slice to the start of another."""
 
     process: TrackList
     from_track: Int64
@@ -279,7 +278,7 @@ class ArrowBlock:
 
 @dataclass(slots=True, eq=False)
 class CountBlock:
-    """A count over time; each value holds until the next."""
+    """A count over time; each value holds until the next time."""
 
     process: TrackList
     name: str
@@ -291,7 +290,8 @@ TimelinePart = SliceBlock | ArrowBlock | CountBlock
 
 
 def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[TimelinePart]]]:
-    """Yield the processes of a job's timeline and their parts; a process's tracks are known once its parts are read."""
+    """Yield the processes of a job's timeline and their parts; a process's tracks are complete once its parts are
+    read."""
     slices, ns = job.host_slices()
     for position in range(len(job.graphs)):
         rows = _RankRows(job, position, slices, ns)
@@ -305,7 +305,7 @@ def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[Timeli
 
 
 class _RankRows:
-    """The parts of one rank."""
+    """Makes the timeline's parts for one rank."""
 
     def __init__(self, job: SimulatedJob, position: int, slices: HostSlices, ns: Float64) -> None:
         self.job, self.position, self.graph = job, position, job.graphs[position]
@@ -366,7 +366,7 @@ class _RankRows:
         yield from _counts(process, simulated.item_end[launching[found]], kernel_start[found], kernel_start, kernel_end)
 
     def _simulated_ops(self, process: TrackList) -> Iterator[TimelinePart]:
-        """Operations where the simulation moved them: recorded times carried along by the host time around them."""
+        """Yield operations at simulated times: recorded times, shifted with the host time around them."""
         ops, built, simulated = self.graph.ops, self.job.built, self.job.simulated
         copies = self.job.copy[self.items]
         there = self.ops if self.job.gone is None else self.ops[~self.job.gone.operations[self.position][self.ops]]
@@ -406,7 +406,7 @@ class _RankRows:
         return found
 
     def _streams(self, process: TrackList, rows: Int64, start: Int64, end: Int64) -> Int64:
-        """Return the track of each kernel by its stream; kernels that overlap on one stream get a lane more."""
+        """Return the track of each kernel by its stream; kernels that overlap on one stream get further lanes."""
         found = np.zeros(len(start), np.int64)
         if not len(start):
             return found
@@ -423,13 +423,13 @@ class _RankRows:
         return found
 
     def _operation(self, rows: Int64) -> Int64:
-        """Place in ``texts`` of the name of each kernel's operation; the last, an empty one, where there is none."""
+        """Return the index in ``texts`` of each kernel's operation; without one, the index of the empty last text."""
         op = self.graph.kernels.op[rows]
         return np.where(op >= 0, np.append(self.graph.ops.name, NONE)[op], NONE).astype(np.int64)
 
 
 def _counts(process: TrackList, submitted: Int64, left: Int64, start: Int64, end: Int64) -> Iterator[CountBlock]:
-    """Yield the counts of what was launched and has not started, and of what runs."""
+    """Yield two counts over time: work launched but not started, and work running."""
     if len(start):
         yield _count(process, QUEUED, submitted, np.maximum(left, submitted))
         yield _count(process, RUNNING, start, end)
@@ -440,16 +440,16 @@ def _count(process: TrackList, name: str, up: Int64, down: Int64) -> CountBlock:
     change = np.concatenate([np.ones(len(up), np.int64), np.full(len(down), -1, np.int64)])
     order = np.argsort(at, kind="stable")
     at, value = at[order], np.cumsum(change[order])
-    # Of what happens at one time only the outcome counts.
+    # Of several changes at one time, only the final count is kept.
     last = np.append(at[1:] != at[:-1], True)[: len(at)]
     return CountBlock(process, name, at[last], value[last])
 
 
-MOST_LANES = 100  # chosen: more are not read by eye, and one for each kernel takes quadratic time
+MOST_LANES = 100  # chosen: nobody reads more, and a lane for each kernel would take quadratic time
 
 
 def lanes(start: Int64, end: Int64) -> Int64:
-    """Return the first lane in which each interval overlaps no other; the last of ``MOST_LANES`` where each has one."""
+    """Return the first free lane for each interval; the last of ``MOST_LANES`` if all lanes are taken."""
     order = np.argsort(start, kind="stable")
     reached = np.maximum.accumulate(end[order])
     lanes = np.zeros(len(start), np.int64)

@@ -1,4 +1,4 @@
-"""Many configurations of one source: every combination, in parallel, resumable.
+"""Sweeps: every combination of many values for one source, in parallel; an interrupted sweep can be continued.
 
 ::
 

@@ -1,9 +1,9 @@
 """The table of a sweep as a file, and as a plot.
 
-The journal of a sweep: every finished point, one line each, so that a sweep that was ended goes on where it was.
+The journal of a sweep has every finished point, one per line, so that an interrupted sweep can continue.
 
-The first line says what the points are of. A line that was cut off by a killed process is left out and written again;
-one that is damaged is named, and its point predicted again.
+The first line identifies the sweep. A line that a killed process left incomplete is dropped, and its point predicted
+again. So is the point of a damaged line, which is named in a note.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ MOST_LINES = 12  # chosen
 
 
 def check_table(path: str) -> None:
-    """Raise ``SweepError`` if the name says no known format."""
+    """Raise ``SweepError`` if the name's ending is no known format of tables."""
     _check(path, TABLES, "A table")
 
 
 def check_not_anothers(path: str) -> None:
-    """Raise ``SweepError`` if the file is there and is no sweep's table."""
+    """Raise ``SweepError`` if the file exists and is not a sweep's table."""
     if os.path.lexists(path) and not {"step_time_us", "low_us", "high_us", "refused"} <= set(table_columns(path)):
         raise SweepError(f"{path} exists and is no table of a sweep; remove it, or name another output.")
 
 
 def check_plot(path: str) -> None:
-    """Raise ``SweepError`` if the name says no known format, or there is nothing to plot with."""
+    """Raise ``SweepError`` if the name's ending is no known format of plots, or matplotlib is not installed."""
     _check(path, PLOTS, "A plot")
     try:
         import matplotlib  # noqa: F401
@@ -51,11 +51,11 @@ def check_plot(path: str) -> None:
 
 
 def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
-    """Plot step times with intervals over the numeric axis with most values, a line for each value of other axes.
+    """Plot step times with intervals over the numeric axis with most values: one line per value of the other axes.
 
     Raises:
         SweepError: no axis has numbers, or nothing was priced.
-        ForetraceError: it cannot be written.
+        ForetraceError: the file cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -66,8 +66,8 @@ def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
 
 
 def draw_sweep(table: pd.DataFrame, axes: tuple[str, ...], chart: Any = None) -> Any:
-    """Draw the same into matplotlib's ``Axes``, new ones by default; return them. Raises ``SweepError``: as
-    ``write_plot``; matplotlib is not installed."""
+    """Draw ``write_plot``'s plot into matplotlib's ``Axes`` (by default new ones) and return them. Raises
+    ``SweepError`` as ``write_plot`` does, or if matplotlib is not installed."""
     priced = table[table["step_time_us"].notna()]
     numbers = [name for name in axes if pd.api.types.is_numeric_dtype(table[name]) and table[name].nunique() > 1]
     if priced.empty or not numbers:
@@ -104,9 +104,9 @@ def _check(path: str, known: tuple[str, ...], what: str) -> None:
         raise SweepError(f"{path} cannot be written: {what.lower()}'s name ends with {' or '.join(known)}.")
 
 
-FORMAT = 1  # of the journal; rises when an older reader would misread it
+FORMAT = 1  # of the journal; to be raised if an older reader would misread a new journal
 _HEAD = b'{"foretrace_sweep":'
-"""The first words of every journal."""
+"""The first bytes of every journal."""
 SUFFIX = ".journal"
 
 
@@ -125,9 +125,9 @@ class Journal:
         self.path = Path(f"{os.fspath(output)}{SUFFIX}")
         self._about = about
         self.rows: dict[str, dict[str, Any]] = {}
-        """Finished points' rows by their keys."""
+        """Rows of the finished points by their keys."""
         self.notes: list[str] = []
-        """Says which lines are damaged."""
+        """Which lines are damaged."""
         try:
             self._file: IO[bytes] = _opened(self.path)
         except OSError as error:
@@ -145,20 +145,20 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
-        """Close the file, and remove it if it keeps nothing."""
+        """Close the file, and remove it if it has no points."""
         if not self.rows:
             self.remove()
         self._file.close()
 
     def add(self, rows: dict[str, dict[str, Any]]) -> None:
-        """Keep finished points' rows, by their keys; they are on the disk when this returns. Raises ``SweepError``:
-        they cannot be written."""
+        """Append rows of finished points, by their keys; they are on the disk when this returns. Raises ``SweepError``
+        if they cannot be written."""
         lines = b"".join(msgspec.json.encode({"key": key, "row": row}) + b"\n" for key, row in rows.items())
         self._write(lines)
         self.rows.update(rows)
 
     def remove(self) -> None:
-        """Remove it: its points are where they belong."""
+        """Remove the journal, after its points were written to the table."""
         with suppress(OSError):
             self.path.unlink()
 
@@ -229,8 +229,8 @@ class Journal:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open or make a journal for reading and appending. Links and pipes are refused, and files into which another user
-    could have written points."""
+    """Open or make a journal for reading and appending. Links and pipes are refused, and so are files into which
+    another user could have written points."""
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | OWN_FILE, 0o600), "a+b")
     try:
         found = os.fstat(file.fileno())

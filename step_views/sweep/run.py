@@ -1,4 +1,4 @@
-"""Running a sweep: chunks of points on this machine or a cluster, each point a row of the table."""
+"""Runs a sweep: chunks of points on this machine or a cluster, with one row of the table for each point."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from tracer.shown import Shown
 COLUMNS = ("times", "step_time_us", "low_us", "high_us", "gpu_active_us", "bound", "ranks", "items_per_second",
            "mfu", "peak_memory_bytes", "cost_per_step", "cost_per_million_items", "measured_share", "warnings",
            "refused")
-"""After the axes' columns. ``times`` says whether they are under the profiler or without it. Times in µs with the ends
-of the 80% interval; ``measured_share`` of the step time rests on measured durations; ``refused`` says why a point was
-not priced, and is empty for the others."""
+"""Columns after those of the axes. ``times``: under the profiler or without it. Times are in µs with the ends of the
+80% interval. ``measured_share``: share of the step time from measured durations. ``refused``: reason why a point was
+not priced; empty for other points."""
 
 
 def row(study: Study, point: Point, price_per_hour: float | None) -> dict[str, Any]:
-    """Predict one point: plain values by column."""
+    """Predict one point, and return plain values by column."""
     try:
         result = study.predict(point.configuration, price_per_hour=price_per_hour, path=False)
     except ForetraceError as error:
@@ -79,8 +79,7 @@ _COSTS = ("cost_per_million_items", "cost_per_step")
 
 
 def feasible(table: pd.DataFrame, memory_limit: float | None = None) -> pd.DataFrame:
-    """Return the points that were priced and fit. ``memory_limit`` is bytes of a device; points of unknown peak memory
-    are kept."""
+    """Return the priced points that fit. ``memory_limit``: bytes of a device; points of unknown memory are kept."""
     kept = table[table["step_time_us"].notna()]
     if memory_limit is None:
         return kept
@@ -88,7 +87,7 @@ def feasible(table: pd.DataFrame, memory_limit: float | None = None) -> pd.DataF
 
 
 def ranked(table: pd.DataFrame, goal: Goal, memory_limit: float | None = None) -> pd.DataFrame:
-    """Return the feasible points, the best first. Raises ``SweepError``: nothing says how good a point is."""
+    """Return the feasible points, best first. Raises ``SweepError`` if no point has the goal's figure."""
     kept = feasible(table, memory_limit)
     if goal is Goal.COST:
         column = next((name for name in _COSTS if kept[name].notna().any()), None)
@@ -108,26 +107,26 @@ def ranked(table: pd.DataFrame, goal: Goal, memory_limit: float | None = None) -
 LOCAL, DASK, RAY = "local", "dask", "ray"
 BACKENDS = (LOCAL, DASK, RAY)
 CHUNK = 16
-"""Points a worker does at least before it reports: few, so that a kill loses little; more than one, as they share
-what they rest on."""
+"""Fewest points of a chunk, after which a worker reports: few, so that little is lost if the sweep is stopped; more
+than one, because points share work."""
 LEAST_CHUNKS = 64
-"""Chunks that there are at least, where points are many enough."""
+"""Fewest chunks, if there are enough points."""
 RATES = ("clock", "bandwidth")
-"""Edits of the GPU's rates, which leave the host as it is."""
+"""Names of edits of the GPU's rates, which do not change the host."""
 ROUND = 8
-"""Chunks a worker is given at once where a backend only returns whole lists."""
+"""Chunks for each worker at once on a backend that returns whole lists only."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class SweepSource:
-    """The source that each worker reads, as plain values. Its paths must mean the same on every machine of a cluster.
+    """The source that each worker reads, as plain values. Paths must mean the same on every machine of a cluster.
 
     Attributes:
-        paths: of the source, or one SCRIPT.py:FUNCTION.
-        window, step, recorded_on, profiles, profiled: see ``Study``; devices and profiles by name and path.
-        step_region, cycle: see ``tracer.read_job``.
+        paths: paths of the source, or one SCRIPT.py:FUNCTION.
+        window, step, recorded_on, profiles, profiled: as in ``Study``; devices by name, profiles by path.
+        step_region, cycle: as in ``tracer.read_job``.
     """
 
     paths: tuple[str, ...]
@@ -140,7 +139,7 @@ class SweepSource:
     cycle: int | None = None
 
     def study(self, job: Job | None = None) -> Study:
-        """Read it. Raises ``ForetraceError``: it cannot be read."""
+        """Read the source. Raises ``ForetraceError`` if it cannot be read."""
         script = self.paths[0] if is_script(self.paths, self.step_region) else None
         if job is None and script is None:
             job = read_source(self.paths, self.window, read=self._read)
@@ -155,13 +154,13 @@ class SweepSource:
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Shown):
-    """The points of a sweep, priced.
+    """The priced points of a sweep.
 
     Attributes:
-        table: a row a point, in the order of the space: the axes' columns, then ``COLUMNS``.
+        table: one row a point, in the order of the space: the axes' columns, then ``COLUMNS``.
         axes: names of the axes' columns.
-        resumed: points that an earlier run had finished.
-        notes: what is to be known of the run.
+        resumed: number of points that an earlier run had finished.
+        notes: remarks for the reader.
     """
 
     table: pd.DataFrame
@@ -170,7 +169,7 @@ class Sweep(Shown):
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     def headline(self) -> str:
-        """Say how many points there are, and the fastest, in one line."""
+        """Return the number of points, and the fastest, in one line."""
         priced = self.table[self.table["step_time_us"].notna()]
         said = f"{len(self.table):,} points over {', '.join(self.axes) or 'no axis'}"
         if priced.empty:
@@ -181,12 +180,12 @@ class Sweep(Shown):
                 f"ms ({best['low_us'] / 1e3:,.3f} to {best['high_us'] / 1e3:,.3f})")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """Return ``points``: a row each, as ``table``."""
+        """Return ``points``, which is ``table``."""
         return {"points": lambda: self.table}
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw step times with their intervals over the axis that has most numbers; a line for each of the others.
-        Raises ``SweepError``: there is nothing to plot, or nothing to plot with."""
+        """Plot step times with their intervals over the axis with most numbers, with a line for each combination of the
+        other axes. Raises ``SweepError`` without points or without a library for plots."""
         return draw_sweep(self.table, self.axes, ax)
 
 
@@ -195,19 +194,18 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
           jobs: int = -1, progress: Callable[[int, int], None] | None = None) -> Sweep:
     """Predict every point of a space.
 
-    Args:
         source: the job that every point changes.
         space: the points.
         output: path of the table; by default nothing is written. Until the table is written, a journal in its folder
             keeps finished points, and the next run does not repeat them.
-        price_per_hour: of one device.
+        price_per_hour: price of one device.
         backend: "local", "dask" or "ray".
         scheduler: address of a Dask scheduler, or of a Ray cluster.
-        jobs: processes on this machine; -1 for one a core.
-        progress: called with points done and in all.
+        jobs: number of processes on this machine; -1 for one a core.
+        progress: called with the number of points done and the number of all points.
 
     Raises:
-        SweepError: the backend is not there, or the journal is of another sweep.
+        SweepError: the backend is unknown or not available, or the journal belongs to another sweep.
         ForetraceError: the source cannot be read, or the table not written; the journal is kept then.
     """
     if backend not in BACKENDS:
@@ -219,7 +217,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
     study = source.study()
     points = list(space)
     study.check_named([point.configuration for point in points])
-    job = study.job  # its errors are reported before any worker starts
+    job = study.job  # an unreadable source is reported before any worker starts
     with ExitStack() as stack:
         rows: dict[str, Row] = {}
         journal: Journal | None = None
@@ -247,7 +245,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
 
 def _run(source: SweepSource, study: Study, points: Sequence[Point], price: float | None, backend: str,
          jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
-    """Yield the rows of chunks of points, as they are finished."""
+    """Yield the rows of each chunk of points, as chunks are finished."""
     chunks = list(_chunks(points))
 
     def priced(chunk: list[Point]) -> dict[str, Row]:
@@ -255,11 +253,11 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
 
     if backend == LOCAL and chunks:
         first, *chunks = chunks
-        yield priced(first)  # what all points share is at hand then
+        yield priced(first)  # computes what all points share
     if not chunks:
         return
     if backend == LOCAL:
-        most = min(len(chunks), os.cpu_count() or 1)  # more would have nothing to do, or nothing to do it with
+        most = min(len(chunks), os.cpu_count() or 1)  # more processes would lack chunks or cores
         jobs = jobs if jobs < 1 else min(jobs, most)
         if jobs == 1:
             yield from map(priced, chunks)
@@ -274,7 +272,7 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
         stack.enter_context(safe_paths())
         stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
     calls = [delayed(_rows)(source, chunk, price) for chunk in chunks]
-    if backend == RAY:  # returns whole lists only
+    if backend == RAY:  # Ray returns whole lists only
         size = ROUND * max(os.cpu_count() or 1, 1)
         for at in range(0, len(calls), size):
             yield from Parallel()(calls[at:at + size])
@@ -283,14 +281,14 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
 
 
 def _forks() -> int:
-    """Copies of this process that can work at once; 1 where none may be made: PyTorch has threads of its own."""
+    """Return how many copies of this process can work at once; 1 if PyTorch is loaded, whose threads forbid copies."""
     return 1 if "torch" in sys.modules else cores()
 
 
 def _chunks(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Yield chunks of points for workers. Points that are traced alike come together, so that a worker traces them
-    once. Within these, groups of ``HOSTS_KEPT`` hosts are combined with all rates of the GPU, so that results for hosts
-    and rates are reused. Points of one rate stay in one chunk, up to a fair share of all points."""
+    """Yield chunks of points for workers. Points with equal traces come together, so that a worker traces them once.
+    Within these, groups of ``HOSTS_KEPT`` hosts are combined with all rates of the GPU, so that results for hosts and
+    rates are reused. Points of one rate stay in one chunk, up to a fair share of all points."""
     most = min(max(len(points) // LEAST_CHUNKS, CHUNK), HOSTS_KEPT)
     for _, group in groupby(sorted(points, key=lambda point: repr(point.traced)), key=lambda point: point.traced):
         chunk: list[Point] = []
@@ -332,7 +330,7 @@ def _read_once(source: SweepSource) -> Study:
 
 
 def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractContextManager[Any]:
-    """joblib on a cluster, this machine's where no address says another."""
+    """Return joblib's configuration for a cluster; without an address, a cluster on this machine."""
     if backend == DASK:
         stack.enter_context(dask_client(scheduler, set_as_default=True))
         return parallel_config(backend="dask")
@@ -344,7 +342,7 @@ def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractC
 
 
 def _about(source: SweepSource, job: Job, space: SweepSpace, price: float | None) -> dict[str, Any]:
-    """Return what the points of a journal are of: content, not paths alone."""
+    """Return what identifies a journal's points: contents of sources, not only their paths."""
     return {
         "source": _fingerprint(job.graphs), "window": source.window, "step": source.step,
         "step region": job.graphs[0].meta.step_region, "cycle": job.graphs[0].meta.cycle,

@@ -1,4 +1,4 @@
-"""The space that is swept: axes, their values, and the configuration of each combination."""
+"""The space of a sweep: axes, their values, and the configuration of each combination."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tracer.guard import MOST_RANKS
 
 Value = str | int | float
 
-MOST_POINTS = 1_000_000  # chosen: days of work, more likely a slip
+MOST_POINTS = 1_000_000  # chosen: more would take days and are more likely a mistake
 SIZE = "set:"
-"""Prefix of the name of a size, so that a size called "device" is none."""
+"""Prefix of the names of sizes; it separates a size called "device" from the option."""
 WORLD_SIZE, SWITCHES, NO_SWITCH = "world_size", "edits", "none"
 UNCHANGED = Configuration()
 _TEXTS = frozenset({"device", "topology", "parallel", "host_from"})
@@ -27,12 +27,12 @@ _SIZE = re.compile(r"(?P<name>\w+)=(?:(?P<old>\d{1,18}):)?(?P<values>\d{1,18}(?:
 
 
 class SweepError(ForetraceError):
-    """A sweep that cannot be done: what was asked, and why not."""
+    """A sweep is impossible; the message gives the reason."""
 
 
 @cache
 def swept_edits() -> dict[str, EditOption]:
-    """Return the edits that are axes of their own, as they take a value, by the name of their axis."""
+    """Return the edits that are separate axes because they have a value, by the name of the axis."""
     return {option.attribute: option for option in OPTIONS if not option.switches}
 
 
@@ -41,10 +41,10 @@ class Axis:
     """One axis of a sweep: a size, device, plan or edit that varies.
 
     Attributes:
-        name: an attribute of ``Configuration``, ``world_size``, an edit that takes a value, ``edits`` for those that
-            take none, or ``set:`` and the name of a size.
-        values: at least one, none twice.
-        old: of a size, the recorded one where it was named.
+        name: an attribute of ``Configuration``, ``world_size``, an edit with a value, ``edits`` for those without a
+            value, or ``set:`` and the name of a size.
+        values: at least one, each once.
+        old: the recorded value of a size, if it was given.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Axis:
             raise SweepError(f"{self.name!r} cannot be swept.")
         if not self.values:
             raise SweepError(f"There is no value for {self.title}; give at least one.")
-        for value in self.values:  # tables and journals are UTF-8, into which half a character does not go
+        for value in self.values:  # tables and journals are UTF-8, which has no code for half a surrogate pair
             if isinstance(value, str) and value != (text := value.encode(errors="replace").decode()):
                 raise SweepError(f"{self.title} {text!r} is not valid UTF-8; write it in characters.")
         double = [value for value in self.values if self.values.count(value) > 1]
@@ -66,8 +66,8 @@ class Axis:
 
     @classmethod
     def sizes(cls, text: str) -> Axis:
-        """Parse "batch=8,16,32" or "batch=32:8,16", 32 being the recorded size. Raises ``SweepError``: it is written in
-        another way."""
+        """Parse "batch=8,16,32" or "batch=32:8,16", where 32 is the recorded size. Raises ``SweepError`` for any other
+        form."""
         match = _SIZE.fullmatch(text.strip().replace(" ", ""))
         if match is None:
             raise SweepError(f"{text!r} names no sizes: write them like batch=8,16,32, or batch=32:8,16 with the "
@@ -77,7 +77,7 @@ class Axis:
 
     @classmethod
     def texts(cls, name: str, text: str) -> Axis:
-        """Parse values with commas between them. Raises ``SweepError``: a value is empty or none of its kind."""
+        """Parse values separated by commas. Raises ``SweepError`` if a value is empty or of the wrong kind."""
         parts = [part.strip() for part in text.split(",")]
         option = "--" + name.replace("_", "-")
         if not all(parts):
@@ -93,7 +93,7 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """Name of its column."""
+        """Name of the axis's column."""
         return self.name.removeprefix(SIZE)
 
 
@@ -106,12 +106,12 @@ class Point:
 
     @property
     def key(self) -> str:
-        """Return what tells it from other points of the sweep, the same in every process."""
+        """Return a text that identifies the point within the sweep, the same in every process."""
         return msgspec.json.encode(self.values, order="sorted").decode()
 
     @property
     def traced(self) -> tuple[object, ...]:
-        """Return what it shares with points that are traced alike."""
+        """Return the part of the configuration that affects tracing: points with equal parts share a trace."""
         own = self.configuration
         return own.parallel or "", own.sizes, own.device or "", own.topology or ""
 
@@ -121,11 +121,11 @@ class SweepSpace:
     """Every combination of the axes.
 
     Attributes:
-        axes: none twice.
-        fixed: what is different in all points.
+        axes: each name once.
+        fixed: changes that all points have.
 
     Raises:
-        SweepError: two axes of one name, or far too many points.
+        SweepError: two axes have one name, or there are too many points.
     """
 
     axes: tuple[Axis, ...]
@@ -173,7 +173,7 @@ class SweepSpace:
 
 
 def data_parallel(world_size: int) -> str | None:
-    """Return the plan of a data-parallel job; None for one rank. Raises ``SweepError``: it is no number of ranks."""
+    """Return the plan of a data-parallel job; ``None`` for one rank. Raises ``SweepError`` for an impossible number."""
     if not 1 <= world_size <= MOST_RANKS:
         raise SweepError(f"--world-size {str(world_size)[:20]} is no number of ranks; give 1 to {MOST_RANKS:,}.")
     return f"ddp={world_size}" if world_size > 1 else None

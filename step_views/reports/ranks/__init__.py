@@ -1,4 +1,4 @@
-"""Reports over the ranks of a job: where each one's step goes, who waits for whom, and the critical path across them.
+"""Reports over the ranks of a job: times of each rank's step, waits between ranks, and the critical path across them.
 
     from step_views.reports.ranks.report import rank_report
     from step_views.reports.ranks.times import recorded_times

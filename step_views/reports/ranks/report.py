@@ -1,6 +1,6 @@
-"""``rank_report``: parts, communication, stragglers and the critical path of a job of several ranks.
+"""``rank_report``: parts of the step, communication, stragglers and critical path of a job of several ranks.
 
-A rank report as a timeline: a track of each rank's parts, one of each group's meetings, and the critical path.
+``rank_events``: that report as a timeline: a track for each rank's parts, for each group's meetings, and for the path.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ BEGIN_TOGETHER = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One rank, over ``steps`` steps together (ns).
+    """Times of one rank, summed over ``steps`` steps (ns).
 
     ``busy_ns``, ``exposed_ns``, ``waiting_ns``, ``bubble_ns`` and ``idle_ns`` add up to ``step_ns``; see ``parts``.
-    ``overlapped_ns`` lies within the busy time. ``late_ns`` is how much later than the first rank a recorded one began
-    its steps. ``like_median_ns`` is the job's time (of one step) if this rank had
-    the median rank's device and host work, where that was tried.
+    ``overlapped_ns`` is part of the busy time. ``late_ns`` is how much later than the first rank this one began its
+    recorded steps. ``like_median_ns`` is the time of one step of the job if this rank had the median rank's device and
+    host work; ``None`` if that was not tried.
     """
 
     rank: int
@@ -85,17 +85,17 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class JobReport(Shown):
-    """A job of several ranks.
+    """Report on a job of several ranks.
 
     Attributes:
-        times: what it rests on.
-        step_ns: the job's step time, see ``JobTimes.step_ns``.
-        ranks: one row each.
-        groups: collectives by process group and kind, of all windows, as ``foretrace comm report`` tells them.
-        path: of one step, the one of median length; ``path_step`` is its name.
-        parts: of each step, of each of its windows.
-        meet: when ranks met.
-        notes: what to know when reading it.
+        times: the times that the report is computed from.
+        step_ns: the job's step time (``JobTimes.step_ns``).
+        ranks: one row for each rank.
+        groups: collectives by process group and kind over all windows, as in ``foretrace comm report``.
+        path: critical path of the step of median length; ``path_step`` is this step's name.
+        parts: for each step, the parts of each of its windows.
+        meet: when ranks met in collectives.
+        notes: remarks for the reader.
     """
 
     times: JobTimes
@@ -108,21 +108,21 @@ class JobReport(Shown):
     meet: Meetings = field(repr=False)
     notes: list[str]
     late: Late | None = None
-    """The rank that others wait for because it computes longer, if one does by more than steps differ."""
+    """The rank that others wait for because it computes longer; only if by more than steps differ."""
 
     def headline(self) -> str:
-        """Say the job's step and how even its ranks are in one line."""
+        """Return the job's step time and the imbalance of its ranks in one line."""
         late = "" if self.late is None else f"; rank {self.times.number(self.late.rank)} computes longer"
         return (f"{len(self.ranks)} ranks, step {self.step_ns / 1e6:,.3f} ms, the busiest "
                 f"{self.imbalance['busy'] - 1.0:.0%} above the mean{late}")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """Return ``ranks``: each step by part, µs a step; and ``groups``: collectives by process group and kind."""
+        """Return ``ranks``: each rank's step by part, µs a step; ``groups``: collectives by process group and kind."""
         found = self.to_json()
         return {"ranks": lambda: pd.DataFrame(found["ranks"]), "groups": lambda: pd.DataFrame(found["groups"])}
 
     def chart(self) -> Chart:
-        """Return what each rank's step is spent on."""
+        """Return a bar chart of each rank's step by part."""
         rows = [row.to_json(self.step_ns) for row in self.ranks]
         parts = ("busy", "exposed", "waiting", "bubble", "idle")
         return Chart("bars", self.headline(), [f"rank {row['rank']}" for row in rows], [
@@ -131,24 +131,23 @@ class JobReport(Shown):
 
     @property
     def shows_meetings(self) -> bool:
-        """Return whether anything shows when ranks met: device work of collectives, or ranges of a backend's
-        threads."""
+        """Whether meetings of ranks were recorded, as device work of collectives or ranges of a backend's threads."""
         return any((kinds == KernelKind.COLLECTIVE).any() for kinds in self.times.kinds)
 
     @property
     def steps(self) -> int:
-        """Return the number of steps that the sums cover."""
+        """Number of steps over which times are summed."""
         return len(self.times.windows) * self.times.steps
 
     @property
     def imbalance(self) -> dict[str, float]:
-        """Return the ranks' largest over mean step, busy time, and own time (busy and idle)."""
+        """Largest over mean value of the ranks, for step, busy time, and own time (busy and idle)."""
         columns = {"step": [r.step_ns for r in self.ranks], "busy": [r.busy_ns for r in self.ranks],
                    "own": [r.busy_ns + r.idle_ns for r in self.ranks]}
         return {name: max(ns) / (sum(ns) / len(ns)) if sum(ns) else 1.0 for name, ns in columns.items()}
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
-        """Plain values for JSON: microseconds a step; of the path the first ``top`` stretches, all by default."""
+        """Return plain values for JSON, microseconds a step; the path's first ``top`` stretches, by default all."""
         total = sum(stretch.length_ns for stretch in self.path) or 1
         steps = self.steps
         return {
@@ -173,14 +172,14 @@ class JobReport(Shown):
 
 
 def waiting_ns(row: Traffic, unknown: Any) -> Any:
-    """Return a rank's mean wait for the last rank in a group's collectives; ``unknown`` if not all met."""
+    """Return a rank's mean wait for the last rank in a group's collectives, µs in all; ``unknown`` if not all met."""
     if not row.matched or row.matched * row.ranks != row.count:
         return unknown
     return (row.kernel_ns - row.transfer_ns) / 1e3
 
 
 def rank_report(times: JobTimes) -> JobReport:
-    """Look at all ranks of a job. Raises ``ForetraceError``: the job has no more than one rank, recorded or not."""
+    """Report on all ranks of a job. Raises ``ForetraceError`` if the job has only one rank."""
     world = max([len(times.graphs), *(graph.meta.world_size for graph in times.graphs)])
     if world < 2:
         raise ForetraceError("There is one rank only, so there is nothing to compare: give the traces of all ranks of "
@@ -210,7 +209,7 @@ def rank_report(times: JobTimes) -> JobReport:
 
 
 def _traffic(times: JobTimes) -> list[Traffic]:
-    """Collectives by group and kind. Predicted sends do not wait for their receives, so that no meeting is reported."""
+    """Return collectives by group and kind. Predicted sends do not wait for receives, so their meetings are removed."""
     found = communication_report(timed_graphs(times)).traffic
     return [replace(row, matched=0, matched_bytes=0.0, transfer_ns=0, skew_ns=[], last={})
             if times.predicted and row.kind == "send_recv" else row for row in found]
@@ -239,13 +238,13 @@ def timed_graphs(times: JobTimes) -> list[ExecutionGraph]:
 
 
 def median_step(windows: list[list[Window]]) -> list[Window]:
-    """Return the step whose longest window is the (lower) median."""
+    """Return the step of median length (the lower one of two), judged by its longest window."""
     ordered = sorted(windows, key=lambda step: max(w.length_ns for w in step))
     return ordered[(len(ordered) - 1) // 2] if ordered else []
 
 
 def _apart(rows: list[RankRow], step_ns: float) -> list[str]:
-    """Return what to say of ranks that begin their steps at different times."""
+    """Return a note if ranks begin their recorded steps at different times."""
     latest = max(rows, key=lambda row: row.late_ns)
     late_ns = latest.late_ns / max(latest.steps, 1)
     if late_ns <= BEGIN_TOGETHER * step_ns:
@@ -255,7 +254,7 @@ def _apart(rows: list[RankRow], step_ns: float) -> list[str]:
 
 
 def _lacking(times: JobTimes, meet: Meetings, world: int) -> list[str]:
-    """Return what the job does not show."""
+    """Return notes on facts that the recording does not show."""
     notes = []
     known = len(times.graphs)
     kinds = np.concatenate(times.kinds) if times.kinds else np.zeros(0, np.int8)
@@ -277,15 +276,15 @@ HOST_CLOCK = ("The collectives ran on the hosts' threads (gloo): when ranks met 
 
 def replayed_ranks(job: Job, step: str | None = None, *, profiled: bool = False,
                    known: Replay | None = None) -> tuple[JobTimes, list[str]]:
-    """Replay a recorded job so that its ranks can be compared. ``step`` is as ``breakdown`` takes it;
-    ``known`` is a replay of its graphs as they are, which serves where no collective ran on a host. Raises
-    ``ForetraceError``: there is nothing to replay, or no such step.
+    """Replay a recorded job so that its ranks can be compared. ``step`` is as in ``breakdown``. ``known`` is an
+    existing replay of the job's graphs, which is used if no collective ran on a host. Raises ``ForetraceError`` if
+    there is nothing to replay, or no such step.
 
     Returns:
-        The times, and what is to be said of them.
+        The times, and notes on them.
     """
     graphs = [with_host_collectives(graph) for graph in job.graphs]
-    # A host's collectives end when its scheduler lets them: no rule says when, only the recording does.
+    # A host's collectives end when the scheduler lets them, which only the recording shows.
     host = any(map(on_host, graphs))
     if known is not None and not host:
         return recorded_times(known, step), []
@@ -294,7 +293,7 @@ def replayed_ranks(job: Job, step: str | None = None, *, profiled: bool = False,
 
 
 def rank_events(report: JobReport) -> Iterator[str]:
-    """Yield the blocks of events: times are those of the simulated job, from the earliest window's begin."""
+    """Yield the report's timeline as blocks of events; times count from the begin of the earliest window."""
     times = report.times
     base = min((w.start_ns for step in times.windows for w in step), default=0)
     tracks = Tracks()
@@ -317,7 +316,7 @@ def rank_events(report: JobReport) -> Iterator[str]:
                     continue
                 yield process.slices("step", [process.track(0, "steps")], np.array([window.start_ns - base]),
                                      np.array([window.length_ns]), [json_text(window.name)])
-                if not len(parts.part):  # a window of no length
+                if not len(parts.part):  # the window has no length
                     continue
                 cuts = np.concatenate([[0], np.flatnonzero(np.diff(parts.part)) + 1, [len(parts.part)]])
                 first, edge = parts.edge_ns[cuts[:-1]], parts.edge_ns[cuts[1:]]
@@ -329,7 +328,7 @@ def rank_events(report: JobReport) -> Iterator[str]:
 
 
 def _device_tracks(report: JobReport, process: TimelineProcess, rank: int, base: int) -> Iterator[str]:
-    """Yield a rank's computation and its collectives, of the windows."""
+    """Yield tracks of a rank's computation and of its collectives in the windows."""
     times = report.times
     kernels = _chosen(report, rank)
     kind = times.kinds[rank][kernels - int(times.program.kernel_ptr[rank])]
@@ -346,7 +345,7 @@ def _device_tracks(report: JobReport, process: TimelineProcess, rank: int, base:
 
 
 def _group_tracks(report: JobReport, tracks: Tracks, base: int) -> Iterator[str]:
-    """Yield each communication group's meetings: until the last member arrived, and the transfer."""
+    """Yield tracks of each group's meetings: waiting until the last member arrives, then the transfer."""
     times, meet = report.times, report.meet
     program, simulated = times.program, times.simulated
     kernels = np.concatenate([_chosen(report, rank) for rank in range(len(times.graphs))] or [np.zeros(0, np.int64)])
@@ -373,6 +372,6 @@ def _group_tracks(report: JobReport, tracks: Tracks, base: int) -> Iterator[str]
 
 
 def _chosen(report: JobReport, rank: int) -> Int64:
-    """Return a rank's device work launched in the windows."""
+    """Return the device work of a rank that was launched in the windows."""
     rows = [w.kernels for step in report.times.windows for w in step if w.rank == rank]
     return np.concatenate(rows) if rows else np.zeros(0, np.int64)

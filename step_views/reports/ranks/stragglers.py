@@ -1,6 +1,6 @@
 """Stragglers: ranks that arrive last at collectives, their cost to others, the job's gain if one is like the median.
 
-Ranks count as arriving together where they are apart by no more than ``TOGETHER_NS``.
+Ranks that arrive within ``TOGETHER_NS`` count as arriving together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracer.graph import NONE, KernelKind
 from tracer.lazy import special
 
 NOT_YET = "before its first recorded call"
-"""Name of time at the path's begin in which the rank's recording had not begun."""
+"""Name for time at the path's begin, before the rank's recording began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Stretch:
     """A stretch of the path between two hand-overs.
 
     Attributes:
-        rank: position of the rank.
+        rank: position of the rank in the job.
         start_ns, end_ns: from the path's begin.
-        after: the collective at which the rank took the path over ("" for the first stretch, or where it has no name).
-        parts: what the time consists of, the largest first; they add up to the stretch.
+        after: the collective at which this rank took over the path ("" for the first stretch or an unnamed collective).
+        parts: the time by operation and bound, largest first; the parts add up to the stretch.
     """
 
     rank: int
@@ -57,20 +57,20 @@ class Stretch:
 
 
 def path_ranks(program: Program, path: Path, alone: int) -> Int64:
-    """Return the rank of each segment of a path; ``alone`` where none is known."""
+    """Return the rank of each segment of a path; ``alone`` if none is known."""
     rank = np.full(len(path.start_ns), alone, np.int64)
     on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
     rank[on_kernel] = program.kernel_rank()[path.kernel[on_kernel]]
     rank[on_item] = program.thread_rank[program.item_thread()[path.item[on_item]]]
     nowhere = ~on_kernel & ~on_item
     if nowhere.any() and not nowhere.all():
-        # Before its first recorded call a rank was not there yet: it is the next segment's that came late.
+        # Before its first recorded call a rank had not arrived: the time belongs to the next segment's rank.
         rank[nowhere] = rank[np.flatnonzero(~nowhere)[0]]
     return rank
 
 
 def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
-    """Return the path of one step, back from the end of its longest window to that window's begin; in time order."""
+    """Return the path of one step, from the begin to the end of its longest window, in order."""
     window = max(windows, key=lambda w: (w.length_ns, w.end_ns))
     if window.at is None or not window.length_ns:
         return []
@@ -95,14 +95,14 @@ def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
 
 
 def _parts(sums: dict[tuple[str, Bound], float]) -> list[PathPart]:
-    """Return the parts of a stretch in whole ns that add up to it, the largest first."""
+    """Return a stretch's parts in whole ns that add up to it, largest first."""
     reached = np.rint(np.cumsum(list(sums.values()))).astype(np.int64)
     whole = zip(sums, np.diff(reached, prepend=0).tolist(), strict=True)
     return [PathPart(*key, ns) for key, ns in sorted(whole, key=lambda one: (-one[1], one[0])) if ns]
 
 
 def collective_name(times: JobTimes, kernel: int) -> str:
-    """Return the kind and group of a collective kernel of the program; "" for other kernels and none."""
+    """Return the kind and group of a collective kernel; "" for another kernel or -1."""
     if kernel < 0:
         return ""
     rank = int(times.program.kernel_rank()[kernel])
@@ -119,26 +119,26 @@ def collective_name(times: JobTimes, kernel: int) -> str:
 
 
 TOGETHER_NS = 1_000
-"""Clocks of one host agree no better."""
+"""Ranks whose arrivals differ by at most this count as simultaneous: clocks of one host are no more exact."""
 MOST_TRIED = 8
-"""Ranks that are simulated again as the median rank."""
+"""Most ranks that are simulated again with the median rank's work."""
 LEVEL = 0.005
-"""Chance of naming a rank of a job whose ranks all do the same, where steps differ as logs of a normal distribution do.
-With every seventh step of a rank stalled for as long as a step it is 1 to 5%, of 2 and 8 ranks with 3 and 6 steps."""
+"""Chance that a rank is named in a job whose ranks do equal work, if steps are log-normal. If every seventh step of a
+rank stalls for as long as a step, the chance is 1 to 5% (2 and 8 ranks, 3 and 6 steps)."""
 PRIOR_STEPS = 2
 ABOVE_MEDIAN = 1.001
-"""A rank with no more work than this much of the median's would gain nothing that is worth a simulation."""
+"""Ranks with at most this multiple of the median's work are not simulated again: the gain would be too small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """One rank at the collectives that all recorded members took part in.
+    """One rank's arrivals at the collectives in which all recorded members took part.
 
     Attributes:
-        met: how many of them.
-        last: at how many it arrived last.
-        held_ns: how much later than the last but one it then came, all of them together.
-        others_waited_ns: what all other members together waited then.
+        met: number of these collectives.
+        last: number at which the rank arrived last.
+        held_ns: sum of how much later than the last but one it then arrived.
+        others_waited_ns: sum of the other members' waiting for it.
     """
 
     met: int
@@ -148,7 +148,7 @@ class Arrivals:
 
 
 def arrivals(times: JobTimes, meet: Meetings) -> list[Arrivals]:
-    """Sum up every rank's arrivals over all windows."""
+    """Return every rank's arrivals, summed over all windows."""
     program = times.program
     ranks = program.ranks
     met, last, held, waited = (np.zeros(ranks, np.int64) for _ in range(4))
@@ -171,10 +171,10 @@ def arrivals(times: JobTimes, meet: Meetings) -> list[Arrivals]:
 
 
 def like_the_median(times: JobTimes, found: list[Arrivals]) -> dict[int, float]:
-    """Return, for each rank that holds up others, the job's step time (ns) with the median rank's work on that rank.
+    """Return, for each rank that delays others, the job's step time (ns) with the median rank's work on that rank.
 
-    Both are scaled as a whole; a rank that does no more than the median is left out. Of an even number of ranks the
-    lower median is taken, so that of two ranks the slower is made like the other.
+    Device work and host time are each scaled as a whole. A rank with no more work than the median is left out. For an
+    even number of ranks the lower median counts, so of two ranks the slower becomes like the other.
     """
     device, host = _own_work(times)
     typical = median_low(device), median_low(host)
@@ -189,7 +189,7 @@ def like_the_median(times: JobTimes, found: list[Arrivals]) -> dict[int, float]:
 
 
 def _own_work(times: JobTimes) -> tuple[list[int], list[int]]:
-    """Return the device work but collectives, and host time without waiting, of every rank over all windows, ns."""
+    """Return each rank's device work without collectives, and host time without waiting, over all windows, ns."""
     program, simulated = times.program, times.simulated
     device, host = [0] * program.ranks, [0] * program.ranks
     rank_of_item = program.thread_rank[program.item_thread()]
@@ -223,9 +223,9 @@ class Late:
 
 
 def late_rank(times: JobTimes, found: list[Arrivals]) -> Late | None:
-    """Return the rank that others waited for longest and that does compute longer; ``None`` if none stands out.
+    """Return the rank that others waited for longest and that does compute longer; ``None`` if there is none.
 
-    Device work counts, or the host's where there is none but collectives. The (lower) median rank is the measure.
+    Compared is device work, or host work if there is no device work except collectives, with the lower median rank.
     """
     tables = [_by_operation(times, rank) for rank in range(times.program.ranks)]
     own = np.stack([np.sum(list(table.values()), axis=0) if table else np.zeros(len(times.windows))
@@ -246,36 +246,36 @@ def late_rank(times: JobTimes, found: list[Arrivals]) -> Late | None:
 
 
 def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
-    """Return whether a rank's work, of [ranks, steps], is longer than the median rank's by more than steps differ.
+    """Return whether a rank's work, from [ranks, steps], exceeds the median rank's by more than steps vary.
 
-    One-sided t-test of the steps' logs of the ratio, at ``LEVEL`` for all ranks together; that steps differ by the
-    usual is worth ``PRIOR_STEPS`` of them. A prediction has no noise.
+    One-sided t-test of the logarithms of the steps' ratios, at ``LEVEL`` for all ranks together. The usual variation of
+    steps counts as ``PRIOR_STEPS`` steps. A prediction has no noise.
     """
     typical = _median_low(work)
     if not (work[rank] > typical).any() or not noisy:
         return bool(work[rank].sum() > ABOVE_MEDIAN * typical.sum())
-    counted = (work[rank] > 0) | (typical > 0)  # a step without work says nothing
+    counted = (work[rank] > 0) | (typical > 0)  # a step without work is ignored
     ratio = np.log(np.maximum(work[rank, counted], 1.0) / np.maximum(typical[counted], 1.0))
     steps = len(ratio)
     freedom = PRIOR_STEPS + steps - 1
-    usual = 2.0 * USUAL_STEPS**2  # of two ranks
+    usual = 2.0 * USUAL_STEPS**2  # for the ratio of two ranks
     variance = (PRIOR_STEPS * usual + float(((ratio - ratio.mean()) ** 2).sum())) / freedom
     least = float(special.stdtrit(freedom, 1.0 - LEVEL / len(work))) * float(np.sqrt(variance / steps))
     return float(ratio.mean()) > least
 
 
 def _above_median(work: Float64, rank: int) -> float:
-    """Return how much longer a rank works than the median rank: of [ranks, steps] the median over the steps, ns."""
+    """Return how much longer a rank works than the median rank, from [ranks, steps]: the median over steps, ns."""
     return float(np.median(work[rank] - _median_low(work)))
 
 
 def _median_low(work: Float64) -> Float64:
-    """Return the (lower) median over the ranks, [steps]."""
+    """Return the lower median over the ranks, [steps]."""
     return np.asarray(np.sort(work, axis=0)[(len(work) - 1) // 2])
 
 
 def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
-    """Computing time of each operation of a rank but collectives, with its module, [windows] in ns a step."""
+    """Return a rank's computing time by operation and module, without collectives, ns a step [windows]."""
     graph = with_backward_modules(times.graphs[rank])
     names, modules = (np.append(column, NONE) for column in (graph.ops.name, graph.ops.module))
     if (graph.kernels.kind != KernelKind.COLLECTIVE).any():
@@ -305,7 +305,7 @@ def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
 
 
 def _windows_of_items(times: JobTimes, rank: int) -> Int64:
-    """Window of each item of the built program, by the copy that was simulated last; -1 for other ranks' and none."""
+    """Return the window of each item of the built program, by its last simulated copy; -1 for none or other ranks."""
     program, simulated = times.program, times.simulated
     found = np.full(len(times.built.program.item_kind), -1, np.int64)
     mine = np.flatnonzero(program.thread_rank[program.item_thread()] == rank)
@@ -319,7 +319,7 @@ def _windows_of_items(times: JobTimes, rank: int) -> Int64:
 
 
 def _runs(values: Int64) -> list[tuple[int, int]]:
-    """Begin and end of each run of equal values."""
+    """Return begin and end of each run of equal values."""
     if not len(values):
         return []
     cuts = np.flatnonzero(np.diff(values)) + 1

@@ -2,12 +2,12 @@
 
 ::
 
-    compute      ####          ####                   a kernel that is no collective
-    collective      ==~~~~~~~==========               ~ until the last rank arrives, = the transfer
+    compute      ####          ####                   a kernel that is not a collective
+    collective      ==~~~~~~~==========               ~ waiting for the last rank, = the transfer
                  BBBBEwwwwwwwEEBBBBEEE.....           busy, exposed, waiting, idle
 
-The parts of a window add up to it exactly. Of a rank without device work of its own, the host computes: it is busy
-where it does not wait.
+The parts of a window add up to it exactly. On a rank without device work the host computes: it is busy unless it
+waits.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tracer.columns import covered
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 POINT_TO_POINT = ("send", "recv", "send_recv")
-"""Kinds of ``CollectiveTable`` between two stages of a pipeline."""
+"""Kinds of ``CollectiveTable`` that connect two stages of a pipeline."""
 
 
 class RankPart(IntEnum):
-    """The part that a nanosecond belongs to; where several hold, the first."""
+    """The part that a nanosecond belongs to; if several apply, the first."""
 
     BUSY = 0
     EXPOSED = 1
@@ -51,9 +51,9 @@ class RankPart(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """A window taken apart. ``edge_ns`` bounds its pieces (one more than there are) and ``part`` says what each is.
+    """A window divided into parts. ``edge_ns`` are the borders of its pieces, ``part`` the ``RankPart`` of each piece.
 
-    ``overlapped_ns`` is the busy time in which a collective was under way too.
+    ``overlapped_ns`` is the busy time in which a collective also ran.
     """
 
     edge_ns: Int64
@@ -67,9 +67,9 @@ class RankParts:
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """Times at which a program's collective kernels could have started, and at which their last rank was there (ns).
+    """For a program's collective kernels: when each could have started, and when its last rank arrived (ns).
 
-    Kernels are rows of the program; other kernels have both at their start. ``point_to_point`` marks sends and
+    Indexed by the program's kernels; for other kernels both are their start. ``point_to_point`` marks sends and
     receives.
     """
 
@@ -79,7 +79,7 @@ class Meetings:
 
 
 def meetings(times: JobTimes) -> Meetings:
-    """Return the meetings of a job's simulated collectives."""
+    """Return when the ranks met in a job's simulated collectives."""
     program, simulated = times.program, times.simulated
     ready, met = simulated.kernel_start.copy(), simulated.kernel_start.copy()
     grouped = program.kernel_group >= 0
@@ -94,7 +94,7 @@ def meetings(times: JobTimes) -> Meetings:
         low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
         mine = np.arange(low, high)
         between[mine] = np.isin(times.graph_row(mine), rows)
-    # A receive that started with another rank's send was there before it.
+    # A receive that started together with another rank's send had arrived before.
     sent = (simulated.kernel_cause == KernelCause.EDGE) & between
     for k in np.flatnonzero(sent).tolist():
         other = int(program.edge_kernel[int(simulated.kernel_source[k])])
@@ -104,7 +104,7 @@ def meetings(times: JobTimes) -> Meetings:
 
 
 def _ready_alone(times: JobTimes, k: int, rank_of: Int64) -> int:
-    """Return when a kernel could have started, as far as its own rank is concerned."""
+    """Return when a kernel could have started if only its own rank mattered, ns."""
     program, simulated = times.program, times.simulated
     at = []
     if program.kernel_item[k] >= 0:
@@ -121,7 +121,7 @@ def _ready_alone(times: JobTimes, k: int, rank_of: Int64) -> int:
 
 
 def parts_of(times: JobTimes, meet: Meetings, window: Window) -> RankParts:
-    """Take one window apart."""
+    """Divide one window into its parts."""
     simulated = times.simulated
     low, high = (int(k) for k in times.program.kernel_ptr[window.rank: window.rank + 2])
     kernels, kind = np.arange(low, high), times.kinds[window.rank]
@@ -142,7 +142,7 @@ def parts_of(times: JobTimes, meet: Meetings, window: Window) -> RankParts:
 
 
 def _host_busy(times: JobTimes, rank: int) -> tuple[Int64, Int64]:
-    """Return where a rank's host threads work: before each item, and in it unless it waits."""
+    """Return the begins and ends of a rank's host work: before each item, and within items that do not wait."""
     program, simulated = times.program, times.simulated
     items = np.flatnonzero(program.thread_rank[program.item_thread()] == rank)
     start, end = simulated.item_start[items], simulated.item_end[items]
@@ -156,11 +156,11 @@ class Window:
     """One step of one rank, or one period of a prediction in its steady state.
 
     Attributes:
-        rank: position in the job.
-        name: of the step.
+        rank: position of the rank in the job.
+        name: name of the step.
         start_ns, end_ns: on the simulated clock.
-        at: ("item" or "kernel", row) whose end ends it; ``None`` for nothing at all.
-        kernels: device work launched in it, rows of the program.
+        at: the ("item" or "kernel", row) whose end is the window's end; ``None`` if there is none.
+        kernels: rows of the program's device work that was launched in the window.
     """
 
     rank: int
@@ -178,25 +178,25 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """A simulated job.
+    """A simulated job and its times.
 
     Attributes:
-        built: the job whose graphs name things.
-        program, simulated: what was simulated, and its times.
-        kinds: ``KernelKind`` of the program's kernels, an array a rank.
-        item, kernel: the row of ``built.program`` that each row of ``program`` is, or is a copy of.
-        slices: what the host time of the items of ``built.program`` was spent in; ``host_ns`` what it takes now.
-        gone: what edits took away; ``None`` where all is there.
-        names: makes what its operations are called, once.
-        windows: of each step the ranks' windows.
-        steps: recorded steps in one window.
-        predicted: whether it was predicted rather than recorded and replayed.
-        profiled: whether times are those under the profiler.
-        ran: whether they rest on a recording, rather than on a trace by shapes.
-        edits: what is different from the source, a phrase each.
-        notes: what to know.
-        again: job's mean step time (ns) with another program of the same rows.
-        recorded: of a recorded job, what is true of it.
+        built: the job whose graphs give the names.
+        program, simulated: the simulated program, and its times.
+        kinds: ``KernelKind`` of the program's kernels, one array for each rank.
+        item, kernel: for each row of ``program``, the row of ``built.program`` that it is or copies.
+        slices: operations in which the host time of ``built.program``'s items was spent; ``host_ns`` their time now.
+        gone: what edits removed; ``None`` for nothing.
+        names: returns the names of operations, computed once.
+        windows: for each step, the windows of its ranks.
+        steps: number of recorded steps in one window.
+        predicted: whether the job was predicted, and not recorded and replayed.
+        profiled: whether times are under the profiler.
+        ran: whether times come from a recording, and not from a trace by shapes.
+        edits: descriptions of changes to the source.
+        notes: remarks for the reader.
+        again: returns the job's mean step time (ns) with another program of the same rows.
+        recorded: facts about the recording of a recorded job.
     """
 
     built: Built
@@ -221,32 +221,32 @@ class JobTimes:
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
-        """One a rank."""
+        """The ranks' graphs."""
         return self.built.graphs
 
     @property
     def step_ns(self) -> float:
-        """Return the job's step time: of each step the longest of the ranks, the mean of the steps."""
+        """The job's step time: the mean over steps of the longest rank's time, ns."""
         return mean_step([[w.length_ns for w in ranks] for ranks in self.windows]) / self.steps
 
     def number(self, rank: int) -> int:
-        """Return the rank's own number."""
+        """Return the number of the rank at a position in the job."""
         found = self.graphs[rank].meta.rank
         return found if found >= 0 else rank
 
     def graph_row(self, kernel: Int64) -> Int64:
-        """Return the rows of their rank's ``graph.kernels`` of kernels of the program."""
+        """Return for kernels of the program the rows of their rank's ``graph.kernels``."""
         rank = self.program.kernel_rank()[kernel]
         return self.kernel[kernel] - self.built.program.kernel_ptr[rank]
 
 
 def mean_step(lengths: list[list[int]]) -> float:
-    """Return the mean over steps of the longest of the ranks, ns."""
+    """Return the mean over steps of the longest rank's time, ns."""
     return float(np.mean([max(ranks) for ranks in lengths])) if lengths else 0.0
 
 
 def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
-    """Return the times of a replayed job. ``step`` is as ``breakdown`` takes it. Raises ``ForetraceError``: there is no
+    """Return the times of a replayed job. ``step`` is as in ``breakdown``. Raises ``ForetraceError`` if there is no
     such step."""
     built, program = result.built, result.program
     chosen = replayed_steps(result.steps, step)
@@ -281,7 +281,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
 
 
 def predicted_times(step: SimulatedStep) -> JobTimes:
-    """Return the times of a predicted job: of its last period."""
+    """Return the times of a predicted job, for its last period."""
     scenario, steady = step.scenario, step.steady
     repeated, cycle = steady.repeated, scenario.cycle
     last = np.flatnonzero(repeated.copy_of_kernel == repeated.copies - 1)
@@ -304,7 +304,7 @@ def predicted_times(step: SimulatedStep) -> JobTimes:
 
 
 def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:
-    """Return the program with one rank's device work, collectives apart, and host time scaled."""
+    """Return the program with one rank's host time and device work (without collectives) scaled by factors."""
     program = times.program
     low, high = (int(k) for k in program.kernel_ptr[rank: rank + 2])
     duration = program.kernel_duration.copy()
@@ -317,7 +317,7 @@ def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Prog
 
 
 def _step_of(result: Replay, rank: int, step: ReplayedStep) -> tuple[int, ReplayedStep, Int64]:
-    """Return a step with the device work launched in it."""
+    """Return the rank, the step, and the device work launched in it."""
     program, graph = result.program, result.graphs[rank]
     kernels = np.arange(int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1]))
     row = NONE if step.name == WINDOW else int(program.item_row[step.begin_item])
