@@ -110,10 +110,10 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
 
 def anchored_step(graphs: Sequence[ExecutionGraph], recorded: StandInTimes,
                   collectives: CollectiveModel | None = None) -> SynthesizedStep:
-    """Give shape-only graphs the times of the matching recorded operations.
+    """Return a step traced by shapes with the times of matching recorded operations.
 
     Args:
-        graphs: of one job, one a rank.
+        graphs: of one job, one for each rank.
         recorded: the recorded job that the times come from.
         collectives: model of another cluster; by default collectives take their recorded times.
 
