@@ -68,7 +68,7 @@ def predict(source: AnyJob | str, edits: Sequence[Edit] = (), *, device: str | N
 
 
 def job_of(source: AnyJob | str | os.PathLike[str]) -> Job:
-    """Return what was given as a job, read if it is a path. Raises ``ForetraceError``: it is neither, or unreadable."""
+    """Return a job, read from a path if necessary. Raises ``ForetraceError`` if it is no job and no readable path."""
     if isinstance(source, str | os.PathLike):
         return read_job(source)
     return source if isinstance(source, Job) else assemble_job(list(graphs_of(source)))
