@@ -1,4 +1,4 @@
-"""The cluster that a user names, and what was measured on it."""
+"""The cluster that a user names, and measurements of its collectives."""
 
 from __future__ import annotations
 

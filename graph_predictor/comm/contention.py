@@ -41,12 +41,12 @@ class Overlapping:
 
 @dataclass(frozen=True)
 class OverlappingKernels:
-    """The rows of kernels to compute shares of overlap for, and of the kernels that may overlap them; times may change.
+    """Rows of kernels to compute shares of overlap for, and rows of kernels that may overlap them, for any times.
 
     Attributes:
         size: the number of kernels.
-        ranks: for each rank with computing kernels and collectives, four arrays of rows: all computing kernels, those
-            asked for, all collectives, those asked for.
+        ranks: for each rank with computing kernels and collectives, four arrays of rows: all computing kernels, the
+            requested ones, all collectives, the requested ones.
         met, group: rows of the kernels that take part in a rendezvous, and the rendezvous' numbers.
     """
 

@@ -127,7 +127,7 @@ class Mixture:
                 f"{self.best_single} alone: {gain:,.1f} µs less, 80% between {low:,.1f} and {high:,.1f} µs.")
 
     def notes(self) -> list[str]:
-        """Return sentences on what mixing costs and how uncertain its gain is."""
+        """Return sentences on the cost of mixing backends, and the uncertainty of its gain."""
         found = []
         if self.switched:
             found.append(

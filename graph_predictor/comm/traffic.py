@@ -1,5 +1,5 @@
-"""Bytes that each dimension of a parallel plan must communicate, by closed formulas, and the check against recorded
-ones.
+"""Bytes that each dimension of a parallel plan must communicate, by closed formulas, and a check against
+recorded volumes.
 
 Sources: Shoeybi et al. 2019 (1909.08053) and Korthikanti et al. 2022 (2205.05198) for tensor and sequence parallelism,
 Rajbhandari et al. 2020 (1910.02054) for ZeRO, Anthony et al. 2024 (2408.10197) for the rest. Tests compare the formulas

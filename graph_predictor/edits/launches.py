@@ -1,4 +1,4 @@
-"""Edits of launches, and of what a batch costs the training thread."""
+"""Edits of launches, and of the time that the training thread spends on batches."""
 
 from __future__ import annotations
 

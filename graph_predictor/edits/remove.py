@@ -77,7 +77,7 @@ class Remove:
                 "give a pattern, such as 'aten::*dropout*'.")
 
     def _what(self, scenario: Scenario, operations: list[Bool], removed: list[Bool]) -> str:
-        """Return what is removed, in a sentence: counts and times a step, of all ranks."""
+        """Return a sentence on the removed work: counts and times a step, of all ranks."""
         slices, program, steps = scenario.slices, scenario.built.program, scenario.cycle.steps
         mine = scenario.cycle.working[slices.item] & (slices.op >= 0)
         kernel = scenario.cycle.kernel & np.concatenate([np.append(inside, False)[graph.kernels.op]

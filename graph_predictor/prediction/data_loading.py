@@ -48,7 +48,7 @@ class DataLoading:
         return np.where(slices.fetched, factor[np.minimum(slices.rank, len(factor) - 1)], 1.0)
 
     def note(self) -> str:
-        """Return what was assumed, in a sentence."""
+        """Return the assumption as a sentence."""
         factor, low, high = (float(column.max()) for column in (self.expected, self.low, self.high))
         return (f"Batches are loaded in the training process, {self.recorded_ns / 1e6:,.3f} ms of the recorded step: "
                 f"that is taken to be × {factor:.3g} for the new samples (80% between × {low:.3g} and × {high:.3g}).")
@@ -188,7 +188,7 @@ class Loader:
         return slowest * float(np.exp(-self.spread)), max(slowest * float(np.exp(self.spread)), UPPER * ready)
 
     def note(self, step_ns: float) -> str:
-        """Return what the loader does in a step of this length, in a sentence."""
+        """Return a sentence on whether the loader limits a step of this length."""
         slowest, most = float(self.interval_ns.max(initial=0.0)), float(self.at_most_ns.max(initial=0.0))
         if not slowest:
             return (f"The loader's workers kept up with steps of {most / 1e6:,.3f} ms; whether they keep up "

@@ -144,7 +144,7 @@ def _latency(scenario: Scenario, constants: list[LaunchConstants]) -> Int64:
 
 
 def kinds_of(repeated: Repeated, graphs: list[ExecutionGraph]) -> list[np.ndarray]:
-    """Return ``KernelKind`` of the repeated program's kernels, an array a rank."""
+    """Return ``KernelKind`` of the repeated program's kernels, an array for each rank."""
     of = kernel_kinds(graphs)[repeated.kernel]
     pointer = repeated.program.kernel_ptr
     return [of[pointer[rank]:pointer[rank + 1]] for rank in range(len(pointer) - 1)]

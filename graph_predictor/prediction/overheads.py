@@ -1,4 +1,4 @@
-"""Host overheads of recorded jobs: all ranks' segments without waiting, and what each kind of overhead costs a step.
+"""Host overheads of recorded jobs: all ranks' segments without waiting, and the cost of each kind of overhead a step.
 
 The simulator's program defines waiting: blocked calls, waits for the autograd thread and for data. On a CPU the
 operations are the "kernels", so their computation is not counted either. The rest is the cost that a host would still

@@ -89,7 +89,7 @@ T = TypeVar("T")
 CPU = "cpu"
 """The device of a step without device work."""
 CONTENTION_ROUNDS = 2
-"""Most rounds in which kernels' times and what overlaps them are recomputed from each other."""
+"""Most rounds in which kernels' times and their overlap are recomputed from each other."""
 MOST_LEFT = 0.9
 """Upper bound of the estimated share of host time that is waits for a processor."""
 NOTED_STALLS = 0.02
@@ -143,7 +143,7 @@ class Baseline:
         """Return the baseline of a recorded job.
 
         Args:
-            graphs: one a rank.
+            graphs: one for each rank.
             steps: which recorded steps to repeat, see ``choose_steps``; by default the last ones that launch the same
                 work.
             device: the device of the recording, if the trace does not state it or states a wrong one.
@@ -211,8 +211,8 @@ class Baseline:
         """Predict the step with edits, in any order that makes sense.
 
         Args:
-            edits: what is different.
-            price_per_hour: of one device.
+            edits: changes of the step; none for the recorded step.
+            price_per_hour: price of one device an hour, for ``Prediction.cost_per_step``.
             path: list the operations of the critical path; otherwise ``Prediction.critical_path`` is empty, for
                 tables of many predictions that do not show it.
             evidence: compute what a host, GPU or network that takes no time would save (``Prediction.savings_us``).
@@ -262,7 +262,7 @@ class Baseline:
 
     @cached_property
     def unedited_shares(self) -> Overlapping:
-        """Return what overlaps collectives in the unedited step."""
+        """Return the shares of each kernel's time that overlap other work, in the unedited step."""
         return steady_shares(self._unedited.steady, self._unedited.kinds)
 
     @cached_property
@@ -292,8 +292,8 @@ class Baseline:
 
     @cached_property
     def kinds(self) -> StepKinds | None:
-        """Return how the recorded steps differ in their work; ``None`` where all do the same, or the step was never
-        run."""
+        """Return how the recorded steps differ in their work; ``None`` if they all do the same work, or the job was not
+        recorded."""
         if self.origin is not None:
             return self.origin.kinds
         return step_kinds(self.built.graphs, self.cycle.names) if self.ran else None
@@ -332,8 +332,8 @@ class Baseline:
 
 
     def _let_others_go(self) -> None:
-        """Compute what edited steps are compared with, then drop the other results of the program: in a large
-        recording each takes hundreds of MB."""
+        """Compute the results of the unedited step that edited steps need, then free its copies: in a large recording
+        they take hundreds of MB."""
         _ = self.replay_error, self.scatter, self.unlike_measured
         if self.known_contention is not None:
             _ = self.unedited_shares
@@ -346,8 +346,8 @@ class SimulatedStep:
     """A predicted job as it was simulated.
 
     Attributes:
-        scenario: what was simulated; ``steady`` its copies and their times.
-        edits: what is different, a phrase each.
+        scenario: the simulated scenario; ``steady``: its copies and their times.
+        edits: a phrase for each edit.
         notes: warnings and notes.
         ran: whether it rests on a recording.
     """
@@ -382,7 +382,7 @@ class _Run:
         return steady_state(self.scenario.cycle, self._edited, once=self.once)
 
     def _contend(self, found: Contention) -> None:
-        """Scale each kernel by the slowdown it suffers from what overlaps it in the edited step."""
+        """Scale each kernel by its slow-down from the work that overlaps it in the edited step."""
         recorded, alone = self.baseline.unedited_shares, self.times
         for _ in range(CONTENTION_ROUNDS):
             change = found.log_factor(steady_shares(self.steady, self.kinds)) - found.log_factor(recorded)
@@ -437,7 +437,7 @@ class _Run:
             edits=self.edits, sizes=scenario.sizes, warnings=self._warnings(), notes=self._notes())
 
     def savings_us(self) -> dict[str, float]:
-        """Return what the step would save, µs, if a resource took no time: its host, its GPU, its network."""
+        """Return the time, µs a step, that a host, a GPU or a network that takes no time would save, by its name."""
         copies, kinds = self.steady.copies, self.kinds
         used = {HOST: True, "GPU": bool((kinds != KernelKind.COLLECTIVE).any()),
                 "network": bool((kinds == KernelKind.COLLECTIVE).any())}

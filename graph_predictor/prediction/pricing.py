@@ -244,7 +244,7 @@ class KernelTimes:
         source: a ``Source`` code for each kernel.
         family: as in ``Work``.
         low, high: natural logs of the 80% interval's ends over the expected time (≤ 0 and ≥ 0).
-        notes: what was assumed.
+        notes: sentences on assumptions.
     """
 
     ns: Float64

@@ -39,7 +39,7 @@ KEPT = 6
 LARGE = 500_000
 """A job with more items and kernels keeps fewer results, as each takes tens of MB (a choice)."""
 LARGE_KEPT = 2
-"""Results of each kind that a large job keeps: those of the unedited step and of the last edited one."""
+"""Number of results of each kind that a large job keeps: of the unedited step and of the last edited one."""
 _PLAIN = frozenset({float, str})
 _BY_VALUE = frozenset({dict, DeviceSpec, TracedDevice})
 _MOST_NUMBERED = 512  # chosen: beyond what a sweep asks for at one time
@@ -427,7 +427,7 @@ def _queue(cycle: Cycle, items: _Copies, kernels: _Copies, copies: int) -> tuple
 
 def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owners: _Copies, sources: _Copies,
            twin: Int64 | None) -> tuple[Int64, tuple[np.ndarray, ...]]:
-    """Copy CSR edges. A source outside the cycle becomes its twin in the copy before, or is left out."""
+    """Copy CSR edges. A source outside the cycle is replaced by its ``twin`` in the copy before, or left out."""
     owner = owners.of
     count = (pointer[1:] - pointer[:-1])[owner]
     at = np.repeat(np.arange(len(owner)), count)
@@ -445,9 +445,9 @@ def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owners
 
 
 def _twins(cycle: Cycle) -> Int64:
-    """For kernels of the step before the cycle, the equal kernels of its last step (-1: none).
+    """Return, for kernels of the step before the cycle, the equal kernels of the cycle's last step (-1: none).
 
-    The n-th launched kernel of a step equals the n-th of another one if both launch as many, of the same names.
+    The n-th kernels of two steps are equal if both steps launch the same number of kernels with the same names.
     """
     p, built = cycle.built.program, cycle.built
     twin = np.full(len(p.kernel_item), -1, np.int64)

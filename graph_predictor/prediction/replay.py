@@ -185,7 +185,7 @@ class Replay(Shown):
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
-        """Return the replayed graphs, one a rank of ``program``."""
+        """Return the replayed graphs, one for each rank of ``program``."""
         return self.built.graphs
 
     @property

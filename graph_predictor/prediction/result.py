@@ -124,7 +124,7 @@ class SourceFacts:
 
 
 def which_times(profiled: bool, *, ran: bool = True) -> str:
-    """Return the phrase that reports use for a step's times: under or without the profiler, or of a step never run."""
+    """Return the phrase for a step's times in reports: under or without the profiler, or of a step that never ran."""
     if not ran:
         return "that never ran"
     return "under the profiler" if profiled else "without the profiler"

@@ -100,14 +100,14 @@ def _host_units(scenario: Scenario) -> WorkUnits:
 
 
 def _around(parent: npt.NDArray[np.integer], op: Int64) -> Int64:
-    """Return for each operation the nearest of the others that encloses it; -1 for none."""
+    """Return for each operation in ``op`` the nearest other one in ``op`` that encloses it; -1 for none."""
     among = np.zeros(len(parent), np.bool_)
     among[op] = True
     return nearest(parent, among, parent[op].astype(np.int64))
 
 
 def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
-    """Return a column of ``ops`` for operations of several ranks; -1 for none."""
+    """Return values of a column of ``ops`` for operations of several ranks; -1 where ``op`` is -1."""
     found = np.full(len(op), NONE, np.int64)
     for number, graph in enumerate(scenario.built.graphs):
         mine = (rank == number) & (op >= 0)

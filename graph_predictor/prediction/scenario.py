@@ -503,7 +503,7 @@ class Scenario:
         return self.with_note(data_loading.note(), batches=replace(batches, data_loading=data_loading))
 
     def with_note(self, note: str, **changes: Any) -> Scenario:
-        """Return the scenario with changed fields and one more sentence on what was assumed."""
+        """Return the scenario with changed fields and one more sentence on an assumption."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, note))), **changes)
 
     def known_source(self) -> DeviceSpec:

@@ -81,7 +81,7 @@ class SimulatedJob:
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
-        """Return the graphs, one a rank of the program."""
+        """Return the graphs, one for each rank of the program."""
         return self.built.graphs
 
     def rank_of(self, position: int) -> int:

@@ -160,7 +160,7 @@ def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None
 
 def _difference(graph: ExecutionGraph, work: WorkOfSteps, pair: Sequence[int], steps: Int64,
                 names: Sequence[str]) -> str:
-    """Return what differs between two steps, by the operation with the largest difference in time."""
+    """Return a phrase on the difference of two steps, by the operation with the largest difference in time."""
     ops, count = graph.ops, work.count[pair]
     name = ops.name[work.row]
     known = name >= 0  # a damaged file may lack some

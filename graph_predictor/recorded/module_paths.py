@@ -76,7 +76,7 @@ def _forward_of(ops: OpTable, rows: Int64, sources: Int64) -> Int64:
 
 
 def _known_before(ops: OpTable, rows: Int64, known: np.ndarray) -> Int64:
-    """Return the last known row of the same thread before each of some rows (-1: none)."""
+    """Return, for each of ``rows``, the last row before it on its thread that is ``known`` (-1: none)."""
     order = np.lexsort((np.arange(len(ops)), ops.start_ns, ops.thread))
     at = np.maximum.accumulate(np.where(known[order], np.arange(len(order)), -1))
     place = np.empty(len(ops), np.int64)

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from tracer.shape_only.devices import TracedDevice
 
 DEFAULT_DEVICE = "h200-sxm"
-"""A script is traced for this device where none is named."""
+"""The device that a script is traced for by default."""
 LAW_SETTING = "skew"
 """Setting of the suite's recommendation models: the exponent of the Zipf law of looked-up rows."""
 T = TypeVar("T")

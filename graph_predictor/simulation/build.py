@@ -221,7 +221,7 @@ class Built:
     thread_number: list[int] = field(default_factory=list)
     """Row of its rank's ``graph.threads`` for every thread of the program."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Number of inferred dependencies of each kind that closed a cycle, which the recorded times contradict."""
+    """Number of inferred dependencies of each kind that were dropped because they closed a cycle."""
     without_profiler: WithoutProfiler | None = None
     """Set where host times are those without the profiler (``prediction.unprofiled``)."""
 
@@ -293,7 +293,7 @@ class _Inferred:
 
 
 def build_program(graphs: list[ExecutionGraph]) -> Built:
-    """Build the program of a recorded job, one graph a rank.
+    """Build the program of a recorded job, one graph for each rank.
 
     Its durations are the recorded ones without any waiting. Launch latencies, kernel gaps and return lags are
     constants of each trace.

@@ -30,14 +30,14 @@ EXPLAINED_NS = 12_000
 JUST_ENDED_NS = 15_000
 """A blocker ended at most this long before the kernel started: event latency is 1–14 µs on V100 and A100."""
 CLOCK_NS = 1_000
-"""Older traces round times to a microsecond."""
+"""Rounding of times in older traces: a microsecond."""
 EDGE_LAG_DEFAULT_NS = 2_000
 """Lag of a wait across streams if the trace shows no such wait."""
 
 
 @dataclass(slots=True)
 class KernelEdges:
-    """Edges ``source → target`` among one rank's kernels, the external starts, and what stayed unexplained (ns)."""
+    """Edges ``source → target`` among one rank's kernels, the external starts, and the unexplained delays (ns)."""
 
     target: Int64
     source: Int64
@@ -412,7 +412,7 @@ def _entries(view: RankView, channel_of: Int64) -> tuple[Int64, Int64, Int64, In
     calls = view.graph.launches
     order = np.argsort(view.k_order, kind="stable")
     call = view.k_call[order]
-    # One entry a piece of work, but a graph's kernels share a few: keep the last kernel to end of each graph call.
+    # Each piece of work has one entry, but a graph's kernels share a few: keep the last kernel to end of each graph.
     in_graph = view.k_in_graph[order]
     single = order[~in_graph]
     last_of: dict[int, int] = {}

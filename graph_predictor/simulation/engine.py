@@ -224,7 +224,7 @@ def sums_back(causes: Causes, starts: Sequence[PathStart]) -> Int64:
 
 
 def kernel_bounds(kinds: list[Int8]) -> Int8:
-    """Return the bound of each kernel's own time, as numbers of ``Bound``."""
+    """Return the bound of each kernel's own time, as ``Bound`` codes."""
     kind = np.concatenate(kinds) if kinds else np.zeros(0, np.int8)
     found = np.full(len(kind), int(Bound.MEMORY_COPY), np.int8)
     found[kind == KernelKind.COMPUTE] = Bound.COMPUTE

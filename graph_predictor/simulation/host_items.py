@@ -46,7 +46,7 @@ eleven took 30–40 µs. A kernel ended during four of these, always in their fi
 
 @dataclass(slots=True)
 class AllocationWaits:
-    """Waits of allocating calls for calls of other threads, one row a call of ``launches``.
+    """Waits of allocating calls for calls of other threads, one row for each call of ``launches``.
 
     The driver serves one thread at a time::
 
@@ -151,7 +151,7 @@ def waiting_calls(graph: ExecutionGraph) -> Bool:
 
 
 def infer_host_waits(view: RankView, constants: LaunchConstants, allocations: AllocationWaits) -> HostWaits:
-    """Find what every blocking call waits for; fits ``constants.returns`` and ``constants.base_cost``.
+    """Return each blocking call's awaited kernels and own cost; fits ``constants.returns`` and ``constants.base_cost``.
 
     Time that a call waited for another thread's allocation or free (``allocations``) is not part of its cost.
     """
@@ -279,7 +279,7 @@ def _awaited(view: RankView, index: _StreamIndex, call: int) -> list[int]:
         if int(graph.syncs.wait_stream[row[0]]) in numbers:
             k = index.last(numbers.index(int(graph.syncs.wait_stream[row[0]])), before, returned)
             return [k] if k >= 0 else []
-    # Nothing says what it waits for: a kernel launched before it that ended just before it returned.
+    # Without a record, take a kernel launched before the call that ended just before the call returned.
     near = np.nonzero((view.k_end <= returned) & (view.k_end > max(begin, returned - RETURNS_WITHIN_NS))
                       & (view.k_call_start < begin))[0]
     return [int(near[np.argmax(view.k_end[near])])] if len(near) else []
@@ -387,7 +387,7 @@ def build_host_items(view: RankView) -> HostItems:
     start = np.concatenate([calls.start_ns[top], np.array([m.time for m in markers], np.int64)])
     end = np.concatenate([view.c_end[top], start[len(top):]])
     row = np.concatenate([top, np.array([m.row for m in markers], np.int64)]).astype(np.int32)
-    # At one instant: what ends comes before what begins, and markers of an ended step before those of the next.
+    # Order at one instant: ends before begins, and markers of an ended step before those of the next step.
     rank_in_tie = np.array([4, 3, 1, 0, 2, 0], np.int8)[kind]
     order = np.lexsort((rank_in_tie, start, thread))
     place = np.empty(len(order), np.int64)

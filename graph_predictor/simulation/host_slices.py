@@ -1,6 +1,6 @@
 """A job's host time in slices, which edits change by operation, and programs simulated again with other times.
 
-Slices say what each item's work and cost was spent on.
+Slices divide each item's work and cost among operations.
 
 ::
 
@@ -89,7 +89,7 @@ class HostTime:
 
     @classmethod
     def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
-        """Return the intervals given in any order."""
+        """Return ``HostTime`` made from intervals in any order."""
         order = np.lexsort((start_ns, thread))
         return cls(thread[order], start_ns[order], end_ns[order], op[order])
 
@@ -179,7 +179,7 @@ def waits(program: Program, rank: int, thread_number: list[int], clock_ns: int) 
 
 
 FETCH = "_SingleProcessDataLoaderIter"
-"""Part of the name of the operation that makes a batch itself."""
+"""Part of the name of the operation in which the training process itself makes a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +515,7 @@ class _SharedTape:
                    alike[chain], pointer)
 
     def summed(self, host: HostRows) -> tuple[Int64, Int64]:
-        """Return the work of each item, with that of the items merged into it, and its own cost, [programs, rows]."""
+        """Return each item's work (merged items included) and own cost, [programs, rows] each."""
         last = self.pointer[1:] - 1
         work, cost = (np.take(each, self.chain, axis=1) for each in (host.work, host.cost))  # a program after another
         own = np.take(cost, last, axis=1)

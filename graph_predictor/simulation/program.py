@@ -51,7 +51,7 @@ class KernelCause(IntEnum):
 
 
 class Bound(IntEnum):
-    """The bound of a microsecond of the step: what it was spent on."""
+    """The kind of work that a microsecond of the step was spent on."""
 
     HOST = 0
     LAUNCH = 1

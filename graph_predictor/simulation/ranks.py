@@ -146,7 +146,7 @@ ENDS_AGREE_NS = 1_000_000
 HOST_RANGE = "gloo:"
 """Prefix of the names of ranges of a host backend's threads."""
 HOST_ENDS_AGREE_NS = 50_000_000
-"""The same tolerance for collectives that threads of the host run (gloo). Their ends depend on each rank's scheduler:
+"""``ENDS_AGREE_NS`` for collectives that threads of the host run (gloo). Their ends depend on each rank's scheduler:
 on two busy cores they are 5 ms apart. Wrong matches are further apart, or differ in order."""
 
 
@@ -396,7 +396,7 @@ def _ends(views: Sequence[RankView], starts: Sequence[int]) -> Float64:
     """Return each collective's ends on each rank's own clock, [collectives, ranks], ns; NaN for ranks not in it."""
     rows = []
     for _, members in recorded_meetings(views, []):
-        if runs_on_host(views, members):  # threads of a host end when its scheduler lets them
+        if runs_on_host(views, members):  # their ends depend on the host's scheduler
             continue
         row = np.full(len(views), np.nan)
         for position, kernel in members:

@@ -140,7 +140,7 @@ class _Sheet:
         # Items that follow another one and wait for no other thread, and whose start no kernel needs before their end.
         self.plain = (follows >= 0) & (np.diff(program.after_ptr) == 0) & (self.item_at >= 0)
         self.plain[program.kernel_item[inside]] = False
-        self.within = 4 * (len(nodes) + 2)  # places within one item or kernel, of its inputs; beyond them is its end
+        self.within = 4 * (len(nodes) + 2)  # places for the inputs of an item or kernel; its end comes after
 
     def add(self, code: int, at: Int64, within: Int64 | int, **columns: Int64 | int) -> None:
         """Add operations of one kind at places of the order, with their columns and constants by name."""

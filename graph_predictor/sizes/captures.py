@@ -107,7 +107,7 @@ def _distinct(graph: ExecutionGraph) -> Iterator[tuple[str, str]]:
 
 
 def _as_many(first: ExecutionGraph, second: ExecutionGraph) -> bool:
-    """Return whether two captures have the same operations, and about the same number of them a step."""
+    """Return whether two captures have the same operations, and about equally many a step."""
     a, b = (len(graph.ops) / max(len(graph.steps), 1) for graph in (first, second))
     return abs(a - b) <= _SAME_WORK * a and set(_distinct(first)) == set(_distinct(second))
 

@@ -26,11 +26,11 @@ _FEW = 2
 
 
 class Inconsistent(Exception):
-    """No operation of this name takes arguments of these layouts."""
+    """Raised by a rule if no operation of its name takes arguments of these layouts."""
 
 
 class _Untold(Exception):
-    """The trace lacks a number that decides the result."""
+    """Raised by a rule if the trace lacks a number that decides the result."""
 
 
 def whole_number(arguments: Sequence[Argument], place: int) -> int | None:

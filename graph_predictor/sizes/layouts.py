@@ -169,7 +169,7 @@ def _together(sizes: NamedSizes, parts: list[tuple[int, Dim]], size: int) -> Dim
 
 
 def _home(after: list[int], taken: list[Dim], own: set[int], old: int) -> int:
-    """Return the new dimension that a name's samples or elements go to: the first that fits best."""
+    """Return the new dimension that a name's growth goes to: the first of those that fit best."""
     def rank(at: int) -> tuple[bool, bool, bool, bool, int]:
         size = after[at]
         return (size not in own, size != old, bool(size % old) or size == 1, taken[at].follows, at)

@@ -51,7 +51,7 @@ _SHOWN = 2
 _MAP = 4
 """Number of dimensions of a batch of images' feature maps: samples, channels, rows, columns."""
 _FLAT = 2
-"""Most dimensions of a tensor whose samples may come later than first (transposed, or stacked lists of samples)."""
+"""Most dimensions of a tensor whose samples need not come first (transposed, or stacked lists of samples)."""
 
 
 class ScaledShapes:
@@ -119,7 +119,7 @@ class ScaledShapes:
                 raise EditError(f"{changes} changes parameters of the model: one of {by(self.flow.changed[0])} is as "
                                 f"large as {name} makes it, and one capture scales what the data change. "
                                 f"{_TRACED_AGAIN}.")
-            strided = [] if leading else [  # by a flow that is known by now
+            strided = [] if leading else [  # after the flow, which finds derived sizes
                 side for side in strided_maps(self.shapes, old) if side not in self.sizes.derived]
             if strided:
                 maps = " and ".join(f"{size}×{size}" for size in strided)

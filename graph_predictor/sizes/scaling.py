@@ -47,7 +47,7 @@ MOST_UNDECIDED = 0.05
 MOST_UNSIZED = 0.05
 """Largest share of the kernels' time with unknown sizes."""
 MOST_KEPT = 50_000
-"""Operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
+"""Most operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
 LEAST_MOVED = 0.01
 """Least share of the step's work that a new size must change (see ``check_moved``), unless ..."""
 LEAST_SIZED = 0.05
@@ -518,4 +518,4 @@ _VIEWS: dict[str, tuple[int, Callable[[tuple[Argument, ...], int], list[Part]]]]
     "aten::unsafe_split": (2, _split), "aten::unsafe_split_with_sizes": (2, _split), "aten::chunk": (2, _chunked),
     "aten::unsafe_chunk": (2, _chunked),
 }
-"""Operations that take parts of a tensor: the argument that names the dimension, and which parts they take."""
+"""Operations that take parts of a tensor: place of the argument with the dimension, and a function for the parts."""

@@ -30,7 +30,7 @@ MOST_TOGETHER = 256
 MOST_RECENT = 4
 """Number of the latest results of one shape among which an argument is looked for."""
 FAR = 100
-"""Operations after which a parameter is likelier than a result of the same shape."""
+"""Number of operations after which a parameter is likelier than a result of the same shape."""
 ALONE = 50
 """Cost of arguments that do not fit each other, more than of any that do. A layout costs its place in its list."""
 TWICE = 20

@@ -168,7 +168,7 @@ def plain_constants(latency_ns: int) -> LaunchConstants:
 
 
 def synthesize(ranks: Sequence[RankTimes]) -> Synthesized:
-    """Make the program of a job whose ranks were traced by shapes."""
+    """Return the program of a job whose ranks were traced by shapes, with simulated times in its graphs."""
     parts = [_Rank(rank) for rank in ranks]
     alone = assemble([part.rows() for part in parts], [0] * len(parts))
     simulated = simulate(alone)

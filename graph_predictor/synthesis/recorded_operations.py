@@ -265,8 +265,7 @@ def _typical(rows: Int64, distance: Float64, neighbours: Bool, took: Float64) ->
 
 
 def _alike(graph: ExecutionGraph, tokens: Int64, ops: Int64) -> Int64:
-    """Return what an alignment compares of each operation: its name, the names near and far around it, and its sizes.
-    """
+    """Return four numbers of each operation for an alignment: its name, names near and far around it, its sizes."""
     sizes = {code: round(1e6 * _log_elements(graph, int(ops[place])))
              for code, place in zip(*np.unique(graph.ops.shapes[ops], return_index=True), strict=True)}
     return np.stack([tokens, _around(tokens, NEAR), _around(tokens, FAR),

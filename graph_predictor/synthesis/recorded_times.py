@@ -114,7 +114,7 @@ class SharedCores:
         return replace(times, before=before[:-1], inside=inside, tail=float(before[-1]), fetch=times.fetch * factor)
 
     def note(self) -> str:
-        """Return what was assumed, in a sentence."""
+        """Return the assumption as a sentence."""
         return (f"{self.ranks} ranks share {self.cores} cores of the recorded host: their operations take "
                 f"{self.crowding:.2f} times as long, and a collective takes {self.taken:.0%} of its time from "
                 "overlapping computation.")
@@ -159,7 +159,7 @@ LANES = 32
 """Columns that a CPU's matrix products compute together: two vectors of 512 bits of fp32. A smaller dimension (a low
 rank) may cost as much as this many columns, or in proportion to its size."""
 MOST_UNSIZED = 0.05
-"""Share of the recorded work whose sizes may be missing."""
+"""Largest share of the recorded work whose sizes may be missing."""
 _LAUNCH = "cudaLaunchKernel"
 
 
@@ -243,8 +243,8 @@ class _Tally:
 @dataclass(frozen=True, slots=True)
 class _Change:
     """The change from a recorded operation to a traced one: the ratio of their times, the logs of its interval's ends,
-    and the ratio of their work on the host. ``retyping`` is what another element type (``dtype``) adds to the interval
-    on a CPU. ``narrow`` states whether a dimension of products below ``LANES`` changes."""
+    and the ratio of their work on the host. ``retyping`` is the log half width that another element type (``dtype``)
+    adds on a CPU. ``narrow`` states whether a dimension of products below ``LANES`` changes."""
 
     ratio: float
     low: float
@@ -286,7 +286,7 @@ class StandInTimes:
 
     @property
     def change_spread(self) -> float:
-        """Return the log half width of the 80% interval of what changed in the traced step's host time."""
+        """Return the log half width of the 80% interval of the changed part of the traced step's host time."""
         total = sum(tally.host_ns for tally in self._tallies)
         ns, ratio = (np.concatenate([getattr(tally, name) for tally in self._tallies])
                      for name in ("computed_ns", "ratio"))
@@ -302,7 +302,7 @@ class StandInTimes:
 
     @property
     def host_source(self) -> Source:
-        """Return where most of the host's time comes from."""
+        """Return the source of most of the host's time."""
         return Source.ANCHORED if any(sum(tally.computed_ns) for tally in self._tallies) else Source.MEASURED
 
     @property
@@ -322,11 +322,11 @@ class StandInTimes:
 
     def times(self, graph: ExecutionGraph, position: int, collectives: dict[int, DeviceWork], *,
               measured_collectives: bool = True) -> OperationTimes:
-        """Return what the operations of a traced rank cost.
+        """Return the times of a traced rank's operations.
 
         Args:
             graph: traced by shapes.
-            position: of the rank in its job.
+            position: position of the rank in its job.
             collectives: modelled work of each row of the graph's collectives.
             measured_collectives: use recorded times of collectives; false if they run on another cluster.
 
@@ -345,7 +345,7 @@ class StandInTimes:
         return times
 
     def notes(self, device_ns: float) -> list[str]:
-        """Return what was done, in sentences; ``device_ns`` is the traced step's device time."""
+        """Return notes on the sources of times; ``device_ns`` is the traced step's device time."""
         measured, anchored, modelled = (sum(getattr(tally, name) for tally in self._tallies)
                                         for name in ("measured", "anchored", "modelled"))
         total = max(measured + anchored + modelled, 1)
@@ -421,8 +421,8 @@ class _Rank:
         self.tally = _Tally()
 
     def collectives(self, modelled: dict[int, DeviceWork]) -> dict[int, DeviceWork]:
-        """Return collectives as recorded, × the models' ratio where the payload changed; modelled if the group
-        changed."""
+        """Return the work of collectives by row, with recorded time (× the models' ratio if the payload differs), or
+        with modelled time if no match has the same group size."""
         recorded = self.recorded.graph
         by_model = collective_works(recorded, self.source.device, None)
         table, old = self.graph.collectives, recorded.collectives
@@ -550,7 +550,7 @@ class _Rank:
         return usual[0], usual[1] + computed, [HostCall(_LAUNCH, LaunchKind.KERNEL, usual[2], [work]) for work in works]
 
     def _collective(self, row: int) -> tuple[int, float]:
-        """Return the kernel of a recorded operation's collective, and its time, ns; ``NONE`` where it has none."""
+        """Return the kernel of a recorded operation's collective, and its time, ns; ``NONE`` and 0 if it has none."""
         if row < 0:
             return NONE, 0.0
         calls = self.recorded.calls
