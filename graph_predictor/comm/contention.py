@@ -29,8 +29,8 @@ class Overlapping:
     """Shares of each kernel's time that overlap other work, 0 to 1, one row for each kernel.
 
     Attributes:
-        transfer, waiting: of computing kernels, the share that overlaps a collective while it transfers or only waits.
-        computing: of collectives, the share of their transfer that overlaps computing kernels, on the rank where it is
+        transfer, waiting: for computing kernels, the share that overlaps a collective while it transfers or only waits.
+        computing: for collectives, the share of their transfer that overlaps computing kernels, on the rank where it is
             greatest, because the slowest rank holds up all others.
     """
 
@@ -154,8 +154,8 @@ class Contention:
     """The slow-downs of a recorded job.
 
     Attributes:
-        transfer, waiting: of computing kernels that overlap a collective while it transfers, and while it waits.
-        computing: of collectives' transfers that overlap computing kernels.
+        transfer, waiting: slow-downs of computing kernels that overlap a collective's transfer, or its waiting.
+        computing: slow-down of collectives' transfers that overlap computing kernels.
         of_transfer, of_waiting, of_computing: the log slow-down of each kernel of the job at full overlap.
     """
 

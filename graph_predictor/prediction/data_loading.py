@@ -67,7 +67,7 @@ def data_loading_of(built: Built, cycle: Cycle, slices: HostSlices, ranks: Seque
     Args:
         built, cycle, slices: the recorded job, its steps and its host time.
         ranks: for each predicted rank, the recorded one.
-        factor: on the number of samples of a batch.
+        factor: factor on the number of samples of a batch.
         batch: the recorded number of samples, if known.
         grown: factor on all sizes that change: longer samples may take longer to load, or not.
     """
@@ -222,7 +222,7 @@ def waits_for_workers(built: Built, cycle: Cycle, rank: int) -> bool:
 
 
 def _step_ns(built: Built, cycle: Cycle, rank: int) -> float:
-    """Return the mean or median length of a rank's step on the clock of the job's times, ns."""
+    """Return the length of a rank's step, ns: the median without the profiler if the job excludes it, else the mean."""
     timed = built.graphs[rank].meta.unprofiled_step_ns
     if timed and not built.profiled:
         return float(np.median(timed))

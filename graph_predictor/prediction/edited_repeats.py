@@ -54,7 +54,7 @@ class EditedHost:
 
     Attributes:
         ns: host time of each slice of ``Scenario.slices``; launches of CUDA graphs lie in no slice.
-        work, cost: by item, ns.
+        work, cost: work before each item and its own cost, ns.
         after_lag, external, latency, queue_depth: see ``Program``.
         floor: time to load a cycle's batches in the background, ns a rank.
         workers: time that worker processes take for a cycle's batches, ns a rank.

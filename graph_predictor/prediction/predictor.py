@@ -122,12 +122,12 @@ class Baseline:
 
     Args:
         scenario: the job without edits.
-        spreads: how uncertain its host time is.
+        spreads: uncertainty of its host time.
         notes: sentences that reports add to every prediction.
         ran: whether the job was recorded.
         recorded_facts: facts about the recording; ``None`` for a step that never ran.
         origin: for a step traced by shapes, the recorded baseline whose times it takes.
-        changes: how the job differs from the origin, a phrase each.
+        changes: a phrase for each difference from the origin.
     """
 
     def __init__(self, scenario: Scenario, spreads: Spreads, notes: Sequence[str] = (), *, ran: bool = True,
@@ -257,7 +257,7 @@ class Baseline:
 
     @cached_property
     def known_contention(self) -> Contention | None:
-        """Return the contention if edits can change it: the job is a recording, and some slowdown is known."""
+        """Return the contention if edits can change it: the job is a recording, and some slow-down is known."""
         return self.contention if self.ran and self.origin is None and self.contention.known else None
 
     @cached_property
@@ -282,7 +282,7 @@ class Baseline:
     @property
     def measured_ns(self) -> float | None:
         """Return the measured time of the unedited step, ns: the mean of the recorded steps if ``scenario.profiled``,
-        else the median without the profiler; ``None`` if that was not measured for the job."""
+        else the median without the profiler; ``None`` if that is unknown, or of other steps than were chosen."""
         facts = self.recorded_facts
         if facts is None:
             return None

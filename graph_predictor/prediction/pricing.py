@@ -114,7 +114,7 @@ def resized_on_cpu(ns: Float64, ratio: Float64, total_ns: float) -> float:
 
     Args:
         ns: times of the computation after the change.
-        ratio: of each of these times to the recorded one.
+        ratio: ratio of each of these times to the recorded time.
         total_ns: all host time.
     """
     return RESIZED_ON_CPU * float((ns * size_of_change(ratio)).sum()) / max(total_ns, 1.0)
@@ -180,7 +180,7 @@ class Ladders:
     scale with the devices' rates.
 
     Attributes:
-        families: of the kernels to scale.
+        families: families of the kernels to scale.
         source: the device on which the kernels were measured.
     """
 

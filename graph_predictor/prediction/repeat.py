@@ -51,7 +51,7 @@ class Shared:
     """A cache of the last few results of each kind, by their inputs; errors are kept too.
 
     Args:
-        most: how many of each kind are kept.
+        most: number of results of each kind to keep.
     """
 
     def __init__(self, most: int = KEPT) -> None:
@@ -148,7 +148,7 @@ class Cycle:
         first, last: begin item of the first step and end item of the last one, per rank.
         names: names of the steps, of the first rank.
         row: rows of ``graph.steps``, [ranks, steps].
-        numbers: of the steps, within each rank.
+        numbers: numbers of the steps, within each rank.
     """
 
     built: Built
@@ -279,7 +279,7 @@ def step_numbers(names: Sequence[str], wanted: str | int | Sequence[int], fewest
     """Return the numbers of steps within each rank, from 0; a name means the first step of that name.
 
     Args:
-        names: of the steps, in order.
+        names: names of the steps, in order.
         wanted: a name, a number (negative from the end) or its text, or several numbers.
         fewest: number of steps that every rank has.
 

@@ -158,7 +158,7 @@ class SteadyStep:
     Attributes:
         step_time_us: expected time of a step.
         gpu_active_us: time a step in which device work other than collectives runs, of the most active rank.
-        bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
+        bound: the resource that decides the step time: "host", "compute", "memory copy", "exposed communication", …
         bounds_us: critical path of the rank that decides (see ``bottleneck_rank``) by bound; adds up to the step time.
         critical_path: the operations of that path, the longest first.
         per_rank: time, GPU active time and bounds of each rank.
@@ -189,9 +189,9 @@ class Prediction(SteadyStep, Shown):
         as_measured: whether nothing was changed and the predicted time agrees with the measured one; otherwise a
             warning gives the reason.
         device, recorded_on: names of the devices, empty where unknown.
-        peak_memory_bytes: where known.
+        peak_memory_bytes: peak memory of the rank that needs the most; ``None`` if unknown.
         items_per_second, flops_per_step, mfu, cost_per_step: where known; ``mfu`` is of the device's peak rate.
-        edits: what was changed, as sentences.
+        edits: a phrase for each change.
         sizes: the requested sizes, the method and the input dimensions that follow them; ``None``: as recorded.
         warnings: reasons for a less reliable prediction; notes: assumptions.
     """

@@ -121,7 +121,7 @@ def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: l
     Args:
         scenario: the scenario of the host time.
         chosen: masks of the operations of each rank whose time changes.
-        factor: on their time and on the time before them; time of loading data stays.
+        factor: factor on their time and on the time before them; time of loading data stays.
         before: masks of the operations with the factor on the time before them; by default ``chosen``.
     """
     slices = scenario.slices

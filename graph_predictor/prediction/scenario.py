@@ -40,11 +40,11 @@ class Work:
     """Columns over the kernels of a recorded program, and over the kernel groups.
 
     Attributes:
-        kernel_group: of each kernel; -1 for collectives.
+        kernel_group: kernel group of each kernel; -1 for collectives.
         family: position in ``FAMILIES`` of each kernel, ``COLLECTIVE`` for collectives.
         calls: the calls of kernel group i are ``calls[call_row[i]]``; equal groups share a row.
         call_row: row of ``calls`` for each kernel group.
-        rank, op: of each kernel group; ``op`` is a row of its rank's ``ops``, -1 for none.
+        rank, op: rank and operation of each kernel group; ``op`` is a row of its rank's ``ops``, -1 for none.
         sized: whether the group's sizes are known.
         measured_ns: total duration of each group's kernels.
     """
@@ -171,7 +171,7 @@ class Rewriting:
     """Replacements by one edit, and its other changes.
 
     Attributes:
-        replacements: of units by other work, or by none.
+        replacements: units, and the work that replaces them (none: they are removed).
         host_weight: factor on each slice of host time (row of ``Scenario.slices``).
         removed: for each rank, operations to remove with everything in them: host time, launches, kernels and waits,
             in units or not.
@@ -258,7 +258,7 @@ class KernelChange:
     Attributes:
         calls: new calls of the rows of ``Work.calls`` that an edit changed.
         call_edits: changes of every call that has not been replaced, by name of the edit, applied in the names' order.
-        factor: on the duration of each kernel; ``spread`` the log half width of its 80% interval.
+        factor: factor on the duration of each kernel; ``spread`` the log half width of its 80% interval.
         change_known: the change of work was measured on one device. ``spread`` alone is then the interval of changed
             kernels, without the interval of the models' ratio.
         sources: where the times come from; ``None`` if all are measured.
@@ -294,7 +294,7 @@ class HostChange:
     Attributes:
         ns: times of another host, or at other sizes; ``None`` for the recorded times.
         spread: log half width that the changes add to the interval of host time.
-        factor: on all host time.
+        factor: factor on all host time.
         weight: factor on each slice.
         constants: launch constants of another host, by rank.
         source: where the times come from before any edit.
@@ -380,9 +380,9 @@ class FollowingDimension:
     """A dimension of an input of the step that a named size changes.
 
     Attributes:
-        name: of the size.
+        name: name of the size.
         operation, argument: the operation that takes the input, and its argument.
-        shape: of the input at the recorded size.
+        shape: shape of the input at the recorded size.
         dimension: counted from 0.
     """
 

@@ -43,7 +43,7 @@ class SimulatedJob:
         item, kernel: row of ``built.program`` that each item and kernel of ``program`` is, or is a copy of.
         copy: number of the copy that each item belongs to; 0 if nothing was repeated.
         scenario: the predicted scenario; ``None`` for a replay.
-        title: what it is, in a few words.
+        title: a few words on the job.
         notes: notes and warnings.
         step_ns: time of a step, ns: the steady state's of a predicted job; the mean of the steps that count, of the
             slowest rank, in a replay; ``None`` without steps.

@@ -129,8 +129,8 @@ def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:
     counts once.
 
     Args:
-        start, end: of each piece of device work other than collectives, ns.
-        device: of each piece of work.
+        start, end: start and end of each piece of device work other than collectives, ns.
+        device: device of each piece of work.
     """
     devices = np.unique(device)
     if len(devices) <= 1:

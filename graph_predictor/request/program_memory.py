@@ -185,7 +185,7 @@ def program_memory(graph: ExecutionGraph | None, code: str | None = None, sizes:
     """Return what the device's memory holds while the program runs, by shapes alone: nothing is run.
 
     Args:
-        graph: of a recorded step of the program; of a workload of the suite unless ``code`` is given.
+        graph: a recorded step of the program, or of a workload of the suite unless ``code`` is given.
         code: "train.py:build", a function that builds the step.
         sizes: other sizes, such as "batch=64".
         device: name of the device; by default the recorded one.

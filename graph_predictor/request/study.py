@@ -532,7 +532,7 @@ def _straggling(wanted: Configuration) -> list[int]:
 
 
 def _no_capture(host: str) -> str | None:
-    """Return what a host's text names that is not one capture; ``None`` if it may name one capture."""
+    """Return a phrase on a host's text that does not name one capture; ``None`` if it may name one."""
     if "," in host:
         return "which names several captures"
     kind = "a shipped host" if host in host_names() else (

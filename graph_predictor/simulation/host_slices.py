@@ -189,14 +189,14 @@ class HostSlices:
 
     Attributes:
         rank: position in the job.
-        item: of the recorded program.
+        item: item of the recorded program.
         is_cost: the item's own cost rather than work before it.
         op: row of the rank's ``ops`` around it; -1 in a gap.
         following: in a gap, the top-level operation that comes next on the thread; -1 elsewhere, or at a step's end.
         launch_kind: a ``LaunchKind`` of a call's cost, -1 of work.
         data: host time of loading data.
         fetched: host time of making samples, collating and copying them in the training process, without workers.
-        start_ns: when it was recorded to begin, ns of the rank's window.
+        start_ns: recorded begin, ns of the rank's window.
         ns: duration.
     """
 
@@ -292,7 +292,7 @@ def _following(graph: ExecutionGraph, thread: Int64, time: Int64) -> Int64:
 
 
 def top_operations(graph: ExecutionGraph) -> Int64:
-    """Return the rows of operations that no other operation is around."""
+    """Return the rows of operations that lie in no other operation."""
     ops = graph.ops
     above = np.append(operation_of(graph), NONE)[ops.parent]
     return np.flatnonzero((ops.kind == OpKind.OPERATION) & (above < 0))
@@ -367,7 +367,7 @@ class HostVariants:
     """Host time of variants, by merged items. Each variant takes the times of one of a few programs.
 
     Attributes:
-        work, cost: of the programs, ns, [programs, rows] each.
+        work, cost: host time of the programs, ns, [programs, rows] each.
         program: the program of each variant; most are the first one.
     """
 
@@ -399,7 +399,7 @@ class WorkingOrder:
     Args:
         program: the program.
         structure: its dependencies.
-        rows: where its times are. Items of one row have the same work and cost, kernels of one row the same duration.
+        rows: rows of its times. Items of one row have the same work and cost, kernels of one row the same duration.
         items, kernels: items and kernels whose ends ``ends`` returns, in any shape.
 
     Raises:
@@ -429,7 +429,7 @@ class WorkingOrder:
         Args:
             lags: its constants.
             host: its host time, [1, rows].
-            duration: of its kernels, [rows].
+            duration: durations of its kernels, [rows].
             floor: the floors of its items, [rows].
         """
         t = self.times

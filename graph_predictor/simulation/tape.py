@@ -264,7 +264,7 @@ class _Sheet:
         p, times, constants, row = self.p, self.times, self.constants, self.rows.kernel
         items = np.flatnonzero(launches >= 0)
         kernel, left = launches[items], self.queued[items]
-        # Where the queue surely has room, the launch waits for no entry.
+        # One operation if the queue has room, or if the entry that the launch waits for leaves within that operation.
         waits = (self.entry[items] >= 0) & (left < 0)
         for queued in (False, True):
             some = np.flatnonzero((left >= 0) if queued else (left < 0) & ~waits)

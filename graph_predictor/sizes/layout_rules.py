@@ -60,7 +60,7 @@ class Call:
     Attributes:
         sizes: the named sizes.
         tensors: the tensors among the arguments, in order, those of lists one by one; no scalars.
-        arguments: all as recorded.
+        arguments: all arguments, as recorded.
         guess: returns the probable layout of a shape, for results of a size that nothing else explains.
     """
 
@@ -340,7 +340,7 @@ def _strided(call: Call, sizes: Sequence[tuple[int, int, int]], places: Sequence
         out = (size - 1) × stride - padded + window          transposed
 
     Args:
-        call: of the operation.
+        call: the operation.
         sizes: for each place its stride, elements padded at both ends (in ``up`` less the output's padding), and window
             with its dilation.
         places: dimensions that windows move over.

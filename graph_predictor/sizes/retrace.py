@@ -192,7 +192,7 @@ def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, 
     Args:
         baseline: the recorded step.
         new: sizes and settings to predict, by name.
-            old: recorded sizes that the user named; they are checked if the capture has them.
+        old: recorded sizes that the user named; they are checked if the capture has them.
         code: "train.py:build", a function that takes the sizes as arguments and returns the step; by default the
             workload of the suite that was captured.
         selected: share of elements that masks made of data select; by default that of the recorded steps, if they have
@@ -242,7 +242,7 @@ def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], de
     """Return a step's program traced by shapes at other sizes; a step that is a cycle has as many of its steps.
 
     Args:
-        graph: of the step: a workload of the suite unless ``code`` is given; ``None`` for ``code`` on a single rank.
+        graph: the step, of a workload of the suite unless ``code`` is given; ``None`` for ``code`` on a single rank.
         sizes: other sizes and settings, by name.
         device: name of the device to trace for.
         code: see ``retrace``; it runs in a process of its own, because it may have run in this one before.

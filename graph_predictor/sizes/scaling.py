@@ -74,7 +74,7 @@ class Sizes:
     Attributes:
         changes: (name, old, new).
         because: a sentence on why this capture was scaled, for the notes.
-        drift: of the machine since the first capture, if another capture is scaled.
+        drift: drift of the machine since the first capture, if another capture is scaled.
     """
 
     changes: tuple[tuple[str, int, int], ...]

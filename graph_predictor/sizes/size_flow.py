@@ -131,7 +131,7 @@ class SizeFlow:
     """The layouts of every tensor that a rank's operations take.
 
     Args:
-        graph: of the rank.
+        graph: the graph of the rank.
         sizes: the named sizes.
         by_shape: returns the layouts that a tensor may have by its shape alone, the likeliest first.
         sure: returns the layout of a shape that another operation's arguments determine; ``None`` if none do.

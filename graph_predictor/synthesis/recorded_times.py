@@ -99,8 +99,8 @@ class SharedCores:
         """Return one rank's times on a host shared with the other ranks. Collectives were measured on it and stay.
 
         Args:
-            graph: of the rank, traced by shapes.
-            times: as if the rank had the host to itself.
+            graph: the rank, traced by shapes.
+            times: its times if it had the host to itself.
         """
         factor = self.crowding
         before, inside = np.append(times.before, times.tail) * factor, times.inside * factor
@@ -121,8 +121,8 @@ class SharedCores:
 
 
 def cores_shared(meta: Meta, ranks: int) -> SharedCores | None:
-    """Return how ranks share the host that one process was recorded on; ``None`` if the recording does not state its
-    cores, or had several ranks itself."""
+    """Return how ranks share the host that one process was recorded on; ``None`` for a single rank, or if the recording
+    does not state its cores or had several ranks itself."""
     if meta.host_cores < 1 or meta.world_size > 1 or ranks < 2:
         return None
     return SharedCores(ranks, meta.host_cores, min(max(meta.host_threads, 1), meta.host_cores))
@@ -134,7 +134,7 @@ def with_hooks(graph: ExecutionGraph, times: OperationTimes, recorded: RecordedO
 
     Args:
         graph: traced by shapes under a plan.
-        times: of its operations, from the recording.
+        times: times of its operations, from the recording.
         recorded: operations of one process without a plan.
         pairs: the match of each traced operation among them.
     """
@@ -183,7 +183,7 @@ class StandIn:
         """Return a factor on each slice of the traced job's host time.
 
         Args:
-            slices: of the traced job.
+            slices: slices of the traced job.
             ns: edited times of the recorded job's slices.
         """
         found: Float64 = np.ones(len(slices))

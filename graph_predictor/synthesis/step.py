@@ -179,7 +179,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     """Give shape-only graphs times by models alone.
 
     Args:
-        graphs: of one job, one for each rank.
+        graphs: the graphs of one job, one for each rank.
         device: the device it runs on; by default the one it was traced for.
         models: fitted models of the device.
         host: model of the host; by default the shipped model of other hosts (``kernel_models.host.model``).
