@@ -200,8 +200,7 @@ def runs_on_host(views: Sequence[RankView], members: list[tuple[int, int]]) -> b
 def match_in_order(graphs: list[ExecutionGraph]) -> Rendezvous:
     """Match the collectives of ranks that never ran, by process group and the order in which each launches them.
 
-    A collective takes the time of its slowest rank. Sends and receives are no rendezvous (see
-    ``synthesis.program``).
+    A collective takes the time of its slowest rank. Sends and receives are no rendezvous (see ``synthesis.program``).
     """
     result = Rendezvous()
     for _, members in _meetings([_sequences(graph, np.flatnonzero(graph.kernels.kind == KernelKind.COLLECTIVE),
