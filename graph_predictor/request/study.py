@@ -125,7 +125,7 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
 
     Args:
         source: paths, or one SCRIPT.py:FUNCTION.
-        window: number of a capture's window.
+        window: number of a capture's window, from 0.
         device: name of the device to trace a script for.
         selected: for a script, the share of elements that masks made of data select.
         read: reads paths; by default ``tracer.read_job``.

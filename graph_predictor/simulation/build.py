@@ -191,7 +191,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class WithoutProfiler:
-    """A program with host times without the profiler, and what it was made from.
+    """Facts kept with a program whose host times exclude the profiler's cost.
 
     Attributes:
         recorded: the program with the recorded host times.
