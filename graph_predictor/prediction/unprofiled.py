@@ -263,8 +263,8 @@ def stalled_ns(built: Built, slices: HostSlices) -> Int64:
 
 
 def _usual_ns(graph: ExecutionGraph, took: Float64) -> Float64:
-    """Return the usual time of each call and of the time before it, [2 × ops] as ``took``: the larger of two medians,
-    of equal calls at its place of all steps, and of all equal calls. With one step it is the call's own time."""
+    """Return the usual time of each call and of the time before it, [2 × ops] as ``took``. It is the larger of two
+    medians: of equal calls at the same place of all steps, and of all equal calls. With one step it is ``took``."""
     ops = graph.ops
     usual = took.copy()
     rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & (ops.step >= 0))

@@ -52,9 +52,9 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 def without_cycles(program: Program) -> tuple[Program, dict[str, int]]:
     """Return the program without the inferred dependencies that close cycles, and their number by kind.
 
-    Dependencies that a recording does not state are inferred one by one: which kernel a kernel or call waited for, or
-    which slot of the launch queue; which kernels are one collective. Each is possible by itself. Together they can
-    form a cycle, for example if clocks disagree. Program order, launches and the order of streams are facts.
+    Dependencies that a recording does not state are inferred one by one. Examples are the kernel or queue slot that a
+    call waited for, and the kernels of one collective. Each is possible by itself. Together they can form a cycle, for
+    example if clocks disagree. Program order, launches and the order of streams are facts, and stay.
 
     A call whose wait is left out keeps its recorded duration.
     """
