@@ -1,6 +1,6 @@
 """Figures as text: one way to write a time, a share, a count and a difference, in sentences, tables and pages.
 
-What is shown as zero has no sign.
+A figure that is shown as zero has no sign.
 """
 
 from __future__ import annotations

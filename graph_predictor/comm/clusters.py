@@ -1,4 +1,4 @@
-"""The cluster that a user names, and what was measured on it."""
+"""The cluster that a user names, and measurements of its collectives."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kernel_models.collectives.bandwidths import BusBandwidths
 from tracer.table_input import FORMATS
 
 AUTO = "auto"
-"""``--comm-choices auto``: of the backends of --comm-profile, without it of NCCL's algorithms by formula."""
+"""``--comm-choices auto``: choose among the backends of --comm-profile; without it, of NCCL's algorithms by formula."""
 
 
 def measured_file(profile: str | None, choices: str | None) -> str | None:
-    """Return which of two options names measurements, if any. Raises ``CommError`` where both do."""
+    """Return the option of the two that names measurements, if any. Raises ``CommError`` if both do."""
     if choices not in (None, AUTO) and profile is not None:
         raise CommError(f"--comm-choices {choices} and --comm-profile {profile} both name measured collectives; give "
                         f"one of them, or --comm-choices {AUTO} for the backends of the profile.")
@@ -22,11 +22,11 @@ def measured_file(profile: str | None, choices: str | None) -> str | None:
 
 
 def bandwidths_of(profile: str | None, choices: str | None) -> BusBandwidths | None:
-    """Return measured bus bandwidths where that is what is given in place of a profile: a text of them, or a table.
+    """Return measured bus bandwidths, if ``profile`` is a text or table of them rather than a profile; else ``None``.
 
     Raises:
-        CommError: they are none that a network has, or several backends are asked for.
-        TableInputError: the table cannot be read, or has none.
+        CommError: a bandwidth is out of range, or several backends are asked for.
+        TableInputError: the table cannot be read, or has no bandwidths.
     """
     if profile is None:
         return None
@@ -40,10 +40,10 @@ def bandwidths_of(profile: str | None, choices: str | None) -> BusBandwidths | N
 
 def cluster_of(name: str | None, profile: str | None, backend: str | None, choices: str | None,
                usual: Callable[[], Topology] | None = None) -> CollectiveModel:
-    """Return the cluster of a command's options. ``backend`` says whose collectives; with ``choices`` who does what no
-    other does faster. ``choices`` is ``AUTO`` or the path of a profile with several backends: each collective is done
-    by the best. ``usual`` gives the topology where nothing names one. Raises ``CommError``: a file or name is not
-    known, or two options name measurements."""
+    """Return the cluster of a command's options. ``backend`` is the backend of the collectives; with ``choices``, the
+    backend of all collectives that no other does faster. ``choices`` is ``AUTO`` or the path of a profile with several
+    backends: the fastest does each collective. ``usual`` makes the topology if nothing names one. Raises ``CommError``
+    if a file or name is unknown, or two options name measurements."""
     measured = measured_file(profile, choices)
     if (bandwidths := bandwidths_of(profile, choices)) is not None:
         if name is not None:
@@ -63,7 +63,7 @@ def cluster_of(name: str | None, profile: str | None, backend: str | None, choic
 
 def profile_on(path: str | None, name: str | None, oversubscription: float | None) -> tuple[CommProfile, Topology]:
     """Return a profile of measured collectives and the requested cluster. Without a file the profile rests on data
-    sheets alone; without a name the cluster is the profile's own. Raises ``CommError``: neither is given, or the
+    sheets alone; without a name the cluster is the profile's own. Raises ``CommError`` if neither is given, or the
     profile is of other nodes."""
     if path is None:
         if name is None:

@@ -26,11 +26,11 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 @dataclass(frozen=True, slots=True)
 class Overlapping:
-    """Shares of each kernel's time that overlap other work, 0 to 1, one row a kernel.
+    """Shares of each kernel's time that overlap other work, 0 to 1, one row for each kernel.
 
     Attributes:
-        transfer, waiting: of computing kernels, the share that overlaps a collective while it transfers or only waits.
-        computing: of collectives, the share of their transfer that overlaps computing kernels, on the rank where it is
+        transfer, waiting: for computing kernels, the share that overlaps a collective while it transfers or only waits.
+        computing: for collectives, the share of their transfer that overlaps computing kernels, on the rank where it is
             greatest, because the slowest rank holds up all others.
     """
 
@@ -41,12 +41,12 @@ class Overlapping:
 
 @dataclass(frozen=True)
 class OverlappingKernels:
-    """The rows of kernels to compute shares of overlap for, and of the kernels that may overlap them; times may change.
+    """Rows of kernels to compute shares of overlap for, and rows of kernels that may overlap them, for any times.
 
     Attributes:
         size: the number of kernels.
-        ranks: for each rank with computing kernels and collectives, four arrays of rows: all computing kernels, those
-            asked for, all collectives, those asked for.
+        ranks: for each rank with computing kernels and collectives, four arrays of rows: all computing kernels, the
+            requested ones, all collectives, the requested ones.
         met, group: rows of the kernels that take part in a rendezvous, and the rendezvous' numbers.
     """
 
@@ -61,9 +61,9 @@ class OverlappingKernels:
 
         Args:
             kernel_ptr: kernels of rank r are rows ``kernel_ptr[r]`` to ``kernel_ptr[r + 1]``.
-            kind: a ``KernelKind`` each.
-            group: the rendezvous that each kernel is of, -1 for none.
-            asked: kernels whose shares are asked for (of a rendezvous all or none), all by default; others get 0.
+            kind: ``KernelKind`` of each kernel.
+            group: rendezvous of each kernel, -1 for none.
+            asked: mask of kernels to compute shares for (all or none of a rendezvous); by default all. Others get 0.
         """
         ranks = []
         for low, high in pairwise(kernel_ptr.tolist()):
@@ -96,7 +96,7 @@ class OverlappingKernels:
 
 
 ALONE = 0.02
-"""Share of its time up to which a kernel counts as alone."""
+"""Largest share of overlap at which a kernel counts as running alone."""
 MOSTLY = 0.5
 """Least share of overlap with one kind of work that is fitted; the share of the other kind must be under half of it."""
 LEAST_ALONE, LEAST_BESIDE = 3, 2
@@ -106,7 +106,7 @@ LEAST_KERNELS = 5
 SHORTEST_NS, SHORTEST_TRANSFER_NS = 4_000.0, 50_000.0
 """Shorter kernels are not fitted: older traces round to 1 µs. Shorter transfers are dominated by latency."""
 LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "registers", "shared_bytes")
-"""Columns of how a kernel was launched."""
+"""Columns of a kernel's launch."""
 MOST = np.log(4.0)
 """Greatest logarithm of a slow-down: more than a factor of four has another cause than overlap."""
 
@@ -139,11 +139,11 @@ class SlowDown:
 
     @property
     def known(self) -> bool:
-        """Return whether enough kernels were seen on both sides."""
+        """Return whether enough kernels were seen both alone and overlapping."""
         return self.kernels >= LEAST_KERNELS
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the slow-down as plain values."""
         low, high = self.interval
         return {"factor": self.factor if self.known else None, "factor_80": [low, high] if self.known else None,
                 "kernels": self.kernels, "instances": self.instances}
@@ -154,8 +154,8 @@ class Contention:
     """The slow-downs of a recorded job.
 
     Attributes:
-        transfer, waiting: of computing kernels that overlap a collective while it transfers, and while it waits.
-        computing: of collectives' transfers that overlap computing kernels.
+        transfer, waiting: slow-downs of computing kernels that overlap a collective's transfer, or its waiting.
+        computing: slow-down of collectives' transfers that overlap computing kernels.
         of_transfer, of_waiting, of_computing: the log slow-down of each kernel of the job at full overlap.
     """
 
@@ -168,7 +168,7 @@ class Contention:
 
     @property
     def known(self) -> bool:
-        """Return whether anything is known to slow anything down."""
+        """Return whether any slow-down is known."""
         return bool(self.of_transfer.any() or self.of_waiting.any() or self.of_computing.any())
 
     def log_factor(self, shares: Overlapping) -> Float64:
@@ -188,8 +188,8 @@ def contention(built: Built) -> Contention:
     own = kind == KernelKind.COMPUTE
     recorded = program.recorded_kernel_end - program.recorded_kernel_start
     logs = np.log(np.maximum(np.where(own, recorded, transfer_ns), 1))
-    # One kernel a collective: all its ranks have the same transfer. Where only one rank recorded the collective, its
-    # transfer is unknown.
+    # One kernel of each collective is enough: all its ranks have the same transfer. If only one rank recorded the
+    # collective, its transfer is unknown.
     _, first = np.unique(program.kernel_group, return_index=True)
     collective = np.zeros(len(kind), np.bool_)
     collective[first[program.kernel_group[first] >= 0]] = True
@@ -260,7 +260,7 @@ def recorded_transfers(built: Built) -> Int64:
 
 
 def kernel_identities(graphs: Sequence[ExecutionGraph]) -> Int64:
-    """Return one number a kernel of a job. Kernels with equal numbers have the same name, launch and operation sizes,
+    """Return a number for each kernel of a job. Kernels of one number have the same name, launch and operation sizes,
     or are collectives of the same kind, elements and group size."""
     texts: dict[str, int] = {"": 0}
     rows = []
@@ -283,7 +283,7 @@ def kernel_identities(graphs: Sequence[ExecutionGraph]) -> Int64:
 
 
 def _texts(graph: ExecutionGraph, strings: Int32 | Int64, numbers: dict[str, int]) -> Int64:
-    """Return numbers of texts that are the same for all graphs; 0 for none."""
+    """Return numbers of texts; equal texts of all graphs have equal numbers, no text has 0."""
     of, where = np.unique(strings, return_inverse=True)
     known = [numbers.setdefault(graph.string(int(each)) if each >= 0 else "", len(numbers)) for each in of]
     return np.array(known, np.int64)[where.reshape(-1)] if len(of) else np.zeros(0, np.int64)

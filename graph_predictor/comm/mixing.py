@@ -1,8 +1,8 @@
 """``Mixture``: a step's collectives, each by the backend that is best for it, against one backend for all of them.
 
-Times are sums over the collectives, one after another; a prediction of the step states how much of them it waits for.
-The interval of a gain takes one backend's errors at neighbouring sizes as equal, and errors of different rows of the
-table as independent. Two formulas of one cluster share half of their variance.
+Times are sums over the collectives, one after another. A prediction of the step states how much of them it waits for.
+The interval of a gain assumes that one backend's errors are equal at neighbouring sizes, and that errors of different
+rows of the table are independent. Two formulas of one cluster share half of their variance.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class MixedRow:
     """Collectives of one kind and group in a rank's step for which the same backend is best.
 
     Attributes:
-        kind, ranks, nodes: of the collectives.
+        kind, ranks, nodes: kind of the collectives, and size of their group.
         smallest_bytes, largest_bytes: range of their payloads.
         backend: the best backend for them.
-        calls: collectives a step.
-        time_us: their time a step by that backend, switches between backends included.
+        calls: number of collectives a step.
+        time_us: their time a step by ``backend``, switches between backends included.
         single_us: their time a step by the best single backend.
         low_us, high_us: ends of the 80% interval of the time gained a step.
     """
@@ -59,7 +59,7 @@ class MixedRow:
 
     @property
     def gain_us(self) -> float:
-        """Return what is gained over the best single backend."""
+        """Return the time gained over the best single backend, µs a step."""
         return self.single_us - self.time_us
 
 
@@ -68,15 +68,15 @@ class Mixture:
     """The collectives of a rank's step.
 
     Attributes:
-        rows: by kind, group and backend.
-        singles_us: all of them by each backend alone that can do all, by name.
-        pinned_us: all of them by the one of NCCL's algorithms and protocols that is best for all sizes of a kind and
-            group, where backends are these; else ``None``.
-        base: who does what no other does faster.
-        switched: calls by another backend than the base.
-        switch_us: of each of them, in ``time_us``.
-        memory_bytes: of a rank, that other backends than the base need.
-        unsure: share of the calls whose backend leads the next by less than the two are known.
+        rows: the collectives by kind, group and backend.
+        singles_us: time of all collectives by each backend that can do all of them, by name.
+        pinned_us: time of all collectives by NCCL's algorithms and protocols, one for all sizes of a kind and group
+            (the best one), if the backends are these; else ``None``.
+        base: the backend that does every collective that no other backend does faster.
+        switched: number of calls by another backend than the base.
+        switch_us: additional time of each such call, included in ``time_us``.
+        memory_bytes: memory of a rank that other backends than the base need.
+        unsure: share of the calls whose best and second-best backend differ by less than the times' uncertainty.
     """
 
     rows: tuple[MixedRow, ...]
@@ -90,32 +90,32 @@ class Mixture:
 
     @property
     def time_us(self) -> float:
-        """Return what all of them take, one after another."""
+        """Return the time of all collectives, one after another, µs a step."""
         return sum(row.time_us for row in self.rows)
 
     @property
     def best_single(self) -> str:
-        """Return the backend that would do all of them fastest."""
+        """Return the single backend that does all collectives fastest."""
         return min(self.singles_us, key=lambda name: self.singles_us[name])
 
     @property
     def gain_us(self) -> tuple[float, float, float]:
-        """Return what is gained over the best single backend, and its 80% interval."""
+        """Return the time gained over the best single backend, and its 80% interval, µs a step."""
         gain = sum(row.gain_us for row in self.rows)
         down, up = (float(np.sqrt(sum(end(row) ** 2 for row in self.rows))) for end in (
             lambda row: row.gain_us - row.low_us, lambda row: row.high_us - row.gain_us))
         return gain, gain - down, gain + up
 
     def step_gain(self, step_us: float, single_us: float) -> tuple[float, float, float]:
-        """Return what a step gains over one with the best single backend, µs, and an interval: that of the collectives'
-        gain times the share of it that the step gains."""
+        """Return what a step gains over one with the best single backend, µs, and an interval. A step gains a share of
+        the collectives' gain; the interval is that of the collectives' gain times this share."""
         gain, (whole, low, high) = single_us - step_us, self.gain_us
         share = gain / whole if whole else 0.0
         low, high = sorted((share * low, share * high))
         return gain, low, high
 
     def headline(self) -> str:
-        """Say what is gained in one sentence."""
+        """Return the gain in one sentence."""
         gain, low, high = self.gain_us
         single = self.singles_us[self.best_single]
         if not self.rows:
@@ -127,7 +127,7 @@ class Mixture:
                 f"{self.best_single} alone: {gain:,.1f} µs less, 80% between {low:,.1f} and {high:,.1f} µs.")
 
     def notes(self) -> list[str]:
-        """Return sentences on what mixing costs and how sure it is."""
+        """Return sentences on the cost of mixing backends, and the uncertainty of its gain."""
         found = []
         if self.switched:
             found.append(
@@ -175,15 +175,15 @@ class Mixture:
             "notes": self.notes()}
 
     def table(self) -> list[list[str]]:
-        """Return the cells of a report: who does what, and what it takes."""
+        """Return the cells of a report: backend and times of each row."""
         return [[row.kind.label, f"{row.ranks:,}", _sizes(row), row.backend, f"{row.calls:,.4g}", f"{row.time_us:,.1f}",
                  f"{row.single_us:,.1f}", f"{row.gain_us:,.1f}", f"{row.low_us:,.1f} – {row.high_us:,.1f}"]
                 for row in self.rows]
 
 
 def mixture(calls: Sequence[CollectiveCall], counts: Sequence[float], on: CollectiveModel) -> Mixture:
-    """Find who does the collectives of a rank's step. ``counts`` says how often a rank does each of ``calls`` in a
-    step."""
+    """Return the best backends for the collectives of a rank's step. ``counts`` states how often a rank does each of
+    ``calls`` in a step."""
     backends, many = on.backends, np.asarray(counts, np.float64)
     choices = backends.choose(CollectiveBatch.from_calls(calls), many)
     singles = {name: float(many @ times.time_us) for name, times in zip(choices.names, choices.by_name, strict=True)
@@ -201,8 +201,8 @@ def mixture(calls: Sequence[CollectiveCall], counts: Sequence[float], on: Collec
 
 
 def mixture_of_step(built: Built, of_step: Bool, steps: int, on: CollectiveModel) -> Mixture:
-    """Find who does the collectives of a recorded or traced step, as a mean over its ranks. ``of_step`` marks the
-    program's kernels that belong to the ``steps`` that are looked at."""
+    """Return the best backends for the collectives of a recorded or traced step, as a mean over its ranks. ``of_step``
+    marks the program's kernels in the step or steps; ``steps`` is the number of these."""
     found, _ = find_collectives(built, on.topology)
     pointer, share = built.program.kernel_ptr, 1.0 / (steps * max(len(built.graphs), 1))
     counts: dict[CollectiveCall, float] = defaultdict(float)
@@ -226,7 +226,7 @@ def _row(key: tuple[CollectiveKind, int, int, str], sizes: Sequence[float], many
 
 
 def _pinned(calls: Sequence[CollectiveCall], many: Float64, choices: BackendChoices) -> float | None:
-    """Return what calls take if each kind and group has one algorithm and protocol for all its sizes."""
+    """Return the time of calls if each kind and group uses one algorithm and protocol for all its sizes, µs."""
     pinned = np.array([name in PINNED for name in choices.names])
     if not pinned.any() or not len(calls):
         return None
@@ -238,7 +238,7 @@ def _pinned(calls: Sequence[CollectiveCall], many: Float64, choices: BackendChoi
 
 
 def _memory(calls: Sequence[CollectiveCall], choices: BackendChoices) -> float:
-    """Return bytes of a rank for the buffers of the backends that are not the base."""
+    """Return the bytes that a rank needs for buffers of backends other than the base."""
     needed: dict[tuple[int, object], float] = defaultdict(float)
     for call, winner in zip(calls, choices.winner.tolist(), strict=True):
         if winner:

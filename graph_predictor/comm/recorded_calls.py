@@ -1,7 +1,7 @@
 """The collectives of graphs as calls that ``kernel_models.collectives.price`` prices.
 
-Waiting is never priced. A rendezvous starts when its last rank arrives; a prediction replaces only the recorded time
-from there to the end.
+Waiting is never priced. A rendezvous starts when its last rank arrives. A prediction replaces only the recorded time
+from that moment to the end.
 
 Collectives of a backend that works on the host (gloo) are represented as device work, one stream for each thread::
 
@@ -9,9 +9,9 @@ Collectives of a backend that works on the host (gloo) are represented as device
     gloo 1           |~~~~~~~ all_reduce: waits for the others ===|
 
 Nothing is launched and nothing runs on a device. But the recording shows the call that asked for the collective, the
-range in which the backend's thread worked on it, and the time that the host's thread waited. They become a launch, a
+range in which the backend's thread worked on it, and the time that the host's thread waited. These become a launch, a
 kernel and a blocking call. So collectives on the host are matched, wait for their last rank, are exposed and lie on the
-critical path as those of a device do. Only reports of recorded jobs use this view.
+critical path like those of a device. Only reports of recorded jobs use this view.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RecordedCollective:
     members: tuple[tuple[int, int], ...]
     recorded_ns: int
     alone: bool
-    """Only one rank was recorded: its recorded time has waiting in it."""
+    """Whether only one rank was recorded, so that the recorded time includes waiting."""
 
 
 def find_collectives(built: Built, on: Topology) -> tuple[list[RecordedCollective], int]:
@@ -83,8 +83,8 @@ def find_collectives(built: Built, on: Topology) -> tuple[list[RecordedCollectiv
 
 def recorded_call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]],
                   members: Sequence[tuple[int, int]], on: Topology | None) -> CollectiveCall | None:
-    """Return the call of one collective, given its kernels as (position of the rank, kernel row), on a cluster or by
-    default on one node; ``None`` where the recording does not show its kind and size."""
+    """Return the call of one collective, given its kernels as (position of the rank, kernel row). It is placed on a
+    cluster, or by default on one node. ``None`` where the recording does not show its kind and size."""
     size, kind, dtype = float("nan"), None, "float32"
     ranks: list[int] = []
     named: list[int] = []
@@ -119,7 +119,7 @@ def recorded_call(graphs: Sequence[ExecutionGraph], row_of: list[dict[int, int]]
 
 
 def _named_ranks(text: str) -> list[int]:
-    """Return the ranks of a group as a trace lists them; empty where the list is cut off or names a rank twice."""
+    """Return the ranks of a group as a trace lists them; empty if the list is cut off or names a rank twice."""
     found = list_of(text)
     if not all(type(rank) is int and rank >= 0 for rank in found):
         return []
@@ -127,7 +127,7 @@ def _named_ranks(text: str) -> list[int]:
 
 
 def with_transfers(built: Built, collectives: Sequence[RecordedCollective], time_us: npt.ArrayLike) -> Program:
-    """Return the job's program with other transfer times of its collectives (µs, one each); waiting is not included."""
+    """Return the job's program with other transfer times of its collectives, µs, one for each; waiting is simulated."""
     duration: Int64 = built.program.kernel_duration.copy()
     for collective, value in zip(collectives, np.asarray(time_us, np.float64).tolist(), strict=True):
         for position, kernel in collective.members:
@@ -136,8 +136,8 @@ def with_transfers(built: Built, collectives: Sequence[RecordedCollective], time
 
 
 def price_table(graph: ExecutionGraph, spec: DeviceSpec, model: CollectiveModel | None) -> CommTimes:
-    """Price every row of a graph's collectives, recorded or traced by shapes. Without ``model`` collectives run over
-    the device's own links. So do always those of no known kind: their bytes are sent once."""
+    """Return prices for every row of a graph's collectives, recorded or traced by shapes. Without ``model`` they run
+    over the device's own links. Collectives of unknown kind always do: their bytes are sent once."""
     calls = table_calls(graph, model)
     known = np.array([call is not None for call in calls], np.bool_)
     times = CommTimes.empty(len(calls))
@@ -148,9 +148,9 @@ def price_table(graph: ExecutionGraph, spec: DeviceSpec, model: CollectiveModel 
 
 
 def payload_ratios(graph: ExecutionGraph, rows: Sequence[int], payload: Sequence[float], spec: DeviceSpec) -> Float64:
-    """Return the price of rows of a graph's collectives with ``payload`` times as many bytes over that with their own.
+    """Return the price of collectives with ``payload`` times their bytes over the price with their own bytes, by row.
 
-    The clusters' latencies and rates are those of the device's own links. 1 where nothing tells what is moved.
+    The latencies and rates are those of the device's own links. The ratio is 1 where a price is 0.
     """
     found = table_calls(graph, None)
     calls = [found[row] or _of_no_kind(graph, row) for row in rows]
@@ -160,7 +160,7 @@ def payload_ratios(graph: ExecutionGraph, rows: Sequence[int], payload: Sequence
 
 
 def table_calls(graph: ExecutionGraph, model: CollectiveModel | None) -> list[CollectiveCall | None]:
-    """Return the call of every row of a graph's collectives; ``None`` where nothing tells what it moves."""
+    """Return the call of every row of a graph's collectives; ``None`` where kind or size is unknown."""
     on = None if model is None else model.topology
     return [recorded_call([graph], [{row: row}], [(0, row)], on) for row in range(len(graph.collectives))]
 
@@ -176,15 +176,15 @@ def _of_no_kind(graph: ExecutionGraph, row: int) -> CollectiveCall:
 WAIT = "wait for a collective"
 """Name of the blocking calls."""
 CALL_NS = 1_000
-"""Assumed time of the call that hands a collective over, at the begin of its operation."""
+"""Assumed time of the call that submits a collective, at the begin of its operation."""
 WAITS = ("wait_tensor", "c10d::barrier", "c10d::monitored_barrier_")
-"""Ends of the names of operations that wait for a collective themselves."""
+"""Ends of the names of operations that themselves wait for a collective."""
 
 SomeTable = TypeVar("SomeTable", bound=Table)
 
 
 def with_host_collectives(graph: ExecutionGraph) -> ExecutionGraph:
-    """Return the graph with the collectives of host backends as device work; itself where it has none."""
+    """Return the graph with the collectives of host backends as device work; the graph itself if it has none."""
     calls, ranges = _matched(graph)
     if not len(calls):
         return graph
@@ -215,13 +215,13 @@ def with_host_collectives(graph: ExecutionGraph) -> ExecutionGraph:
 
 
 def on_host(graph: ExecutionGraph) -> bool:
-    """Return whether all device work of a graph is collectives of the host, as ``with_host_collectives`` tells them."""
+    """Return whether all device work of a graph is collectives of the host (see ``with_host_collectives``)."""
     names = np.unique(graph.kernels.name).tolist()
     return bool(names) and all(graph.string(name).startswith(HOST_RANGE) for name in names)
 
 
 def _matched(graph: ExecutionGraph) -> tuple[Int64, Int64]:
-    """Rows of ``collectives`` and of ``ops``: each call and the range that did it. A backend takes calls in order."""
+    """Return rows of ``collectives`` and ``ops``: each call and the range that carried it out, in the calls' order."""
     ops, table = graph.ops, graph.collectives
     codes = [code for code, text in enumerate(graph.strings) if text.startswith(HOST_RANGE)]
     ranges = np.flatnonzero(np.isin(ops.name, codes))
@@ -231,7 +231,7 @@ def _matched(graph: ExecutionGraph) -> tuple[Int64, Int64]:
     calls, found = [], []
     at = 0
     for row in rows.tolist():
-        # A range that began before was asked for before the recording.
+        # An earlier range belongs to a call from before the recording.
         while at < len(ranges) and ops.start_ns[ranges[at]] < ops.start_ns[table.op[row]]:
             at += 1
         if at == len(ranges):
@@ -245,7 +245,7 @@ def _matched(graph: ExecutionGraph) -> tuple[Int64, Int64]:
 def _waits(graph: ExecutionGraph, threads: Int64, begin: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
     """Return the thread, begin and end of the time in which host threads did nothing until a collective was over.
 
-    That is time in no operation, or in one that waits, up to the last end of a collective in it.
+    It is time in no operation, or in one that waits, up to the last end of a collective within that time.
     """
     own = exclusive_time(graph)
     waiting = np.array([text.endswith(WAITS) for text in graph.strings], np.bool_)

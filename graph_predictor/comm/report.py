@@ -25,13 +25,13 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
 
 @dataclass(slots=True)
 class Traffic:
-    """One group's collectives of one kind; ``members`` is how the trace lists its ranks (groups of one name may
-    differ).
+    """One group's collectives of one kind. ``members`` is the list of its ranks in the trace: groups of one name may
+    differ.
 
-    Times are sums over the ranks' collectives divided by ranks (ns).
+    Times are sums over the ranks' collectives divided by the number of ranks (ns).
 
-    ``transfer_ns`` is the sum of transfer times of matched collectives and ``matched`` how many there were; without
-    any, bandwidths are unknown. ``last_rank`` arrived last most often, ``last_share`` of the times.
+    ``transfer_ns`` is the sum of transfer times of matched collectives and ``matched`` their number; without any,
+    bandwidths are unknown. ``last`` counts, by rank, how often the rank arrived last.
     """
 
     group: str
@@ -48,11 +48,11 @@ class Traffic:
     skew_ns: list[int] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
     recorded: int = 1
-    """Ranks of the group that were recorded: ``count`` is the sum over them."""
+    """Number of the group's ranks that were recorded; ``count`` is the sum over them."""
 
     @property
     def wire_bytes(self) -> float:
-        """Return the bytes that left a rank."""
+        """Return the bytes that left one rank."""
         return self.payload_bytes * (bus_factor(CollectiveKind[self.kind.upper()], self.ranks) if
                                      self.kind.upper() in CollectiveKind.__members__ else 0.0)
 
@@ -70,14 +70,14 @@ class Traffic:
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """Return the rank that arrived last most often, and in which share of the collectives."""
+        """Return the rank that arrived last most often, and the share of collectives in which it did."""
         if not self.last:
             return None
         rank = min(self.last, key=lambda r: (-self.last[r], r))
         return rank, self.last[rank] / sum(self.last.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         straggler = self.straggler
         return {
             "group": self.group, "members": self.members, "kind": self.kind, "ranks": self.ranks, "count": self.count,
@@ -92,8 +92,8 @@ class Traffic:
 
 @dataclass(slots=True)
 class CommReport:
-    """A job's communication. ``histogram`` counts collectives of a rank by kind and power of two of bytes (``NONE``:
-    unknown); ``exposed_ns`` and ``kernel_ns`` are by rank; ``steps`` is the mean number of steps of a rank."""
+    """A job's communication. ``histogram`` counts collectives by kind and power of two of bytes (``NONE``: unknown).
+    ``exposed_ns`` and ``kernel_ns`` are by rank; ``steps`` is the mean number of steps of a rank."""
 
     traffic: list[Traffic]
     histogram: dict[str, dict[int, int]]
@@ -115,7 +115,7 @@ class CommReport:
 
 
 def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
-    """Look at all collectives of the recorded ranks. Raises ``ForetraceError``: what a device did is not known."""
+    """Return the communication of the recorded ranks. Raises ``ForetraceError`` if a device's work is unknown."""
     check_device_work(graphs)
     traffic: dict[tuple[str, str, str, int], Traffic] = {}
     histogram: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -178,7 +178,7 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
             row.matched_bytes += max(sizes)
             row.transfer_ns += int(transfer)
     for key, row in traffic.items():
-        # Means over the ranks that took part: times do not add up over ranks.
+        # Means over the ranks that took part, because times of ranks that run at once do not add up.
         took_part = max(len(counted[key]), 1)
         row.recorded = took_part
         row.kernel_ns /= took_part
@@ -189,9 +189,9 @@ def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
 
 
 def _exposed(graph: ExecutionGraph) -> Int64:
-    """Return each collective kernel's ns in which no computation or copy runs on its device (0 for other kernels).
+    """Return each collective kernel's time, ns, in which no computation or copy runs on its device (else 0).
 
-    For a host's collectives these are the ns in which the host waits for them.
+    For collectives of the host it is the time in which the host waits for them.
     """
     kernels, calls = graph.kernels, graph.launches
     out: Int64 = np.zeros(len(kernels), np.int64)

@@ -1,5 +1,5 @@
-"""Bytes that each dimension of a parallel plan must communicate, by closed formulas, and the check against recorded
-ones.
+"""Bytes that each dimension of a parallel plan must communicate, by closed formulas, and a check against
+recorded volumes.
 
 Sources: Shoeybi et al. 2019 (1909.08053) and Korthikanti et al. 2022 (2205.05198) for tensor and sequence parallelism,
 Rajbhandari et al. 2020 (1910.02054) for ZeRO, Anthony et al. 2024 (2408.10197) for the rest. Tests compare the formulas
@@ -35,11 +35,11 @@ class Pass(str, Enum):
     """The part of a step that communicates."""
 
     FORWARD = "forward"
-    """Once a micro-batch; what is recomputed communicates again."""
+    """Once a micro-batch; recomputed work communicates again."""
     BACKWARD = "backward"
     """Once a micro-batch."""
     STEP = "step"
-    """Once, however many micro-batches there are."""
+    """Once a step, for any number of micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Communication:
     """Equal collectives of one cause.
 
     Attributes:
-        cause: a phrase.
-        dimension: whose ranks take part, as ``ParallelPlan.group`` names it.
-        kind: of collective.
-        payload_bytes: of each, nccl-tests' size.
-        during: in which pass.
-        count: how many in such a pass.
+        cause: a phrase for reports.
+        dimension: the parallelism whose ranks take part, as ``ParallelPlan.group`` names it.
+        kind: kind of the collective.
+        payload_bytes: size of each in nccl-tests' sense, bytes.
+        during: the pass in which it happens.
+        count: number of collectives in one such pass.
     """
 
     cause: str
@@ -65,17 +65,17 @@ class Communication:
 
 def of_block(stream: float, *, sequence_parallel: bool, keys: float = 0.0, routed: float = 0.0, shared: float = 0.0,
              split: int = 2, mixed: tuple[float, float] = (0.0, 0.0)) -> list[Communication]:
-    """Return what one block of a decoder communicates.
+    """Return the communication of one block of a decoder.
 
     Args:
         stream: bytes of the residual stream of a micro-batch on one rank.
         sequence_parallel: as in ``ParallelPlan``.
-        keys: bytes of all keys and values, which parts of a sequence gather.
-        routed: bytes that a rank sends to the experts: of its tokens, once for each expert of a token.
-        shared: bytes that the tensor-parallel ranks which share an expert gather for it.
-        split: parts of the block whose work tensor-parallel ranks share: attention and the feed-forward part, or the
-            first alone where its experts are their ranks' own.
-        mixed: bytes of what goes into a state-space mixer's recurrence and of what comes out, of a rank's tokens.
+        keys: bytes of all keys and values, which the parts of a sequence gather.
+        routed: bytes that a rank sends to the experts: each of its tokens once for each of the token's experts.
+        shared: bytes that tensor-parallel ranks sharing an expert gather for it.
+        split: number of parts of the block whose work tensor-parallel ranks share: attention and the feed-forward part,
+            or attention alone if each rank has experts of its own.
+        mixed: bytes of a rank's tokens into and out of a state-space mixer's recurrence.
     """
     found = []
     gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
@@ -114,7 +114,7 @@ def of_replicas(sharding: Sharding, gradients: float, parameters: float) -> list
 
 
 FIRST_BUCKET, BUCKET = 1, 25
-"""MiB of DDP's first bucket and of the others where no size is given (``torch.distributed``'s defaults)."""
+"""MiB of DDP's first bucket and of the later ones if no size is given (``torch.distributed``'s defaults)."""
 MIB = 1 << 20
 
 
@@ -125,7 +125,7 @@ def buckets_of(gradients: Sequence[tuple[str, int]], bucket_mb: int | None = Non
     reducer). A bucket has one dtype, and the gradient that reaches its size closes it. Incomplete buckets come last.
 
     Args:
-        gradients: dtype and bytes of each.
+        gradients: dtype and bytes of each gradient.
         bucket_mb: size of a bucket, MiB; ``None``: DDP's defaults.
     """
     limits = (FIRST_BUCKET, BUCKET) if bucket_mb is None else (bucket_mb, bucket_mb)
@@ -142,7 +142,7 @@ def buckets_of(gradients: Sequence[tuple[str, int]], bucket_mb: int | None = Non
 
 
 def of_boundary(stream: float, tp: int, *, sequence_parallel: bool) -> list[Communication]:
-    """Return what two neighbouring stages communicate: activations there and their gradients back."""
+    """Return the communication between two neighbouring stages: activations and their gradients."""
     sent = stream / tp if sequence_parallel else stream
     return [Communication("pipeline activations and gradients", "pp", CollectiveKind.SEND_RECV, sent, during)
             for during in (Pass.FORWARD, Pass.BACKWARD)]
@@ -154,7 +154,7 @@ MOST_BYTES = 1 << 50  # a pebibyte; chosen
 
 
 def parse_bytes(text: str) -> float:
-    """Return the bytes of "64MiB", "1.5GB" or "512". Raises ``CommError`` for others, or more than a pebibyte."""
+    """Return the bytes of "64MiB", "1.5GB" or "512". Raises ``CommError`` for other texts, or more than a pebibyte."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", text.lower())
     if not match or match.group(2) not in _UNITS:
         raise CommError(f"{text!r} is no size; write bytes such as 65536, 64KiB, 16MiB or 1.5GB.")
@@ -165,7 +165,7 @@ def parse_bytes(text: str) -> float:
 
 
 def parse_memory(text: str, option: str, example: str) -> float:
-    """Return the bytes of a memory option; a bare number is in GB. Raises ``CommError``: it is no size."""
+    """Return the bytes of a memory option; a bare number is in GB. Raises ``CommError`` if it is no positive size."""
     try:
         found = parse_bytes(f"{float(text)}GB")
     except ValueError:
@@ -176,7 +176,7 @@ def parse_memory(text: str, option: str, example: str) -> float:
 
 
 def bytes_text(value: float) -> str:
-    """Write a number of bytes, such as "64 KiB", "1.5 MiB" or "100 B"."""
+    """Return a number of bytes as text, such as "64 KiB", "1.5 MiB" or "100 B"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= factor:
             return f"{value / factor:.4g} {unit}"
@@ -198,8 +198,8 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def parse_table(text: str) -> list[list[float]]:
-    """Return the bytes that each rank sends to each, of "1MiB,2MiB" (every rank sends these to ranks 0, 1, …) or
-    "0,4;8,0" (a row for each sending rank). Raises ``CommError`` for anything else."""
+    """Return the bytes from each rank to each rank. "1MiB,2MiB" means that every rank sends these to ranks 0, 1, …;
+    "0,4;8,0" has a row for each sending rank. Raises ``CommError`` for anything else."""
     rows = [[parse_bytes(cell) for cell in row.split(",")] for row in text.split(";")]
     if len(rows) == 1:
         rows *= len(rows[0])
@@ -217,7 +217,7 @@ TOLERANCE = 0.05
 
 
 MOST = 1e18
-"""No job has more of anything."""
+"""Largest value of any number of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +228,14 @@ class JobShape:
         data_scheme: "ddp", "zero1", "zero2", "zero3" (FSDP) or "none".
         dp, tp, pp, ep: data-, tensor-, pipeline- and expert-parallel sizes.
         parameters: parameters of one rank's model part (after tensor and pipeline sharding).
-        gradient_bytes, parameter_bytes: of an element as it is communicated.
-        layers: transformer layers of one rank; moe_layers: of them those with experts.
+        gradient_bytes, parameter_bytes: bytes of an element as it is communicated.
+        layers: transformer layers of one rank; moe_layers: number of these layers with experts.
         sequence, batch, hidden: tokens of a sequence, sequences of a micro-batch, width.
-        activation_bytes: of an element.
-        micro_batches: of one step.
+        activation_bytes: bytes of an element of the activations.
+        micro_batches: number in one step.
         top_k: experts of a token.
-        sequence_parallel: whether tensor-parallel all-reduces are reduce-scatter and all-gather.
-        full_recompute: whether the forward is done again in the backward.
+        sequence_parallel: whether reduce-scatter and all-gather replace the tensor-parallel all-reduces.
+        full_recompute: whether backward repeats the forward pass.
         boundaries: pipeline neighbours of the rank (0, 1 or 2; by default 2 with three stages or more, else 1).
         chunks: virtual pipeline chunks of a rank.
     """
@@ -272,7 +272,7 @@ class JobShape:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """Expected collectives of one cause: ``payload_bytes`` in all, per rank and step, over ``ranks`` ranks."""
+    """Expected collectives of one cause: their total ``payload_bytes`` per rank and step, over ``ranks`` ranks."""
 
     cause: str
     kind: CollectiveKind
@@ -286,7 +286,7 @@ class Volume:
 
 
 def expected_volumes(job: JobShape) -> list[Volume]:
-    """Return all that a step must communicate, by cause."""
+    """Return all communication of a step, by cause."""
     sharding = SHARDING.get(job.data_scheme)
     replicas = [] if sharding is None else of_replicas(
         sharding, job.parameters * job.gradient_bytes, job.parameters * job.parameter_bytes)
@@ -310,7 +310,7 @@ def expected_volumes(job: JobShape) -> list[Volume]:
 
 @dataclass(frozen=True, slots=True)
 class VolumeCheck:
-    """Expected and recorded payload of one kind, bytes per rank and step."""
+    """Expected and recorded payload of one kind of collective, bytes per rank and step."""
 
     kind: CollectiveKind
     causes: tuple[str, ...]
@@ -319,7 +319,7 @@ class VolumeCheck:
 
     @property
     def agrees(self) -> bool:
-        """Return whether they are within the tolerance."""
+        """Return whether both volumes are within the tolerance."""
         return abs(self.recorded_bytes - self.expected_bytes) <= TOLERANCE * max(self.expected_bytes, 1.0)
 
 
@@ -333,7 +333,7 @@ def check_volumes(job: JobShape, recorded: Mapping[CollectiveKind, float]) -> li
 
 
 def read_job_shape(path: str) -> JobShape:
-    """Read a job's shape from a TOML file of ``JobShape``'s names. Raises ``CommError`` on what is wrong in it."""
+    """Read a job's shape from a TOML file with ``JobShape``'s names. Raises ``CommError`` if the file is wrong."""
     try:
         data = from_toml(read_input(path))
     except OSError as error:

@@ -19,9 +19,9 @@ from tracer.graph import ExecutionGraph, Phase
 from tracer.views import forward_backward_pairs
 
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
-"""Families of other work between the products than the softmax: scale, mask, dropout, copies, fully masked rows."""
+"""Families of work between the two products, without the softmax: scale, mask, dropout, copies, fully masked rows."""
 MOST_BETWEEN = 16
-"""Kernels between the two products of one attention: chosen, above the longest chain of eager models."""
+"""Most kernels between the two products of one attention; chosen, above the longest chain of eager models."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FlashAttention:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "flash attention"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -66,7 +66,7 @@ class FlashAttention:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenOut:
-    """An attention that is written out: its rank, units and operations in forward, and the fused call for them."""
+    """An attention that is written out: its rank, its units and operations in forward, and the fused call for it."""
 
     rank: int
     members: np.ndarray
@@ -75,11 +75,11 @@ class _WrittenOut:
 
 
 def _refusal(call: OpCall, on_host: bool) -> str:
-    """Return why no fused kernel takes an attention; "" where one does.
+    """Return why no fused kernel can compute an attention; "" if one can.
 
-    Of fused attention a CPU has one kernel, ``_scaled_dot_product_flash_attention_for_cpu``. PyTorch takes it for every
-    type, any mask without a gradient and heads that share keys, but neither with dropout nor for values of another size
-    than keys (ATen/native/transformers/sdp_utils_cpp.cpp).
+    A CPU has one fused kernel, ``_scaled_dot_product_flash_attention_for_cpu``. PyTorch uses it for every type, for any
+    mask without a gradient, and for shared keys. It supports no dropout, and no values of another size than keys
+    (ATen/native/transformers/sdp_utils_cpp.cpp).
     """
     if not on_host:
         return ""
@@ -114,13 +114,13 @@ def _attentions(scenario: Scenario, units: WorkUnits) -> Iterator[_WrittenOut]:
 
 
 def _alive(units: WorkUnits, rank: int) -> np.ndarray:
-    """Return a rank's units that are still there and have an operation."""
+    """Return a rank's units that are not removed and have an operation."""
     return np.flatnonzero((units.rank == rank) & units.alive & (units.op >= 0))
 
 
 def _forward(units: WorkUnits, mine: np.ndarray,
              graph: ExecutionGraph) -> Iterator[tuple[np.ndarray, np.ndarray, OpCall]]:
-    """Yield the units, operations and the new call of each attention in forward."""
+    """Yield units, operations and fused call of each attention in forward."""
     names = np.array([text in WRITTEN_OUT for text in graph.strings] or [False], np.bool_)
     taken = np.zeros(len(units), np.bool_)
     for op in np.flatnonzero(names[graph.ops.name]).tolist():
@@ -131,10 +131,10 @@ def _forward(units: WorkUnits, mine: np.ndarray,
         if len(members) < 2 or made is None:
             continue
         if calls and calls[0].family is Family.ATTENTION and "unsized" not in calls[0].flags:
-            # A recorded operator may leave its numbers out; what it draws is seen inside.
+            # A recorded operator may lack its numbers; its random draws are visible inside it.
             flags = tuple((set(calls[0].flags) - {"causal"}) | (set(made.flags) & {"dropout"}))
             batch, heads, kv_heads = calls[0].dims[:3]
-            # Sizes and type as edited are those of the products inside; how many heads share keys is the operator's.
+            # The products inside have the edited sizes and type. The operator knows how many heads share keys.
             made = replace(made, flags=flags)
             grown = made.dims[1] / max(batch * heads, 1)
             made = _call(_kind(made.dtype, units.on_host), max(round(batch * grown), 1), heads, kv_heads,
@@ -146,7 +146,7 @@ def _forward(units: WorkUnits, mine: np.ndarray,
 
 def _written_out(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[
         tuple[np.ndarray, np.ndarray, OpCall]]:
-    """Yield two batched products with one softmax of the scores between them."""
+    """Yield each two batched products with one softmax of the scores between them (as ``_forward``)."""
     rows = mine[units.phase[mine] != Phase.BACKWARD].tolist()
     for at, u in enumerate(rows):
         softmax = _one(units, u, Family.SOFTMAX)
@@ -173,7 +173,7 @@ def _written_out(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -> I
 def _product(units: WorkUnits, rows: list[int], at: int, direction: int, scores: int, keys: int, *,
              is_scores: bool) -> \
         int | None:
-    """Position of the batched product before (that makes the scores) or after (that reads them) a softmax."""
+    """Return the position of the batched product before a softmax (makes the scores) or after it (reads them)."""
     for distance in range(1, MOST_BETWEEN + 1):
         here = at + direction * distance
         if not 0 <= here < len(rows):
@@ -195,7 +195,7 @@ def _one(units: WorkUnits, u: int, family: Family) -> OpCall | None:
 
 
 def _products(units: WorkUnits, members: np.ndarray) -> OpCall | None:
-    """Return the fused call of an attention by its first and last product: [batch·heads, queries, keys, head size]."""
+    """Return the fused call of an attention, by its first and last product [batch·heads, queries, keys, head size]."""
     products = [call for call in (_one(units, int(u), Family.GEMM) for u in members) if call is not None]
     if len(products) < 2:
         return None
@@ -220,7 +220,7 @@ def _call(kind: str, batch: int, heads: int, kv_heads: int, sizes: tuple[int, ..
 
 
 def _kind(dtype: str, on_host: bool) -> str:
-    """Return which fused kernels take the type: flash attention those of 16 bits, on a CPU all."""
+    """Return the fused kernels for a type: flash attention for 16 bits, and on a CPU for all types."""
     return "flash" if on_host or itemsize("fp32" if dtype == "tf32" else dtype) <= 2 else "efficient"
 
 
@@ -248,8 +248,8 @@ def _backward_units(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -
 
 
 def _pairs(graph: ExecutionGraph) -> list[tuple[int, int]]:
-    """Return (forward, backward) operations. Without the profiler's backward functions, as in steps traced by shapes,
-    every operation of backward carries its forward operation's number itself."""
+    """Return (forward, backward) operations. If the profiler recorded no backward functions, as in steps traced by
+    shapes, every operation of backward itself has its forward operation's number."""
     ops = graph.ops
     numbered = ops.sequence >= 0
     if (numbered & (ops.forward_thread > 0)).any():

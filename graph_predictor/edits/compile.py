@@ -15,9 +15,9 @@ from tracer.arrays import Float64
 from tracer.graph import Phase
 
 HOST_LEFT = 0.25
-"""Share of forward's and backward's host time, launch calls apart, that compiled code still takes: an assumption.
-Guards, one call for each generated kernel, and autograd's one node for the whole graph are left of Python, dispatch and
-a node for each operation."""
+"""Assumed share of forward's and backward's host time, without launch calls, that compiled code still takes. Guards, a
+call for each generated kernel, and one autograd node for the whole graph remain of Python, dispatch and a node for each
+operation."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Compile:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "torch.compile (approximate)"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -63,11 +63,11 @@ def compiled(_: Scenario | None, units: WorkUnits) -> Rewriting:
 
 
 def _host(scenario: Scenario) -> tuple[Float64, float]:
-    """Return the factor on each slice of host time, and the share of the host's time then left that it is unsure of."""
+    """Return the factor on each slice of host time, and the share of the host time then left that was scaled by it."""
     slices = scenario.slices
     on_cpu = scenario.built.computes_on_host
     before = [np.isin(graph.ops.phase, (Phase.FORWARD, Phase.BACKWARD)) for graph in scenario.built.graphs]
-    # What a CPU's operations compute is no overhead.
+    # Computation of a CPU's operations is not overhead.
     inside = [found & ~computing_operations(graph) if on_cpu else found for found, graph in zip(
         before, scenario.built.graphs, strict=True)]
     weight = np.where(slices.is_cost, 1.0, host_weight(scenario, inside, HOST_LEFT, before))

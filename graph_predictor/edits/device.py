@@ -34,7 +34,7 @@ class Device:
         return find_device(self.device) if isinstance(self.device, str) else self.device
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"on {self.spec.name}"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -67,7 +67,7 @@ class Device:
 
 @dataclass(frozen=True)
 class _TF32:
-    """fp32 convolutions on a device with TF32 units, TF32 work on one without."""
+    """Convert fp32 convolutions to TF32 on a device with TF32 units, and TF32 work to fp32 on a device without."""
 
     units: bool
 

@@ -28,7 +28,7 @@ class FuseElementwise:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "elementwise chains fused"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -74,7 +74,7 @@ def elements(call: OpCall) -> int:
 
 
 def _joins(units: WorkUnits, last: int, u: int, call: OpCall) -> bool:
-    """Return whether a unit goes on with the chain that ends in ``last``."""
+    """Return whether a unit continues the chain that ends with unit ``last``."""
     same = all(column[last] == column[u] for column in (units.rank, units.lane, units.phase, units.step))
     between = units.follows[last + 1:u + 1]
     return bool(same and between.all() and not units.watched[last]
@@ -82,15 +82,15 @@ def _joins(units: WorkUnits, last: int, u: int, call: OpCall) -> bool:
 
 
 def _reads(call: OpCall) -> bool:
-    """Return whether a call reads at least as many elements as it writes: a fill reads none."""
+    """Return whether a call reads at least as many elements as it writes; a fill reads none."""
     return call.family is not Family.ELEMENTWISE or call.dims[2] >= call.dims[0]
 
 
 def fused_call(chain: list[OpCall]) -> OpCall:
-    """Return one call for a chain, which reads its outer inputs and writes its last result."""
+    """Return one call for a chain: it reads the chain's outer inputs and writes its last result."""
     last = chain[-1]
     inner = sum(call.bytes_written for call in chain[:-1])
-    # Random numbers and copies have one input of as many elements as they write.
+    # Random numbers and copies have one input with as many elements as they write.
     shapes = [call.dims if call.family is Family.ELEMENTWISE else (call.dims[0], 1, call.dims[0]) for call in chain]
     joints = len(chain) - 1
     size = elements(last)

@@ -1,5 +1,5 @@
-"""The kernels that a compiler makes of a step's operations: one generated kernel where several ran, and its own
-layouts.
+"""The kernels that a compiler makes of a step's operations: it generates one kernel in place of several, and chooses
+layouts of its own.
 
 TorchInductor keeps the libraries' kernels for products (convolutions, matrix products, fused attention) and generates
 the rest. It computes a value where it is used instead of writing it. So work on equally many elements between two
@@ -8,8 +8,8 @@ products becomes one kernel, which reads values from outside and writes only val
     conv ─▶ bn ─▶ relu ─▶ conv              conv ─▶ [bn relu] ─▶ conv           one read, one write
     linear ─▶ + ─▶ norm ─▶ cast ─▶ linear   linear ─▶ [+ norm cast] ─▶ linear   the sum is needed again: written too
 
-Traces do not name tensors, so sizes decide which values an operation reads: the last values of its size that nothing
-has read yet. Where these are too few, it reads a value that was read before (a residual), which is then written.
+Traces do not name tensors, so sizes decide which values an operation reads: the latest values of its size that nothing
+has read yet. If these are too few, it reads one that was read before (a residual), which then has to be written.
 
 Source: ``torch/_inductor``: ``lowering.py``, ``scheduler.py``, ``graph.py`` (``decide_layout_opt``), 2.4 to 2.13.
 """
@@ -27,18 +27,18 @@ from kernel_models.op_call import Family, OpCall, itemsize
 from tracer.graph import Phase
 
 PERSISTENT_COLUMNS = 16384
-"""Longer rows than this are read twice by a generated norm or softmax: once for their sums, once for the values."""
+"""A generated norm or softmax reads longer rows than this twice: once for their sums, once for the values."""
 
 
 @dataclass(eq=False, slots=True)
 class _Kernel:
-    """A kernel in the making.
+    """A kernel to be generated.
 
     Attributes:
-        units: whose place it takes.
-        read: bytes from outside.
-        rows: of what it reduces, how many and how long.
-        values: what it computes.
+        units: units that it replaces.
+        read: bytes read from outside.
+        rows: number and length of the rows that it reduces, if it does.
+        values: values that it computes.
         inputs: values from outside.
     """
 
@@ -51,15 +51,15 @@ class _Kernel:
 
 @dataclass(eq=False, slots=True)
 class _Value:
-    """A result.
+    """A result of an operation.
 
     Attributes:
-        kernel: that computes it; ``None`` for a library's.
-        elements, size: how many, and their bytes.
+        kernel: the kernel that computes it; ``None`` for a library's.
+        elements, size: number of elements, and their bytes.
         written: whether it is in memory.
         inner: the value of the same kernel that was normalised to make it.
-        unbiased: the convolution whose bias is not added yet.
-        number: counts up.
+        unbiased: the unit of the convolution whose bias is not added yet; -1 for none.
+        number: order in which values were made.
     """
 
     kernel: _Kernel | None
@@ -77,12 +77,12 @@ class _Work:
 
     Attributes:
         over: elements of each of its whole operands.
-        operands: how many of these it has; broadcast ones do not count.
-        elements, size: of its result, and their bytes.
+        operands: number of whole operands; broadcast operands do not count.
+        elements, size: elements of its result, and their bytes.
         rows: see ``_Kernel``.
         gathers: whether it reads each element several times, so that its input is written first.
         normalises: whether its result is a normalised form of its operand.
-        tensors: how many it puts one after another.
+        tensors: number of tensors that it concatenates; 0 for other operations.
     """
 
     over: int
@@ -96,11 +96,11 @@ class _Work:
 
 
 class _Step:
-    """One phase of one step on one stream.
+    """The kernels that the compiler generates for one phase of one step on one stream.
 
     Args:
         turned: whether convolutions have channels last.
-        peels: whether biases of convolutions are added by what follows.
+        peels: whether the kernel after a convolution adds its bias.
     """
 
     def __init__(self, turned: bool, peels: bool) -> None:
@@ -141,7 +141,7 @@ class _Step:
         self._results(kernel, work, inner)
 
     def _concatenated(self, u: int, call: OpCall, work: _Work) -> None:
-        """Tensors one after another: in the kernel that makes one of them; a copy where all are in memory."""
+        """Add a concatenation: part of the kernel that makes one of its tensors; a copy if all are in memory."""
         kernel, left, room, alone = _Kernel([u]), call.bytes_read, work.elements, True
         newest = sorted((value for values in self._waiting.values() for value in values[-work.tensors:]),
                         key=lambda value: -value.number)[:work.tensors]
@@ -167,7 +167,7 @@ class _Step:
         self._put(result)
 
     def library(self, u: int, calls: Sequence[OpCall]) -> None:
-        """Add an operation that is left to a library's kernels."""
+        """Add an operation that the compiler leaves to a library's kernels."""
         self._calls[u] = tuple(calls)
         for call in calls:
             for elements in _inputs(call):
@@ -213,14 +213,14 @@ class _Step:
                       bytes_written=sum(value.size for value in kernel.values if value.written))
 
     def _convolution(self, call: OpCall) -> OpCall:
-        """Return a convolution as the compiler calls it: without its bias, which what follows adds."""
+        """Return a convolution as the compiler calls it: without its bias, which the next kernel adds."""
         layout = "nhwc" if self._turned else call.layout
         if not self._peels or "bias" not in call.flags or call.kind != "forward":
             return replace(call, layout=layout)
         return replace(call, layout=layout, flags=tuple(flag for flag in call.flags if flag != "bias"))
 
     def _write(self, value: _Value) -> None:
-        """Let what needs a value in memory read it."""
+        """Put a value into memory; a convolution's missing bias is then added by a kernel of its own."""
         value.written = True
         if value.unbiased >= 0:
             conv = self._libraries[value.unbiased][0]
@@ -241,13 +241,13 @@ class _Step:
         self._past.setdefault(value.elements, []).append(value)
 
     def _read_again(self, elements: int, size: float, kernel: _Kernel) -> None:
-        """Have a value in memory that was read before and is read again: the newest that the kernel does not have."""
+        """Add an input that was read before: the largest in memory (then newest) that is not yet the kernel's input."""
         past = [value for value in self._past.get(elements, ())[-MOST_PAST:] if value.size <= size * 1.001
                 and value.kernel is not kernel and not any(value is one for one in kernel.inputs)]
         if not past:
             return
         value = max(past, key=lambda value: (value.size, value.number))
-        # What was normalised is taken to be a sum that goes on beside the normalised values.
+            # The value that was normalised is assumed to be a sum that is needed again in addition to the result.
         if value.inner is not None and value.inner.size == value.size:
             value = value.inner
         kernel.inputs.append(value)
@@ -260,7 +260,7 @@ class _Step:
                 and (kernel.rows is None or work.rows is None or kernel.rows == work.rows))
 
     def _merged(self, kernel: _Kernel, other: _Kernel) -> _Kernel:
-        """One kernel of two."""
+        """Return two kernels merged into one."""
         if other is not kernel:
             kernel.units += other.units
             kernel.read += other.read
@@ -274,7 +274,7 @@ class _Step:
 
 
 def generated_kernels(units: WorkUnits) -> list[Replacement]:
-    """Return what the compiler's kernels replace, and its convolutions where they are other ones."""
+    """Return the replacements of operations by the compiler's kernels, changed convolutions included."""
     training = bool((units.phase[units.alive] == Phase.BACKWARD).any())
     turned = not units.on_host and channels_last(units, training)
     found: list[Replacement] = []
@@ -301,13 +301,13 @@ LEAST_PART = 64
 SAME = 0.02
 """Greatest relative difference in bytes at which a kernel of one operation counts as the operation itself."""
 MOST_PAST = 8
-"""Number of latest values of one size that are searched for a value that is read again."""
+"""Number of latest values of one size among which a value to be read again is searched."""
 MOST_KERNELS = 2
-"""Kernels of an operation that is one to the compiler: a reduction over few results has two."""
+"""Most kernels of an operation that the compiler treats as one: a reduction to few results has two."""
 
 
 def work_of(call: OpCall) -> _Work | None:
-    """Return what an operation is to a compiler; ``None`` for what it leaves to a library."""
+    """Return an operation's work as the compiler sees it; ``None`` if the compiler leaves it to a library."""
     family, dims, size = call.family, call.dims, itemsize(call.dtype)
     if family is Family.ELEMENTWISE:
         return _Work(dims[0], min(dims[2] // max(dims[0], 1), dims[1]), dims[0], call.bytes_written)
@@ -333,7 +333,7 @@ def work_of(call: OpCall) -> _Work | None:
 
 
 def _source_elements(call: OpCall) -> int:
-    """Return the elements that a copy reads: a padded copy has more."""
+    """Return the number of elements that a copy reads; a padded copy writes more."""
     given = next((flag.partition("=")[2] for flag in call.flags if flag.startswith("from=")), "")
     return int(given) if given else call.dims[0]
 
@@ -355,7 +355,7 @@ def _elements(call: OpCall) -> int:
 
 
 def _inputs(call: OpCall) -> tuple[int, ...]:
-    """Return the elements of each of the tensors that a library's kernel reads."""
+    """Return the number of elements of each tensor that a library's kernel reads."""
     dims = call.dims
     if call.family is Family.GEMM:
         batch, m, n, k = dims
@@ -376,15 +376,15 @@ def _inputs(call: OpCall) -> tuple[int, ...]:
 # Layout -------------------------------------------------------------------------------------------------------------
 
 GROUPED, SMALL, SHRINKING, USUAL = 1.358, 0.783, 0.725, 0.823
-"""Factors of the time of kinds of convolutions in channels-last layout, by which the compiler decides on inference."""
+"""Factors on the time of kinds of convolutions with channels last; by them the compiler chooses for inference."""
 NODES_A_UNIT = 3
-"""Nodes of a compiler's graph for each piece of device work, about: views, statistics and casts are nodes too."""
+"""Nodes of a compiler's graph for each piece of device work (roughly): views, statistics and casts are nodes too."""
 MOST_NODES = 300
-"""Nodes a convolution from which on a graph is no convolutional one."""
+"""A graph with this many nodes for each convolution, or more, does not count as convolutional."""
 
 
 def channels_last(units: WorkUnits, training: bool) -> bool:
-    """Return whether the compiler has a step's convolutions in channels last.
+    """Return whether the compiler changes a step's convolutions to channels last.
 
     Source: ``torch._inductor.graph.GraphLowering.decide_layout_opt``.
     """

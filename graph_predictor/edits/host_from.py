@@ -46,7 +46,7 @@ class HostFrom:
     name: str = "another trace"
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"host of {self.name}"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -63,7 +63,7 @@ class HostFrom:
             raise EditError(f"{self.name} has no steps, so that its host time is not known by step; give a trace "
                             "with steps.")
         slices = host_slices(other)
-        # The ratio of the hosts is of recorded times, and applies to times that other edits changed, too.
+        # The ratio of the hosts comes from recorded times, but also applies to times that other edits changed.
         ns = scenario.host_times()
         matched = total = 0.0
         for rank in range(len(scenario.built.graphs)):
@@ -99,14 +99,14 @@ class HostFrom:
 
 def _rank(scenario: Scenario, rank: int, slices: HostSlices, cycle: Cycle, other_rank: int, ns: Float64) -> tuple[
         float, float]:
-    """Put the other's times into ``ns`` for one rank; (time matched in place, all time), of the source, ns."""
+    """Put the other host's times into ``ns`` for one rank; return (time matched in place, all time) of the source."""
     mine = operation_costs(scenario.cycle, scenario.slices, rank, outermost_operations(scenario.built.graphs[rank]))
     theirs = operation_costs(cycle, slices, other_rank, outermost_operations(cycle.built.graphs[other_rank]))
     inside, before, tail = mine.inside.mean(axis=0), mine.before.mean(axis=0)[:-1], float(mine.before[:, -1].mean())
     partner = partners(mine, theirs)
     in_place = partner >= 0
     other_inside, other_before, known = _times(mine, theirs, partner)
-    # What has no time here to scale goes to the other part of the same operation.
+    # Other time for a part that takes no time here goes to the other part of the same operation.
     other_before, other_inside = (
         np.where(inside <= 0, other_inside + other_before, np.where(before <= 0, 0.0, other_before)),
         np.where(inside <= 0, 0.0, np.where(before <= 0, other_inside + other_before, other_inside)))
@@ -126,8 +126,8 @@ def _rank(scenario: Scenario, rank: int, slices: HostSlices, cycle: Cycle, other
 
 
 def _times(mine: OperationCosts, theirs: OperationCosts, partner: Int64) -> tuple[Float64, Float64, Bool]:
-    """Return the other's mean time in, and before, each of my operations, and where there is one: its partner's, else
-    the mean of the operations of its name."""
+    """Return the other capture's mean time in, and before, each of my operations (its partner's, else the mean of
+    operations with its name), and whether there is any."""
     numbers: dict[str, int] = {}
     name, other = (numbered_names(one.graph, one.op, numbers) for one in (mine, theirs))
     count = np.bincount(other, minlength=len(numbers))

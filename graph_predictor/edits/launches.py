@@ -1,4 +1,4 @@
-"""Edits of launches, and of what a batch costs the training thread."""
+"""Edits of launches, and of the time that the training thread spends on batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CudaGraphs:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "CUDA graphs"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -37,7 +37,7 @@ class FreeLaunches:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "free launches"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -54,7 +54,7 @@ class NoDataLoading:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "no data loading"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -67,8 +67,8 @@ class NoDataLoading:
 
 
 def check_loading_is_known(scenario: Scenario) -> None:
-    """Raise ``EditError`` where the recorded step's own thread loads its batches, and a step traced again does not tell
-    that time apart from other host time."""
+    """Raise ``EditError`` if the recorded step's own thread loads its batches and the step was traced again, since that
+    trace does not separate this time from other host time."""
     if scenario.origin is None or loading_ns(scenario) or not loading_ns(scenario.origin.scenario):
         return
     raise EditError("The recorded step loads its batches in the training thread, which a step that is traced again, at "
@@ -77,7 +77,7 @@ def check_loading_is_known(scenario: Scenario) -> None:
 
 
 def waits_for_batches(scenario: Scenario) -> bool:
-    """Return whether another process or thread makes the step's batches: loader workers, or work the host waited
+    """Return whether another process or thread makes the step's batches: loader workers, or work that the host waited
     for."""
     waited = scenario.built.recorded_program.item_external[scenario.cycle.item] > NEVER
     return bool(waited.any()) or scenario.batches.loader is not None

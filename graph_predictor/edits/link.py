@@ -21,7 +21,7 @@ class ScaleLink:
     factor: float
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"links × {self.factor:g}"
 
     def apply(self, scenario: Scenario) -> Scenario:

@@ -36,11 +36,11 @@ class OtherIndices:
 
     @classmethod
     def parse(cls, text: str) -> OtherIndices:
-        """Read the file or the law. Raises ``TableError``."""
+        """Return the edit with indices from a file or a law. Raises ``TableError``."""
         return cls(read_indices(text))
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"indices of {self.indices.source}"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -65,7 +65,7 @@ class OtherIndices:
 
 
 def tables_with(graph: ExecutionGraph, indices: Indices) -> tuple[Noted, list[str]]:
-    """Return the tables of each operation that looks up rows by these indices, and sentences on what was not found.
+    """Return the tables of each operation that looks up rows, with these indices, and sentences on what was not found.
     ``graph`` does not change."""
     copy = replace(graph, strings=list(graph.strings), ops=graph.ops.take(np.arange(len(graph.ops))))
     notes = note_indices(copy, indices)
@@ -76,7 +76,7 @@ def tables_with(graph: ExecutionGraph, indices: Indices) -> tuple[Noted, list[st
 
 
 def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
-    """The operations are the kernels: time in those that look rows up, parts within, × model(new) / model(old)."""
+    """Return the scenario on a CPU: time in operations that look up rows, inner ones included, × model(new/old)."""
     slices = scenario.slices
     weight: Float64 = np.ones(len(slices))
     differs = False

@@ -18,7 +18,7 @@ from tracer.optimizer_memory import MUCH, STATES
 OPERATIONS = {"adam": 12.0, "sgd": 4.0, "adagrad": 8.0, "rmsprop": 8.0}
 """Floating-point operations for each parameter, counted from the formulas."""
 FEW_STATES = 1.5
-"""Bytes of an optimizer's states for each byte of parameters, below which it keeps one value rather than two."""
+"""Bytes of an optimizer's states for each byte of parameters; with fewer it keeps one value for each, else two."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class FusedOptimizer:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "fused optimizer"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -65,7 +65,7 @@ def fuse(scenario: Scenario, units: WorkUnits) -> Rewriting:
         sizes = _parameters(scenario, units, own)
         if not sizes:
             return Rewriting([])
-        # A GPU's kernel goes over many tensors at once; a CPU's over one after another, each still in its cache.
+        # A GPU's kernel updates many tensors at once; a CPU updates one after another, each still in its cache.
         found.append(Replacement(own, tuple(
             OpCall(Family.OPTIMIZER, kind, (1, elements), "fp32", flops=OPERATIONS[kind] * elements,
                    bytes_read=4.0 * elements * (2 + states), bytes_written=4.0 * elements * (1 + states))
@@ -87,8 +87,8 @@ def _fused_already(scenario: Scenario, units: WorkUnits, mine: Bool) -> bool:
 
 
 def _parameters(scenario: Scenario, units: WorkUnits, own: np.ndarray) -> list[int]:
-    """Return the elements of each parameter of a rank: every operation of an optimizer goes over all of them, most of
-    them once a step. Of operations on lists the elements of each list."""
+    """Return the number of elements of each parameter of a rank. Every operation of an optimizer runs over all
+    parameters, most of them once a step; operations on lists have the elements of each list."""
     sizes: dict[int, list[int]] = defaultdict(list)
     graph = scenario.built.graphs[int(units.rank[own[0]])]
     for u in own.tolist():
@@ -101,8 +101,8 @@ def _parameters(scenario: Scenario, units: WorkUnits, own: np.ndarray) -> list[i
 
 
 def _kind(scenario: Scenario) -> str:
-    """Return which of ``STATES``: by the name of the optimizer's annotation in the recording, or by the memory of the
-    states that a trace by shapes knows; Adam for any other, which keeps most."""
+    """Return the optimizer's key in ``STATES``: from its annotation in the recording, or from the memory of states in a
+    trace by shapes. For any other optimizer it is Adam's, which keeps the most."""
     graphs = (scenario if scenario.origin is None else scenario.origin.scenario).built.graphs
     names = " ".join(graph.string(int(code)).lower() for graph in graphs
                      for code in np.unique(graph.ops.name[graph.ops.kind == OpKind.ANNOTATION]))

@@ -22,7 +22,7 @@ class OverlapLoading:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "loading overlapped"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -47,7 +47,7 @@ class HideCollectives:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "collectives overlapped"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -65,7 +65,7 @@ class NoWaits:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "no waits for the device"
 
     def apply(self, scenario: Scenario) -> Scenario:

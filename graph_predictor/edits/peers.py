@@ -1,4 +1,4 @@
-"""The ranks of a job that were not recorded, taken to be like those that were."""
+"""The ranks of a job that were not recorded, assumed to be like the recorded ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
 UNDISTURBED = 1.5
-"""A recorded time of up to 1.5 times the shortest is all transfer, slowed by overlapping computation; a longer time
+"""A recorded time of at most 1.5 times the shortest is all transfer, slowed by overlapping computation; a longer time
 includes waiting."""
 
 
@@ -34,7 +34,7 @@ class RanksAlike:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "all ranks alike"
 
     def apply(self, scenario: Scenario) -> Scenario:

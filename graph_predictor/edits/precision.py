@@ -17,7 +17,7 @@ from tracer.arrays import Float64
 TYPES = frozenset({"fp32", "tf32", "bf16", "fp16"})
 FOLLOWING = frozenset({Family.ELEMENTWISE, Family.POOLING, Family.NORM, Family.CONCAT, Family.COPY, Family.INTERPOLATE,
                        Family.INDEX, Family.REDUCTION})
-"""Families that read and write the activations these products leave. Softmax, losses and the optimizer stay in fp32."""
+"""Families that read and write activations of products. Softmax, losses and the optimizer stay in fp32."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Precision:
     dtype: str
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"products in {self.dtype}"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -64,7 +64,7 @@ class _Products:
     def __call__(self, call: OpCall) -> tuple[OpCall, ...]:
         if "unsized" in call.flags or call.family not in PRODUCTS | FOLLOWING or call.dtype not in TYPES:
             return (call,)
-        # Between fp32 and TF32 only products differ, and what they read and write is fp32.
+        # Between fp32 and TF32 only products differ: what they read and write is fp32 in both.
         dtype = "fp32" if self.dtype == "tf32" and call.family in FOLLOWING else self.dtype
         if call.family in FOLLOWING and itemsize(dtype) == itemsize(call.dtype):
             return (replace(call, dtype=dtype),)
@@ -76,7 +76,7 @@ class _Products:
 
 
 def _on_cpu(scenario: Scenario, change: _Products) -> Scenario:
-    """On a CPU the operations are the kernels: the own time of those that compute changes with their element type."""
+    """Return the scenario on a CPU, where operations are the kernels: own times change with the element type."""
     slices, working = scenario.slices, scenario.cycle.working[scenario.slices.item]
     units, measured = tuple(scenario.built.graphs[0].meta.host_units), scenario.devices.source_models is not None
     was = scenario.host_times()
@@ -103,7 +103,7 @@ def _on_cpu(scenario: Scenario, change: _Products) -> Scenario:
 
 def _of_rank(scenario: Scenario, number: int, change: _Products, units: tuple[str, ...], *, measured: bool) -> tuple[
         Float64, Float64]:
-    """Return the factor on each slice of a rank's host time, and the log half width of what is not known of it."""
+    """Return the factor on each slice of a rank's host time, and the log half width of its uncertainty."""
     graph, slices = scenario.built.graphs[number], scenario.slices
     costs = operation_costs(scenario.cycle, slices, number, every_operation(graph))
     ops, numbers = graph.ops, dict[tuple[int, ...], int]()

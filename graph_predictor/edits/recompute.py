@@ -20,7 +20,7 @@ from tracer.columns import within
 from tracer.graph import ExecutionGraph, OpKind, Phase
 
 LEAST_BLOCK = 3
-"""Operations a repeated block has at least, where only the sequence of operations shows it."""
+"""Least number of operations of a repeated block, if only the sequence of operations shows it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Recompute:
     on: bool
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"recomputation {'on' if self.on else 'off'}"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -75,7 +75,7 @@ def _on(scenario: Scenario, chosen: list[Bool], blocks: int) -> Scenario:
 
 
 def _times(scenario: Scenario, chosen: list[Bool], factor: float) -> Scenario:
-    """Scale kernels and host time of the chosen operations of each rank by a factor."""
+    """Return the scenario with kernels and host time of each rank's chosen operations scaled by a factor."""
     program = scenario.built.program
     kernel = np.ones(len(program.kernel_item))
     around = [found | _around(graph, found) if not factor else found for graph, found in zip(
@@ -90,7 +90,7 @@ def _times(scenario: Scenario, chosen: list[Bool], factor: float) -> Scenario:
 
 
 def _around(graph: ExecutionGraph, recomputed: Bool) -> Bool:
-    """Backward functions that recomputed operations run in: what Python does between these is their own time."""
+    """Return the backward functions that recomputed operations run in: Python between these operations is their own."""
     found = np.zeros(len(graph.ops), np.bool_)
     above = graph.ops.parent[recomputed]
     found[above[above >= 0]] = True
@@ -118,7 +118,7 @@ def recomputed_operations(graph: ExecutionGraph) -> Bool:
 
 
 def forward_blocks(graph: ExecutionGraph) -> tuple[Bool, int]:
-    """Return the operations of the forward's repeated blocks, and how many blocks a step has."""
+    """Return the operations of forward's repeated blocks, and the number of blocks in a step."""
     forward = graph.ops.phase == Phase.FORWARD
     found, count = _by_module(graph, forward)
     if not count:
@@ -141,7 +141,7 @@ def _by_module(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
     of_name: dict[str, list[int]] = defaultdict(list)
     for code, name in block.items():
         of_name[name].append(code)
-    # The numbered layers of a plain sequence are no blocks: one operation each.
+    # Numbered layers of a plain sequence are single operations, not blocks.
     names = sorted(name for name, codes in of_name.items() if len(beside[name.rpartition("/")[0]]) > 1
                    and (forward & np.isin(module, codes)).sum() >= LEAST_BLOCK)
     found = np.zeros(len(module), np.bool_)
@@ -155,7 +155,7 @@ def _by_module(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
 
 
 def _needed(graph: ExecutionGraph, rows: Int64) -> int:
-    """Return how many of a block's operations run again. Recomputation stops early (as PyTorch's does): at the last
+    """Return how many of a block's operations run again. Recomputation stops early (PyTorch's does): at the last
     operation that keeps something for backward, or before it if that is a product, which keeps only its inputs."""
     for count in range(len(rows), 0, -1):
         family = family_of(graph.string(int(graph.ops.name[rows[count - 1]])))
@@ -167,7 +167,7 @@ def _needed(graph: ExecutionGraph, rows: Int64) -> int:
 
 
 def _by_sequence(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
-    """Blocks as the longest run of equal operations, name and sizes, one block after another, in each step."""
+    """Find blocks in each step as its longest run of equal groups of operations (names and sizes), back to back."""
     ops = graph.ops
     found = np.zeros(len(ops), np.bool_)
     most = 0
@@ -184,8 +184,8 @@ def _by_sequence(graph: ExecutionGraph, forward: Bool) -> tuple[Bool, int]:
 
 
 def repeated_run(token: Int64) -> tuple[int, int, int]:
-    """Return (first, length, repeats) of the longest run that repeats one period; of equal runs, the shortest
-    period."""
+    """Return (first, length, repeats) of the longest run that repeats one period; of equally long runs, that with the
+    shortest period."""
     best = (0, 0, 0)
     for period in range(LEAST_BLOCK, len(token) // 2 + 1):
         same = token[period:] == token[:-period]

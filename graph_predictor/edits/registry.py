@@ -30,12 +30,12 @@ class EditOption:
     Attributes:
         module: name of the edit's file in this folder, without ``.py``.
         edit: name of its class in the file.
-        name: of the option, without its dashes.
+        name: name of the option, without its dashes.
         help: what the option does.
-        takes: "nothing", "on|off" or "FACTOR"; any other name is that of a text, which the class or its ``parse``
+        takes: "nothing", "on|off" or "FACTOR"; any other word is the name of a text, which the class or its ``parse``
             takes.
         tries: values that are worth trying on any step, by their labels.
-        bounds: values that no real change reaches: they bound what a change could save.
+        bounds: values that no real change reaches, to bound what a change could save; by their labels.
     """
 
     module: str
@@ -48,7 +48,7 @@ class EditOption:
 
     @property
     def attribute(self) -> str:
-        """Return its name where names have no dashes."""
+        """Return the option's name as an identifier, without dashes."""
         return self.name.replace("-", "_")
 
     @property
@@ -59,11 +59,11 @@ class EditOption:
         return {self.name: True} if self.takes == NOTHING else {}
 
     def changes(self, value: Value | None) -> bool:
-        """Return whether a value is an edit at all: a factor of 1 is none."""
+        """Return whether a value changes anything: a factor of 1 does not."""
         return value is not None and not (self.takes == FACTOR and value == 1.0)
 
     def make(self, value: Value) -> Edit:
-        """Make the edit. Raises ``EditError`` where the value is none of its kind."""
+        """Return the edit with a value. Raises ``EditError`` if the value is not valid."""
         edit: Any = getattr(import_module(f"graph_predictor.edits.{self.module}"), self.edit)
         made: Edit = edit() if self.takes == NOTHING else getattr(edit, "parse", edit)(value)
         return made
@@ -123,11 +123,11 @@ OPTIONS = (
     EditOption("scale_out", "ScaleOut", "scale-out", "The recorded job on so many ranks, each with the same work.",
                takes="RANKS[@NET]"),
 )
-"""Edits in the order in which they are applied, where that order is ours to choose."""
+"""Edits in the order in which they are applied, as far as that order is free."""
 
 
 def switched(words: Iterable[str]) -> dict[str, Value]:
-    """Return the edits of some words, as ``cuda-graphs`` or ``no-recompute``, by name.
+    """Return the edits that words such as ``cuda-graphs`` or ``no-recompute`` switch, by name.
 
     Raises:
         ForetraceError: a word switches no edit, or two words switch one on and off.
@@ -145,10 +145,10 @@ def switched(words: Iterable[str]) -> dict[str, Value]:
 
 
 def chosen(values: Mapping[str, Value | None]) -> dict[str, Value]:
-    """Return the values by name that are edits, in the registry's order.
+    """Return the values that change anything, by name, in the registry's order.
 
     Raises:
-        ForetraceError: there is no edit of a name.
+        ForetraceError: there is no edit with a name.
     """
     unknown = sorted(set(values) - {option.name for option in OPTIONS})
     if unknown:
@@ -159,5 +159,5 @@ def chosen(values: Mapping[str, Value | None]) -> dict[str, Value]:
 
 
 def made(values: Mapping[str, Value]) -> list[Edit]:
-    """Make edits of their values by name, in the registry's order. Raises ``EditError`` as ``EditOption.make``."""
+    """Return edits for values by name, in the registry's order. Raises ``EditError`` as ``EditOption.make``."""
     return [option.make(values[option.name]) for option in OPTIONS if option.name in values]

@@ -14,7 +14,7 @@ from tracer.arrays import Bool
 from tracer.columns import within
 from tracer.graph import ExecutionGraph, OpKind
 
-MOST_NAMES = 3  # chosen: names that a sentence holds
+MOST_NAMES = 3  # chosen: names that a sentence shows
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Remove:
     operation: str
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"{self.operation} removed"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -54,12 +54,12 @@ class Remove:
             rows = np.flatnonzero(gone & units.alive)
             return Rewriting([Replacement(rows, ())] if len(rows) else [], removed=removed)
 
-        # Before all other rewrites, which are of the work that is left.
+        # Before all other rewrites, which apply to the work that is left.
         return replace(scenario, rewrites={**scenario.rewrites, f"- {self.operation}": rewriting}).with_note(
             self._what(scenario, in_steps, removed))
 
     def _named(self, graph: ExecutionGraph) -> Bool:
-        """Return which rows of a rank's ``ops`` have such a name."""
+        """Return which rows of a rank's ``ops`` have a name that matches."""
         patterns = [text.strip() for text in self.operation.split("|")]
         names = np.array([any(fnmatchcase(text, pattern) for pattern in patterns) for text in graph.strings] or [False],
                          np.bool_)
@@ -67,7 +67,7 @@ class Remove:
         return found
 
     def _unknown(self, graphs: list[ExecutionGraph]) -> str:
-        """Return why nothing can be removed."""
+        """Return the reason why nothing can be removed."""
         names = sorted({graph.string(code) for graph in graphs for code in np.unique(
             graph.ops.name[graph.ops.kind == OpKind.OPERATION]).tolist()})
         if not names:
@@ -77,7 +77,7 @@ class Remove:
                 "give a pattern, such as 'aten::*dropout*'.")
 
     def _what(self, scenario: Scenario, operations: list[Bool], removed: list[Bool]) -> str:
-        """Return what is removed, in a sentence: counts and times a step, of all ranks."""
+        """Return a sentence on the removed work: counts and times a step, of all ranks."""
         slices, program, steps = scenario.slices, scenario.built.program, scenario.cycle.steps
         mine = scenario.cycle.working[slices.item] & (slices.op >= 0)
         kernel = scenario.cycle.kernel & np.concatenate([np.append(inside, False)[graph.kernels.op]

@@ -23,7 +23,7 @@ class ScaleClock:
     factor: float
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"GPU clock × {self.factor:g}"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -40,7 +40,7 @@ class ScaleBandwidth:
     factor: float
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"memory bandwidth × {self.factor:g}"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -58,7 +58,7 @@ class ScaleKernels:
     collectives: bool = False
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"kernels × {self.factor:g}" + (", collectives too" if self.collectives else "")
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -78,7 +78,7 @@ class ScaleHost:
     factor: float
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"host time × {self.factor:g}"
 
     def apply(self, scenario: Scenario) -> Scenario:

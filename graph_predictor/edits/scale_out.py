@@ -30,11 +30,11 @@ class ScaleOut:
 
     ranks: int
     network: str | None = None
-    """Between nodes, by name (foretrace topologies)."""
+    """Name of the network between nodes (foretrace topologies)."""
 
     @classmethod
     def parse(cls, text: str) -> ScaleOut:
-        """Parse a number of ranks, and a network's name behind an ``@``. Raises ``EditError`` for anything else."""
+        """Parse a number of ranks, and a network's name after an ``@``. Raises ``EditError`` for anything else."""
         number, at, network = text.partition("@")
         try:
             ranks = int(number)
@@ -46,7 +46,7 @@ class ScaleOut:
         return cls(ranks, network or None)
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"{self.ranks:,} ranks" + (f" on {self.network}" if self.network else "")
 
     def apply(self, scenario: Scenario) -> Scenario:

@@ -40,7 +40,7 @@ class Straggler:
                             "3:10%.") from None
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return f"rank {self.rank} slower by {100 * self.slower:g}%"
 
     def apply(self, scenario: Scenario) -> Scenario:

@@ -13,7 +13,7 @@ from kernel_models.spreads import COLLECTIVES_SHARED
 from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
-END_US = 1e-3  # chosen: a nanosecond, against a ratio of nothing to nothing
+END_US = 1e-3  # chosen: a nanosecond, so that no ratio divides by zero
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class OnTopology:
     reference: CollectiveModel | None = None
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         by = "" if self.model.backend is None else f" by {self.model.backend}"
         by = " by the best backend for each" if self.model.mixed else by
         return f"collectives on {self.model.topology.name}{by}"

@@ -24,7 +24,7 @@ class TakeOutProfiler:
     """
 
     def describe(self) -> str:
-        """One phrase."""
+        """Return one phrase for reports."""
         return "the profiler's cost taken out"
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -67,7 +67,7 @@ class TakeOutProfiler:
 
 
 def _no_longer_than_devices(scenario: Scenario, ns: Float64) -> Float64:
-    """Return host times of slices (ns) such that each rank's add up to no more than its device computes and copies."""
+    """Return host times of slices (ns) that add up on each rank to at most the time its device computes and copies."""
     slices, cycle, pointer = scenario.slices, scenario.cycle, scenario.built.program.kernel_ptr
     left = ns.copy()
     for rank, graph in enumerate(scenario.built.graphs):

@@ -1,4 +1,4 @@
-"""Batches: how long they take to load, in worker processes or in the training process, and how that bounds a step."""
+"""Batches: how long they take to load, in worker processes or in the training process, and how that limits a step."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tracer.graph import ExecutionGraph, OpKind
 from tracer.step_work import WORKERS
 
 FIXED_NS = 25_000.0
-"""Time of a fetch without any sample. A ``DataLoader`` of a tensor's rows, timed at batches of 1 to 32, takes
+"""Time of a fetch of no samples, ns. A ``DataLoader`` of a tensor's rows, timed at batches of 1 to 32, takes
 26 + 1.3 µs a sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataLoading:
-    """Factors on the time each rank's own process takes to load its batches, and the ends of their 80% intervals.
+    """Factors on the time in which each rank's own process loads its batches, and the ends of their 80% intervals.
 
     ::
 
         fetch      |lead| sample | sample | sample | collate, copy |
         other      |lead| sample | sample | sample | sample | sample | sample | collate, copy     |
 
-    Making samples, collating and copying them go with the samples, as they do in worker processes; a few microseconds
-    of the loader's own do not. One recorded fetch shows its length and, where samples call the same operations one
-    after another or are collated as a list, how much of it samples surely take. The rest may be a batch that lay ready
-    (a slice of a tensor, a buffer filled elsewhere): the interval holds a fetch in which that stays.
+    The time to make, collate and copy samples is proportional to their number, as in worker processes. A few
+    microseconds of the loader itself are not. A recorded fetch shows its length. If samples call the same operations
+    one after another or are collated as a list, it also shows a part that samples surely take. The rest may be a batch
+    that lay ready (a slice of a tensor, a filled buffer): the interval includes a fetch in which that part stays.
 
-    ``recorded_ns`` is what the slowest rank takes in a recorded step.
+    ``recorded_ns`` is the loading time of the slowest rank in a recorded step.
     """
 
     expected: Float64
@@ -48,7 +48,7 @@ class DataLoading:
         return np.where(slices.fetched, factor[np.minimum(slices.rank, len(factor) - 1)], 1.0)
 
     def note(self) -> str:
-        """Return what was assumed, in a sentence."""
+        """Return the assumption as a sentence."""
         factor, low, high = (float(column.max()) for column in (self.expected, self.low, self.high))
         return (f"Batches are loaded in the training process, {self.recorded_ns / 1e6:,.3f} ms of the recorded step: "
                 f"that is taken to be × {factor:.3g} for the new samples (80% between × {low:.3g} and × {high:.3g}).")
@@ -66,10 +66,10 @@ def data_loading_of(built: Built, cycle: Cycle, slices: HostSlices, ranks: Seque
 
     Args:
         built, cycle, slices: the recorded job, its steps and its host time.
-        ranks: of each predicted rank the recorded one.
-        factor: on the samples of a batch.
-        batch: the recorded number of samples, where known.
-        grown: factor on all sizes that change: samples of another length may take longer to load, or not.
+        ranks: for each predicted rank, the recorded one.
+        factor: factor on the number of samples of a batch.
+        batch: the recorded number of samples, if known.
+        grown: factor on all sizes that change: longer samples may take longer to load, or not.
     """
     grown = factor if grown is None else grown
     ns = data_loading_ns(cycle, slices)
@@ -91,8 +91,8 @@ def _rows(built: Built, cycle: Cycle, rank: int) -> Int64:
 
 
 def _of_samples(built: Built, cycle: Cycle, rank: int, batch: int | None) -> float:
-    """Return the least share (0 to 1) of a rank's fetching that samples take. It is the time until a list of samples is
-    collated, or the span of an operation that repeats once or more a sample, the longer of the two."""
+    """Return the least share (0 to 1) of a rank's fetching that samples take. It is the longer of two times: until a
+    list of samples is collated, and the span of an operation that repeats once or more for each sample."""
     graph = built.graphs[rank]
     ops = graph.ops
     surely = whole = 0.0
@@ -107,7 +107,7 @@ def _of_samples(built: Built, cycle: Cycle, rank: int, batch: int | None) -> flo
 
 
 def _repeated_ns(graph: ExecutionGraph, rows: Int64, batch: int | None) -> float:
-    """Return the time in which an operation comes once or more for each sample, with one of its turns more."""
+    """Return the time over which an operation repeats once or more for each sample, its last repetition included."""
     longest = 0.0
     for name in np.unique(graph.ops.name[rows]).tolist():
         start = np.sort(graph.ops.start_ns[rows[graph.ops.name[rows] == name]])
@@ -117,7 +117,7 @@ def _repeated_ns(graph: ExecutionGraph, rows: Int64, batch: int | None) -> float
 
 
 def _listed_ns(graph: ExecutionGraph, rows: Int64, batch: int | None, begin: int) -> float:
-    """Return the time until an operation takes a list of samples: they were made one by one."""
+    """Return the time until an operation takes a list of samples, in which the samples were made one by one."""
     until = begin
     for row in rows.tolist():
         lists = [one.shape for one in graph.arguments(row) if one.dtype.startswith("TensorList") or _nested(one.shape)]
@@ -131,14 +131,14 @@ def _nested(shape: object) -> bool:
 
 
 def _counts_samples(count: int, batch: int | None) -> bool:
-    """Return whether ``count`` equal things may be one or more for each sample."""
+    """Return whether ``count`` repetitions may be one or more for each sample."""
     return count > 1 and (batch is None or (batch > 1 and count % batch == 0))
 
 
 MOSTLY = 0.5
-"""Least share of steps that wait for their batch at which the loader counts as the cause, not single stalls."""
+"""Least share of steps with a wait for the batch at which the loader counts as the cause, rather than single stalls."""
 LEAST_WAIT = 0.2
-"""Least share of a step spent waiting for a batch that tells how long batches take to make. A shorter wait may be the
+"""Least wait for a batch, as a share of the step, that shows how long batches take to make. A shorter wait may be the
 cost of taking a ready batch from the queue: mapping shared memory, rebuilding tensors, sharing a core with the worker.
 A worker that made a batch in 2.5 ms was waited for 1.9 ms in steps of 20.6 ms."""
 DECIDES = 0.98
@@ -156,15 +156,15 @@ class Loader:
         workers    |== batch 1 ==|== batch 2 ==|== batch 3 ==|        one batch every interval
         trainer    |= step =|wait|= step =|wait|= step =|wait|        the step is the longer of the two
 
-    A recording shows when batches came, not what they cost. So a wait for a batch is never a duration, and a batch's
-    arrival is no event of an edited step. Workers make one batch an interval, and a step is at least that long. Where
-    the trainer waited for much of the step, the interval equals the recorded step. Where it waited little or not at
+    A recording shows when batches arrived, not how long they took. So a wait for a batch is never a duration, and a
+    batch's arrival is no event of an edited step. Workers make one batch an interval, and a step is at least that long.
+    If the trainer waited for much of the step, the interval equals the recorded step. If it waited little or not at
     all, the interval is unknown: every value up to the recorded step counts as equally likely.
 
     Attributes:
-        interval_ns: expected time between two batches; 0 where batches were ready.
-        at_most_ns: longest time there can be between two; 0 where no batch is made by workers.
-        spread: log half width of the interval's 80% interval, where the trainer waited.
+        interval_ns: expected time between two batches; 0 if batches were ready.
+        at_most_ns: longest possible time between two batches; 0 for ranks without workers.
+        spread: log half width of the 80% interval of ``interval_ns``, if the trainer waited.
     """
 
     interval_ns: Float64
@@ -188,7 +188,7 @@ class Loader:
         return slowest * float(np.exp(-self.spread)), max(slowest * float(np.exp(self.spread)), UPPER * ready)
 
     def note(self, step_ns: float) -> str:
-        """Return what the loader does in a step of this length, in a sentence."""
+        """Return a sentence on whether the loader limits a step of this length."""
         slowest, most = float(self.interval_ns.max(initial=0.0)), float(self.at_most_ns.max(initial=0.0))
         if not slowest:
             return (f"The loader's workers kept up with steps of {most / 1e6:,.3f} ms; whether they keep up "
@@ -222,7 +222,7 @@ def waits_for_workers(built: Built, cycle: Cycle, rank: int) -> bool:
 
 
 def _step_ns(built: Built, cycle: Cycle, rank: int) -> float:
-    """Return a rank's step on the job's clock."""
+    """Return the length of a rank's step, ns: the median without the profiler if the job excludes it, else the mean."""
     timed = built.graphs[rank].meta.unprofiled_step_ns
     if timed and not built.profiled:
         return float(np.median(timed))

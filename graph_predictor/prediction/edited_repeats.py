@@ -1,6 +1,6 @@
-"""The host side of the recorded program after the edits.
+"""The host side of the recorded program after edits, and the copies of a cycle with edited times.
 
-The copies of a cycle with edited times: simulated along an order that all of them share.
+All copies are simulated along one order that they share.
 
 ::
 
@@ -54,7 +54,7 @@ class EditedHost:
 
     Attributes:
         ns: host time of each slice of ``Scenario.slices``; launches of CUDA graphs lie in no slice.
-        work, cost: by item, ns.
+        work, cost: work before each item and its own cost, ns.
         after_lag, external, latency, queue_depth: see ``Program``.
         floor: time to load a cycle's batches in the background, ns a rank.
         workers: time that worker processes take for a cycle's batches, ns a rank.
@@ -132,7 +132,7 @@ def _first_launches(scenario: Scenario) -> Int64:
 
 
 def _latency(scenario: Scenario, constants: list[LaunchConstants]) -> Int64:
-    """Return the launch latencies of other constants, by kind; of copies within calls and staged ones as recorded."""
+    """Return launch latencies by other constants; copies within calls and staged copies keep the recorded latency."""
     program = scenario.built.program
     latency = program.kernel_latency.copy()
     for rank, graph in enumerate(scenario.built.graphs):
@@ -144,7 +144,7 @@ def _latency(scenario: Scenario, constants: list[LaunchConstants]) -> Int64:
 
 
 def kinds_of(repeated: Repeated, graphs: list[ExecutionGraph]) -> list[np.ndarray]:
-    """Return ``KernelKind`` of the repeated program's kernels, an array a rank."""
+    """Return ``KernelKind`` of the repeated program's kernels, an array for each rank."""
     of = kernel_kinds(graphs)[repeated.kernel]
     pointer = repeated.program.kernel_ptr
     return [of[pointer[rank]:pointer[rank + 1]] for rank in range(len(pointer) - 1)]
@@ -156,15 +156,15 @@ class CycleRows:
 
     Attributes:
         items: rows of the recorded items.
-        begins: which of them begin steps.
-        kernels: rows of the recorded kernels; ``recorded`` their lengths, ns.
-        own, kernel: recorded lengths of the kernels that differ, ns, and which kernel of the cycle each of them is;
-            ``None`` for all in turn.
-        rank: of each of ``own``, the rank.
-        first: which of ``own`` are of the first copy.
-        of: row of each item and kernel of the copies, and of the first items of the copies (``starts``).
-        starts: these items.
-        fed: copies that their calls feed, by rows of the cycle.
+        begins: which of ``items`` begin steps.
+        kernels: rows of the recorded kernels; ``recorded`` their durations, ns.
+        own, kernel: durations that the copies' kernels take, ns, and the row of ``kernels`` of each. If all copies of a
+            kernel last as long, ``own`` is ``recorded`` and ``kernel`` is ``None``.
+        rank: rank of each of ``own``.
+        first: which of ``own`` belong to the first copy.
+        of: row of each item and kernel of the copies, and of the items in ``starts``.
+        starts: rows of the first item of each rank in each copy.
+        fed: copies from pageable memory that calls feed, by rows of the cycle.
     """
 
     items: Int64
@@ -181,7 +181,7 @@ class CycleRows:
 
     @classmethod
     def make(cls, cycle: Cycle, repeated: Repeated) -> CycleRows:
-        """Find them."""
+        """Return the rows of the copies of a cycle."""
         source, own = cycle.built.program, repeated.program.kernel_duration
         items, kernels = np.flatnonzero(cycle.item), np.flatnonzero(cycle.kernel)
         item, kernel = np.full(len(source.item_kind), NONE), np.full(len(source.kernel_item), NONE)
@@ -192,15 +192,15 @@ class CycleRows:
         floor[starts] = np.arange(len(starts))
         begins = source.item_kind[items] == ItemKind.STEP_BEGIN
         fed = FedCopies.of(source).within(item, kernel)
-        if np.array_equal(own, recorded[row]):  # as nearly always: then all copies of a kernel are as long
+        if np.array_equal(own, recorded[row]):  # the usual case: all copies of a kernel last equally long
             return cls(items, begins, kernels, recorded, recorded, None, source.kernel_rank()[kernels],
                        np.ones(len(kernels), np.bool_), Rows(item[repeated.item], row, floor), starts, fed)
         return cls(items, begins, kernels, recorded, own, row, repeated.program.kernel_rank(),
                    repeated.copy_of_kernel == 0, Rows(item[repeated.item], np.arange(len(own)), floor), starts, fed)
 
     def durations(self, kernel_ns: Float64) -> Int64:
-        """Durations of ``own``, ns, where the kernels of the cycle take ``kernel_ns`` [kernels, variants]."""
-        # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.
+        """Return the durations of ``own``, ns, if the cycle's kernels take ``kernel_ns`` [kernels, variants]."""
+        # Scaled by a ratio: a collective with members outside the cycle keeps its recorded duration, waiting included.
         known = self.recorded > 0
         recorded, own, row = self.recorded[:, None], self.own[:, None], self.kernel
         if known.all():
@@ -229,7 +229,7 @@ class FedCopies:
 
     @classmethod
     def of(cls, program: Program) -> FedCopies:
-        """Find those of a recorded program."""
+        """Return the fed copies of a recorded program."""
         kernel = np.flatnonzero((program.kernel_reference == LaunchReference.STAGED) & (program.kernel_item >= 0))
         kernel = kernel[program.kernel_duration[kernel] > 0]
         item = program.kernel_item[kernel]
@@ -238,17 +238,17 @@ class FedCopies:
         return cls(kernel, item, np.clip(feeding, 0, program.item_cost[item]), program.kernel_duration[kernel])
 
     def within(self, item: Int64, kernel: Int64) -> FedCopies:
-        """Return those whose item and kernel have a row, by these."""
+        """Return the copies whose item and kernel have a row in ``item`` and ``kernel``, by these rows."""
         inside = (kernel[self.kernel] >= 0) & (item[self.item] >= 0)
         return FedCopies(kernel[self.kernel[inside]], item[self.item[inside]], self.feeding[inside],
                          self.recorded[inside])
 
     def change(self, kernel_ns: Float64) -> Float64:
-        """Return what the calls take more where kernels take ``kernel_ns`` [kernels, variants], [copies, variants]."""
+        """Return the additional ns of the calls, [copies, variants], for kernels' times [kernels, variants]."""
         return self.feeding[:, None] * (kernel_ns[self.kernel] / self.recorded[:, None] - 1.0)
 
     def changed(self, cost: Int64, change: Float64) -> Int64:
-        """Return the costs of items plus ``change``, ns, [variants, items]; none becomes negative."""
+        """Return the costs of items plus ``change``, ns, [variants, items], at least 0."""
         found = cost.copy()
         more = np.broadcast_to(np.rint(change).astype(np.int64).T, (len(found), len(self.item)))
         for own, each in zip(found, more, strict=True):
@@ -259,18 +259,18 @@ class FedCopies:
 HOSTS_KEPT = 64
 """Number of edited hosts that predictions from one recording keep: enough for every value of an axis of factors."""
 NUMBERS_KEPT = 16_000_000
-"""Numbers in the rows of host time that are kept of them, where that allows for fewer: 128 MB each of work and cost."""
+"""Most numbers in the kept rows of host time (128 MB each of work and cost); a large job keeps fewer hosts."""
 
 
 @dataclass(frozen=True)
 class KernelRows:
-    """Lengths of the kernels of variants of one step.
+    """Durations of the kernels in variants of one step.
 
     Attributes:
-        duration: of the rows that copies take them from, whole ns, [rows, variants]; a whole vector of variants where
-            those more are as expected.
-        fed: what calls that feed copies take more, ns, [such copies, variants].
-        overlapping: what work that overlaps the step takes of each rank, ns, [ranks, variants]: no step is shorter.
+        duration: by row of ``CycleRows.own``, whole ns, [rows, variants]; variants that fill up a whole vector have
+            expected durations.
+        fed: additional time of calls that feed copies, ns, [such copies, variants].
+        overlapping: time of work that overlaps the step, by rank, ns, [ranks, variants]: no step is shorter.
     """
 
     duration: Int64
@@ -279,7 +279,7 @@ class KernelRows:
 
     @cached_property
     def lanes(self) -> Lanes:
-        """Return the lengths as an order takes them."""
+        """Return the durations in the form that an order takes."""
         return lanes(self.duration)
 
 
@@ -299,7 +299,7 @@ class EditedRepeats:
 
     @classmethod
     def once(cls, repeated: Repeated, scenario: Scenario, host: EditedHost) -> EditedRepeats:
-        """Return those with a host and launches, made once for as many hosts as take little room."""
+        """Return the copies with a host and the scenario's launches; kept for as many hosts as take little memory."""
         of = (host, scenario.launches.waits, scenario.launches.hidden_collectives, _loads_in_background(scenario))
         return repeated.shared.once("copies", of, lambda: cls(repeated, scenario, host),
                                     most=repeated.shared.as_many(len(repeated.item) // repeated.copies * LANES,
@@ -312,7 +312,7 @@ class EditedRepeats:
 
     @cached_property
     def launches(self) -> Program:
-        """Return the copies with what edits change of launches and waits, and the recorded times."""
+        """Return the program of the copies with edited launches and waits, and the recorded times."""
         repeated, host, scenario = self.repeated, self.host, self.scenario
         p, source = repeated.program, scenario.built.program
         changes: dict[str, np.ndarray] = {"kernel_latency": host.latency[repeated.kernel],
@@ -336,8 +336,8 @@ class EditedRepeats:
 
     @cached_property
     def _order(self) -> WorkingOrder:
-        """Return the order of all copies that differ in times alone: that of the recorded times, so that it is
-        reproducible."""
+        """Return the order of computation, shared by all copies that differ in times alone. It is found with the
+        recorded times, so that it is reproducible."""
         p, own = self.launches, self.repeated.program
         # Removed work may change what waits for what; then these copies need an order of their own.
         gone = None if self.host.gone is None or same_order(p, own) else self.host.gone
@@ -366,7 +366,7 @@ class EditedRepeats:
         return EditedRepeats(self.repeated, self.scenario, host)
 
     def kernels(self, variants: KernelVariants) -> KernelRows:
-        """Return the rows of kernels for these times of the cycle's kernels."""
+        """Return the durations of the copies' kernels, given the times of the cycle's kernels."""
         rows, ranks = self.rows, self.repeated.program.ranks
         duration = rows.durations(variants.ns)
         fed = variants.over(rows.fed.change(variants.ns), rows.fed.kernel)
@@ -382,17 +382,17 @@ class EditedRepeats:
         return KernelRows(variants.over(duration, rows.kernel, LANES), fed, longest)
 
     def kernels_once(self, kind: str, of: object, make: Callable[[], KernelVariants]) -> KernelRows:
-        """Return ``kernels(make())``, made once for all copies whose kernels' times depend on the same ``of``."""
+        """Return ``kernels(make())``, kept for copies with an equal ``of``, which decides the kernels' times."""
         key = (of, self.scenario.launches.hidden_collectives, _loads_in_background(self.scenario))
         return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
 
     def simulated(self, kernels: KernelRows) -> Simulated:
-        """Return all times of the copies, with the only variant of kernels."""
+        """Return all times of the copies; ``kernels`` has one variant."""
         return self._order.simulate(self._lags, self._own_rows(kernels), kernels.duration[:, 0].copy(),
                                     self._floor((1.0,), kernels)[0][:, 0].copy())
 
     def periods_ns(self, kernels: KernelRows, host_factors: Sequence[float]) -> Int64:
-        """Return the periods of the slowest rank of variants, with a factor on the host's time each, ns."""
+        """Return the slowest rank's period in each variant, ns; each variant has a factor on the host time."""
         factors = tuple(host_factors)
         ends = self._order.ends(self._lags, self._host_variants(factors, kernels), kernels.lanes,
                                 self._floor(factors, kernels))
@@ -411,7 +411,7 @@ class EditedRepeats:
                        item_cost=host.cost[0, of.item], item_external=external)
 
     def _own_rows(self, kernels: KernelRows) -> HostRows:
-        """Return the host time as it is, of the only variant of kernels."""
+        """Return the host time without a factor; ``kernels`` has one variant."""
         found = self._unscaled
         return found if not kernels.fed.any() else HostRows(found.work, self.rows.fed.changed(found.cost, kernels.fed))
 
@@ -420,7 +420,7 @@ class EditedRepeats:
         return self._host_rows((1.0,))[0]
 
     def _host_rows(self, factors: tuple[float, ...]) -> tuple[HostRows, Int64]:
-        """Return the host time with factors on it, and which of its programs is each variant."""
+        """Return the host time for each different factor, and the row of it that each variant takes."""
         rows, host = self.rows, self.host
         known, program = np.unique(factors, return_inverse=True)
         work, cost = (np.stack([ns if factor == 1.0 else whole_ns(ns * factor) for factor in known.tolist()])
@@ -429,7 +429,7 @@ class EditedRepeats:
         return HostRows(work, cost), program
 
     def _host_variants(self, factors: tuple[float, ...], kernels: KernelRows) -> HostVariants:
-        """Host time with factors on it, of variants with kernels; the last is kept where it rests on no kernels."""
+        """Return the variants' host time with a factor each; the last result is kept if kernels do not change it."""
         if kernels.fed.any():
             found, program = self._host_rows(factors)
             cost = self.rows.fed.changed(found.cost[program], kernels.fed)
@@ -453,7 +453,7 @@ class EditedRepeats:
 
     @cached_property
     def _held(self) -> bool:
-        """Whether what the host does while steps run takes any time."""
+        """Return whether batches that load in the background, or in worker processes, take any time."""
         return bool(self.host.floor.any() or self.host.workers.any())
 
     @cached_property
@@ -463,7 +463,7 @@ class EditedRepeats:
 
 
 def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
-    """Return the lags of the copies' host-to-host edges, which keep the order they have at each recorded item."""
+    """Return the lags of the copies' host-to-host edges, scaled by the edit's factor on the recorded lags."""
     p = repeated.program
     if np.array_equal(lag, source.after_lag):
         return p.after_lag

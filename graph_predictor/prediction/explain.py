@@ -25,8 +25,8 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 HOST = "host"
 _MERGED = {Bound.HOST: HOST, Bound.LAUNCH: HOST, Bound.SYNC: HOST}
-"""Bounds that count together where one word names what decides: launch calls and return lags are the host's. (A gap
-between two queued kernels is a launch too, but never decides.)"""
+"""Bounds that count together in the word for what decides: launch calls and return lags are part of the host. (A gap
+between two queued kernels is bound by the launch too, but never decides.)"""
 _WORDS = {bound.label: _MERGED.get(bound, bound.label) for bound in Bound}
 
 
@@ -55,7 +55,7 @@ GRAPH_LAUNCH = "CUDA graph launch"
 
 @dataclass(frozen=True, slots=True)
 class PathTimes:
-    """Parts of a path, in no order; those of one segment add up to its length.
+    """Parts of a path, in no order; the parts of one segment add up to its length.
 
     Attributes:
         segment: row of the path.
@@ -71,7 +71,7 @@ class PathTimes:
 class OperationNames:
     """Names of the operations behind a step's kernels and host time, by rows of the recorded program.
 
-    Of a path, host work is split by what its slices take after the edits.
+    Host work on a path is split in proportion to its slices' times after the edits.
 
     ::
 
@@ -81,10 +81,10 @@ class OperationNames:
     Args:
         built: the job.
         slices: its host time.
-        ns: what each slice takes.
-        items: the items that are asked about; all by default.
-        kernel_labels, slice_labels: names of work that has taken the place of other work.
-        graphed: whether calls are one launch of a CUDA graph.
+        ns: time of each slice.
+        items: mask of the items to name; all by default.
+        kernel_labels, slice_labels: names of work that has replaced other work.
+        graphed: whether all launches are one launch of a CUDA graph.
     """
 
     def __init__(self, built: Built, slices: HostSlices, ns: Float64, *, items: Bool | None = None,
@@ -110,7 +110,7 @@ class OperationNames:
         item, self._ns = slices.item[rows], ns[rows]
         self._pointer = pointers(np.bincount(item, minlength=len(program.item_kind)))
         self._total = np.bincount(item, weights=self._ns, minlength=len(program.item_kind))
-        # A marker is in the operation that most of the host time before it was spent in.
+        # A marker is named after the operation that took most of the host time before it.
         by_length = np.argsort(self._ns, kind="stable")
         self._item[item[by_length]] = self._of_row[by_length]
         is_call = program.item_kind == ItemKind.CALL
@@ -121,7 +121,7 @@ class OperationNames:
         self._own = np.where(is_call, self._number(GRAPH_LAUNCH), self._item) if graphed else self._item
 
     def text(self, number: int) -> str:
-        """Return the name of a number; ``OUTSIDE`` for -1."""
+        """Return the name with a number; ``OUTSIDE`` for -1."""
         if number < 0:
             return OUTSIDE
         if number >= self._offset[-1]:
@@ -133,9 +133,9 @@ class OperationNames:
         """Return the operations of a path's time.
 
         Args:
-            path: of any program.
-            simulated: its times.
-            item, kernel: the recorded row that each row of that program is, or is a copy of.
+            path: path of any program.
+            simulated: the times of that program.
+            item, kernel: for each row of that program, the recorded row that it is or copies.
         """
         length, name = (path.end_ns - path.start_ns).astype(np.float64), np.full(len(path.start_ns), NONE, np.int64)
         on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
@@ -144,7 +144,7 @@ class OperationNames:
         waits = ~np.isin(path.bound[own], (Bound.HOST, Bound.LAUNCH))
         rows = item[path.item[own]]
         name[own] = np.where(waits, self._item[rows], self._own[rows])
-        # Time until a thread goes on after another one's work is a lag of the hand-over, and no operation's.
+        # Time until a thread resumes after another thread's work is a lag of the hand-over and belongs to no operation.
         work = np.flatnonzero(on_item & path.is_work)
         work = work[simulated.item_start_cause[path.item[work]] != StartCause.OTHER_THREAD]
         of = item[path.item[work]]
@@ -160,7 +160,7 @@ class OperationNames:
                          np.concatenate([name[whole], self._of_row[row]]), np.concatenate([length[whole], share]))
 
     def _numbers(self, rank: int, graph: ExecutionGraph, op: np.ndarray, otherwise: np.ndarray | int = NONE) -> Int32:
-        """Return numbers of the names of a rank's operations, or where there is none (-1), of the other string."""
+        """Return numbers of the names of a rank's operations; where there is none (-1), of the string ``otherwise``."""
         code = np.where(op >= 0, np.append(graph.ops.name, np.int32(NONE))[op], otherwise).astype(np.int32)
         return np.where(code >= 0, code + np.int32(self._offset[rank]), np.int32(NONE))
 
@@ -171,7 +171,7 @@ class OperationNames:
         return int(self._offset[-1]) + self._more.index(text)
 
     def _label(self, numbers: Int32, labels: Mapping[int, str], rows: Int64) -> None:
-        """Put the numbers of labels, by row, in the place of others; ``rows`` are those that ``numbers`` are of."""
+        """Replace numbers by those of ``labels``, which are by row; ``rows`` are the rows of ``numbers``."""
         order = np.argsort(rows, kind="stable") if labels else rows
         for row, text in labels.items():
             number, at = self._number(text), int(np.searchsorted(rows, row, sorter=order))
@@ -180,7 +180,7 @@ class OperationNames:
 
 
 def step_names(scenario: Scenario, host: EditedHost) -> OperationNames:
-    """Return what the operations of an edited step are called; made once for all with the same host."""
+    """Return the names of the operations of an edited step; kept for steps with the same host."""
     on_host, labels = scenario.built.computes_on_host, host.labels
     return scenario.shared.once("names", (scenario.built, scenario.slices, host), lambda: OperationNames(
         scenario.built, scenario.slices, host.ns, items=scenario.cycle.item, kernel_labels={} if on_host else labels,
@@ -192,15 +192,15 @@ ROUNDING = 1e-6
 
 
 def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> tuple[dict[str, float], dict[str, float]]:
-    """Return shares of a step's host and device time by the label of their source, the surest first; then those of
-    device time alone. Both count all ranks, and also time that the step does not wait for.
+    """Return shares of a step's host and device time by the label of their source, the most certain first; then shares
+    of device time alone. Both count all ranks, and also time that the step does not wait for.
 
     Removed time does not count. The best source of host time that an edit has changed is *anchored*.
 
     Args:
         scenario: the step with its edits.
-        host: its host.
-        times: its kernels.
+        host: the host side after the edits.
+        times: the times of its kernels.
     """
     shared = scenario.shared
     device = shared.once("device sources", (times, scenario.cycle), lambda: _sums(
@@ -247,7 +247,7 @@ class Explained:
     start: PathStart
 
     def path(self) -> Path:
-        """Walk along the path."""
+        """Return the critical path, found by a walk back from its end."""
         return walks_back(self.causes, [self.start]).one(0)
 
 
@@ -268,7 +268,7 @@ def explain(scenario: Scenario, steady: Steady) -> list[Explained]:
 
 
 def bottleneck_rank(period_ns: Int64, ranks: list[Explained]) -> int:
-    """Return the rank whose critical path is the job's: among the slowest ranks, the rank that waits least for others.
+    """Return the rank whose critical path is the job's: among the slowest ranks, that with the least wait for others.
 
     Ranks that meet in collectives all take the time of the rank they wait for.
     """
@@ -304,7 +304,7 @@ def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathIte
     sums = np.bincount((found.name + 1) * len(Bound) + path.bound[found.segment], weights=found.ns)
     by_name: dict[tuple[str, int], float] = {}
     for each in np.flatnonzero(sums).tolist():
-        # Ranks have tables of strings of their own.
+        # Each rank has its own table of strings, so equal names have different numbers.
         key = names.text(each // len(Bound) - 1), each % len(Bound)
         by_name[key] = by_name.get(key, 0.0) + float(sums[each])
     entries = [PathItem(name, Bound(bound).label, ns / scenario.cycle.steps / 1e3, ns / total)

@@ -1,5 +1,5 @@
-"""Host time of steps by operation, at the level of a trace by shapes: measured times of recorded steps teach a model,
-which predicts those of traced steps."""
+"""Host time of steps by operation, at the level of a trace by shapes. A model is fitted to measured times of recorded
+steps, and predicts the times of traced steps."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from tracer.job import Job, read_job
 
 
 def recorded_host_steps(graphs: Sequence[ExecutionGraph]) -> list[HostStep]:
-    """Return each rank's step, mean of those that repeat, without waits and the profiler: as the capture's steps
-    without it tell, else by what its events cost.
+    """Return each rank's step, the mean of the repeated steps, without waits and without the profiler. The profiler's
+    cost comes from the capture's steps without it, or else from the known cost of events.
 
     Raises:
-        ForetraceError: there are no steps.
+        ForetraceError: a recording has no steps.
     """
     return [_recorded(Baseline.recorded([graph])) for graph in graphs]
 
 
 def usual_step(steps: Sequence[HostStep]) -> HostStep:
-    """Return one step of several recordings of a program: medians of those that do exactly what most of them do.
+    """Return one step from several recordings of a program: the medians of the steps with the most common operations.
 
     Raises:
-        ForetraceError: there is none.
+        ForetraceError: there is no step.
     """
     if not steps:
         raise ForetraceError("There is no recorded step whose host time could be used.")
@@ -60,7 +60,7 @@ def traced_host_step(graph: ExecutionGraph, compute_ns: Float64 | None = None) -
 
     Args:
         graph: traced by shapes.
-        compute_ns: what each operation computes on the host itself; ``None`` where a GPU does.
+        compute_ns: computation of each operation on the host itself, ns; ``None`` if a GPU computes.
     """
     return named_host_step(graph, np.arange(len(graph.ops)), compute_ns)
 
@@ -72,23 +72,23 @@ def named_host_step(graph: ExecutionGraph, rows: Int64, compute_ns: Float64 | No
 
 
 def host_model(steps: Sequence[HostStep], name: str) -> HostModel:
-    """Return what recorded steps on one host teach of it, each of a program of its own; few of them with what is known
-    of other hosts.
+    """Return the model of a host, fitted to recorded steps of different programs; if they are few, data of other hosts
+    are added.
 
     Args:
-        steps: of captures, one each.
-        name: how to call the host.
+        steps: one step of each capture.
+        name: name of the host in reports.
 
     Raises:
-        ForetraceError: there is no host time in them.
+        ForetraceError: the steps have no host time.
     """
     few = len(steps) < ENOUGH_PROGRAMS and any(step.compute_ns.any() for step in steps)
     return fit_few(steps, f"{name} and other hosts") if few else fit_host(steps, name)
 
 
 def recorded_host_work(graph: ExecutionGraph) -> HostWork:
-    """Return what each operation of a recorded step computes on the host, mean of the steps that repeat, without waits
-    and the profiler. Raises ``ForetraceError`` where there are no steps."""
+    """Return the computation of each operation of a recorded step on the host, as mean of the repeated steps, without
+    waits and the profiler. Raises ``ForetraceError`` if there are no steps."""
     costs, _ = _measured(Baseline.recorded([graph]))
     return HostWork(costs.op, costs.compute.mean(axis=0))
 
@@ -104,7 +104,7 @@ def _recorded(baseline: Baseline) -> HostStep:
 
 
 def _measured(baseline: Baseline) -> tuple[OperationCosts, float]:
-    """Return what a recording's operations cost without the profiler, and what is left of its calls' time: a share."""
+    """Return the costs of a recording's operations without the profiler, and the share of calls' time that is left."""
     scenario, slices = baseline.scenario, baseline.scenario.slices
     graph = scenario.built.graphs[0]
     owner = operations_named(graph, (name for name in graph.strings if is_flat(name)))
@@ -124,8 +124,8 @@ def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.nda
 
 
 def _python_calls(graph: ExecutionGraph, rows: Int64) -> Float64 | None:
-    """Return the calls of Python functions before each of some operations of one step, and after the last one; ``None``
-    where they were not counted."""
+    """Return the number of calls of Python functions before each of some operations of one step, and after the last;
+    ``None`` where they were not counted."""
     ops = graph.ops
     step = int(ops.step[rows[0]]) if len(rows) else NONE
     if step == NONE or graph.steps.python_calls[step] == NONE or (ops.python_calls[rows] == NONE).any():
@@ -143,7 +143,7 @@ def _python_calls(graph: ExecutionGraph, rows: Int64) -> Float64 | None:
 
 
 def _tensors(graph: ExecutionGraph, rows: Int64, names: Iterable[str]) -> Iterable[int]:
-    """Return how many tensors each operation on lists works on: as its arguments say, else as many as it has parts."""
+    """Return the number of tensors that each operation on lists works on: from its arguments, else from its parts."""
     parts = np.bincount(graph.ops.parent[graph.ops.parent >= 0], minlength=len(graph.ops))
     for row, name in zip(rows.tolist(), names, strict=True):
         if not any(mark in name for mark in LISTS):
@@ -159,11 +159,11 @@ TOO_BUSY = "This host is too busy to be calibrated"
 
 @dataclass(frozen=True, slots=True)
 class HostCalibration:
-    """A host's costs by its small programs.
+    """A host's costs, measured with small programs.
 
     Attributes:
-        model: of all of them; its interval is for programs unlike them.
-        programs: each as the others tell it.
+        model: the model fitted to all programs; its interval is for programs that differ from them.
+        programs: each program as predicted from the others.
     """
 
     model: HostModel
@@ -182,15 +182,15 @@ def read_rounds(folder: Path) -> dict[str, HostStep]:
 
 
 def calibrated(steps: Mapping[str, HostStep], name: str) -> HostCalibration:
-    """Return a host's model, and how well its programs tell each other.
+    """Return a host's model, and how well each of its programs is predicted from the others.
 
     Args:
-        steps: of the small programs, by name.
-        name: how to call the host.
+        steps: steps of the small programs, by name.
+        name: name of the host in reports.
 
     Raises:
-        ForetraceError: there is no host time in them, or they tell less of each other than one program of another:
-            something else kept the host busy.
+        ForetraceError: the steps have no host time; or programs predict each other worse than a single program would,
+            because something else kept the host busy.
     """
     model = fit_host(list(steps.values()), name)
     programs = left_out(steps)
@@ -210,16 +210,16 @@ def _for_others(model: HostModel) -> HostModel:
 
 
 def host_by_name(text: str, read: Callable[[str], Job]) -> HostModel:
-    """Return what is known of a host.
+    """Return the model of a host.
 
     Args:
         text: a shipped host's name, a file of ``foretrace calibrate --host``, or captures on one host, separated by
             commas.
-        read: of a capture's path its job.
+        read: returns the job of a capture's path.
 
     Raises:
-        ForetraceError: a file or capture cannot be read, is damaged, or has no steps that ran; or a list is not of
-            captures of one kind, each named once.
+        ForetraceError: a file or capture cannot be read, is damaged, or has no steps that ran; or a list has captures
+            of different kinds, or one twice.
     """
     name = text.strip()
     if name in host_names():

@@ -17,18 +17,18 @@ from kernel_models.spreads import END
 from tracer.arrays import Float64, Int64
 
 EXPECTED, LOW, HIGH = range(3)
-"""Columns of times where groups are taken alone."""
+"""Columns of times when each group varies alone."""
 
 Number = TypeVar("Number", Int64, Float64)
 
 
 @dataclass(frozen=True)
 class FamilyRows:
-    """The rows of each family: found once for all times of the same kernels.
+    """The rows of each family of kernels, found once and kept for other times of the same kernels.
 
     Attributes:
-        family: of each kernel.
-        rows: by family.
+        family: family code of each kernel.
+        rows: rows of kernels by family.
     """
 
     family: Int64
@@ -56,10 +56,10 @@ class FamilyRows:
 
 @dataclass(frozen=True)
 class GroupEnds:
-    """Variants in which one group of kernels alone is at an end of its interval, and two more with expected times.
+    """Variants in which only one group of kernels is at an end of its interval, and two more with expected times.
 
     Attributes:
-        group: of each kernel; -1 where it is as expected in all.
+        group: group of each kernel; -1 for kernels with expected times in all variants.
         count: the number of groups.
     """
 
@@ -70,9 +70,9 @@ class GroupEnds:
         """Return the variants of rows whose columns are known.
 
         Args:
-            columns: of the rows, [rows, 3].
-            kernel: the kernel of each row; all in turn by default.
-            width: as many variants at least; those more are as expected.
+            columns: expected, low and high values of the rows, [rows, 3].
+            kernel: the kernel of each row; by default row i is of kernel i.
+            width: least number of variants; the additional ones have expected values.
         """
         group = self.group if kernel is None else self.group[kernel]
         rows = np.flatnonzero(group >= 0)
@@ -96,27 +96,27 @@ class KernelVariants:
 
     Attributes:
         ns: time of each kernel, [kernels, columns].
-        ends: how variants are made of the columns; by default each column is a variant.
+        ends: how the columns make variants; by default each column is a variant.
     """
 
     ns: Float64
     ends: GroupEnds | None = None
 
     def over(self, columns: Number, kernel: Int64 | None = None, width: int = 0) -> Number:
-        """Return the variants of rows that follow from the kernels' times, see ``GroupEnds.over``."""
+        """Return the variants of rows computed from the kernels' times, see ``GroupEnds.over``."""
         return columns if self.ends is None else self.ends.over(columns, kernel, width)
 
 
 DRAWS = 128
-"""Half of them are the others mirrored, so that their mean is that of the errors."""
+"""Number of draws. Half of them mirror the others, so that their mean error is zero."""
 DRAWN_EVENTS = 400_000
-"""Draws × events up to which every draw is simulated: about 0.1 s."""
+"""Largest draws × events for which every draw is simulated: about 0.1 s."""
 MOST_FACTORS = 6
-"""Groups of families whose errors are drawn apart: all but the five that weigh most are one."""
+"""Most groups of families whose errors are drawn separately: the five largest families, and all others together."""
 NEGLIGIBLE = 1e-3
-"""Share of the step: families whose errors cannot move it by more do not count in large programs."""
+"""Share of the step: in large programs, families whose errors cannot change the step by more are left out."""
 SEED = 20
-"""Any: predictions are the same each time."""
+"""Fixed (any value) so that predictions are reproducible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ class TimeErrors:
     """Errors of the times of a step, to be simulated as variants of it.
 
     Attributes:
-        draws: standard normal errors of the groups of families and, last, of the host, [variants, groups + 1]; where
-            they are not drawn, each alone at both ends of its interval.
-        factors: on each kernel's time, [kernels, columns].
-        ends: the variants that the columns are of; ``None`` where errors are drawn, a column each.
-        effect: the most that each group can move a step by, ns.
+        draws: standard normal errors of the groups of families and, last, of the host, [variants, groups + 1]; if they
+            are not drawn, each alone at both ends of its interval.
+        factors: factors on each kernel's time, [kernels, columns].
+        ends: how the columns make variants; ``None`` if errors are drawn, with one column for each variant.
+        effect: the largest change of the step time by each group, ns.
     """
 
     draws: Float64
@@ -138,11 +138,11 @@ class TimeErrors:
 
     @classmethod
     def of(cls, times: KernelTimes, families: FamilyRows, events: int) -> TimeErrors:
-        """Choose them.
+        """Return the errors, drawn if the program is small.
 
         Args:
-            times: the times and intervals of the step's kernels; longer ones rank their families higher.
-            families: of these kernels.
+            times: the times and intervals of the step's kernels; families with longer times rank higher.
+            families: families of these kernels.
             events: size of the simulated program.
         """
         widest = times.ns * np.maximum(times.high, -times.low)
@@ -162,7 +162,7 @@ class TimeErrors:
         return cls(draws, factors, GroupEnds(families.groups(groups), len(groups)), effects)
 
     def variants(self, ns: Float64) -> KernelVariants:
-        """Return the variants of kernels that take ``ns``."""
+        """Return the variants of kernels with the times ``ns``."""
         return KernelVariants(ns[:, None] * self.factors, self.ends)
 
     def of_host(self, spread: float) -> tuple[float, ...]:
@@ -175,7 +175,7 @@ class TimeErrors:
             low, high = np.quantile(step_ns, (0.1, 0.9))
             return min(float(low), expected_ns), max(float(high), expected_ns)
         below = above = 0.0
-        # No step moves by more than its kernels do: what is added in quadrature must be more than nothing.
+        # A group cannot change the step by more than its kernels' errors: negligible groups must not add up.
         counts = [effect > NEGLIGIBLE * expected_ns for effect in self.effect for _ in range(2)]
         for counted, change in zip([*counts, True, True], (step_ns - expected_ns).tolist(), strict=True):
             if counted:
@@ -188,8 +188,8 @@ class ActiveErrors:
     """Errors of a device's active time: the sum of its kernels' times.
 
     Attributes:
-        total: of the kernels, ns.
-        below, above: how far the total is from the ends of its 80% interval, ns.
+        total: sum of the kernels' times, ns.
+        below, above: distance from the total to the lower and upper end of its 80% interval, ns.
     """
 
     total: float
@@ -198,12 +198,12 @@ class ActiveErrors:
 
     @classmethod
     def of(cls, times: KernelTimes, weight: Float64, families: FamilyRows) -> ActiveErrors:
-        """Sum them up.
+        """Return the errors of the sum of kernels' times.
 
         Args:
             times: the kernels' times and intervals.
             weight: ns of each kernel in the step; 0 for collectives and for those of other ranks.
-            families: of these kernels.
+            families: families of these kernels.
         """
         less, more = weight * -np.expm1(times.low), weight * np.expm1(times.high)
         below = above = 0.0
@@ -214,10 +214,10 @@ class ActiveErrors:
         return cls(float(weight.sum()), float(np.sqrt(below)), float(np.sqrt(above)))
 
     def interval(self, active_ns: float, least: float) -> tuple[float, float]:
-        """Return the 80% interval of the time, ns.
+        """Return the 80% interval of the active time, ns.
 
         Args:
-            active_ns: the time without errors; kernels that overlap are taken to go on overlapping as they do.
+            active_ns: active time without errors; overlap of kernels is assumed to stay as it is.
             least: log half width of the narrowest interval.
         """
         share = active_ns / self.total if self.total else 0.0
@@ -226,7 +226,7 @@ class ActiveErrors:
 
 
 def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tuple[float, float]:
-    """Return an interval widened by another cause of errors with a log half width; an end at 0 stays there."""
+    """Return an interval widened by another cause of errors with log half width ``spread``; an end at 0 stays at 0."""
     if expected_ns <= 0:
         return low, high
     below = np.hypot(np.log(expected_ns / low), spread) if low > 0 else np.inf

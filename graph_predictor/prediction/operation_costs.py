@@ -9,7 +9,7 @@
 
 The caller chooses the operations that have a row: all (with their self time), the outermost, or the outermost with some
 names. Host time in no row counts as time before the row that begins next. Rows contain no waiting. They also leave out
-loading a batch in the training process, which has a law of its own (``data_loading``).
+loading a batch in the training process, which is predicted separately (``data_loading``).
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.step_work import data_loading_operations
 
 WRITTEN_OUT = frozenset({"aten::_scaled_dot_product_attention_math"})
-"""Operators of a family that other families' operations compute."""
+"""Operators of a family that are computed by operations of other families."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationCosts:
-    """The last repeated step of one rank, a row an operation in the order they began; ns.
+    """The last repeated step of one rank, one row for each operation in the order they began; ns.
 
-    An operation of another repeated step belongs to the row of the same place. The last column of ``before`` is the
+    Operations of the other repeated steps belong to the row at the same place. The last column of ``before`` is the
     time after the last operation.
 
     Attributes:
-        graph: the rank's.
-        op: row of ``graph.ops`` of each.
-        before: host time before each and outside of any row, [steps, rows + 1].
-        inside: host time in each, [steps, rows].
-        calls_before, calls_inside: of these two, that of calls.
-        compute: of ``inside``, a CPU's own computation, [steps, rows].
+        graph: the graph of the rank.
+        op: row of ``graph.ops`` of each operation.
+        before: host time before each operation and outside of any row, [steps, rows + 1].
+        inside: host time in each operation, [steps, rows].
+        calls_before, calls_inside: the part of ``before`` and ``inside`` that calls take.
+        compute: the part of ``inside`` that a CPU computes, [steps, rows].
         device: time of its kernels, [steps, rows].
-        fetch: a step's loading of its batch in the training process.
-        slice_row, row, within: which slices of the rank's host time lie in the table: the row of each (the
-            number of rows: after the last one), and whether in it or before it.
+        fetch: time a step in which the training process loads its batch.
+        slice_row, row, within: the slices of the rank's host time that lie in the table; the row of each (the number
+            of rows: after the last one); and whether it lies in that row or before it.
     """
 
     graph: ExecutionGraph
@@ -71,15 +71,15 @@ class OperationCosts:
         return len(self.op)
 
     def by_slice(self, slices: HostSlices, inside: Float64, before: Float64, fetch: float, other: float) -> Float64:
-        """Return the values of the rank's slices of host time, [slices of all ranks]; ``other`` of those that belong to
-        no row.
+        """Return a value for each slice of host time, [slices of all ranks]; slices that belong to no row get
+        ``other``.
 
         Args:
-            slices: the table is made of them.
-            inside: of what lies in each row, [rows].
-            before: of what lies before each, and after the last one, [rows + 1].
-            fetch: of loading batches.
-            other: of the rest.
+            slices: the slices that the table was made from.
+            inside: value of slices in each row, [rows].
+            before: value of slices before each row, and after the last one, [rows + 1].
+            fetch: value of slices that load batches.
+            other: value of the other slices.
         """
         found: Float64 = np.where(slices.fetched, fetch, other)
         found[self.slice_row] = np.where(self.within, np.append(inside, other)[self.row], before[self.row])
@@ -105,12 +105,12 @@ def operations_named(graph: ExecutionGraph, names: Iterable[str]) -> Int64:
     wanted = frozenset(names)
     known = np.array([*(text in wanted for text in graph.strings), False], np.bool_)[ops.name] & _counted(graph)
     parent = ops.parent.astype(np.int64)
-    # An operation that calls itself is an overload made of another one, which is what a trace shows.
+    # An operation that calls itself is an overload that calls another overload; a trace by shapes shows the inner one.
     doubled = np.flatnonzero(known & (parent >= 0))
     doubled = doubled[known[parent[doubled]] & (ops.name[doubled] == ops.name[parent[doubled]])]
     known[parent[doubled]] = False
     owner = np.where(known, np.arange(len(ops)), NONE)
-    # Level by level: the outermost one counts, so that what a parent belongs to goes before.
+    # Level by level up to the outermost operation: what a row's parents find later replaces what was found before.
     above = parent.copy()
     while (inside := above >= 0).any():
         found = inside & known[np.maximum(above, 0)]
@@ -120,13 +120,13 @@ def operations_named(graph: ExecutionGraph, names: Iterable[str]) -> Int64:
 
 
 def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64) -> OperationCosts:
-    """Make the table of one rank.
+    """Return the table of one rank.
 
     Args:
         cycle: the repeated steps.
         slices: the job's host time.
         rank: position in the job.
-        owner: for every row of ``ops`` the operation with a row of its own that it lies in; -1 for none.
+        owner: for every row of ``ops`` the operation with a row of its own that encloses it; -1 for none.
     """
     graph, program = cycle.built.graphs[rank], cycle.built.program
     ops, steps = graph.ops, cycle.steps
@@ -176,7 +176,7 @@ def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64) -
 
 
 def step_spans(cycle: Cycle, rank: int) -> list[tuple[int, int]]:
-    """Begin and end of a rank's repeated steps, ns of its window."""
+    """Return begin and end of a rank's repeated steps, ns of its window."""
     steps = cycle.built.graphs[rank].steps
     return [(int(steps.start_ns[row]), int(steps.start_ns[row] + steps.duration_ns[row]))
             for row in cycle.row[rank].tolist()]
@@ -191,13 +191,13 @@ def rows_within(graph: ExecutionGraph, owner: Int64, begin: int, end: int) -> In
 
 
 def partners(mine: OperationCosts, theirs: OperationCosts) -> Int64:
-    """Return the partner in ``theirs`` of each row of ``mine``, -1 for none: aligned in program order by thread."""
+    """Return the row of ``theirs`` that matches each row of ``mine`` (-1: none); aligned in program order by thread."""
     return _partners((mine.graph, mine.op), (theirs.graph, theirs.op))
 
 
 def numbered_names(graph: ExecutionGraph, op: Int64, numbers: dict[str, int],
                    spelling: Callable[[str], str] = str) -> Int64:
-    """Return the number of each operation's name, in a spelling; ``numbers`` numbers those of several graphs alike."""
+    """Return the number of each operation's name, spelled by ``spelling``; ``numbers`` is shared by several graphs."""
     codes = graph.ops.name[op]
     known = {code: numbers.setdefault(spelling(graph.string(code)), len(numbers)) for code in np.unique(codes).tolist()}
     return np.array([known[code] for code in codes.tolist()], np.int64)
@@ -219,7 +219,7 @@ def _partners(mine: tuple[ExecutionGraph, Int64], theirs: tuple[ExecutionGraph, 
 
 
 def _by_thread(graph: ExecutionGraph, op: Int64) -> Int64:
-    """Return the operations thread after thread, threads in order of their first one."""
+    """Return the operations thread by thread; threads are in the order of their first operation."""
     _, first, thread = np.unique(graph.ops.thread[op], return_index=True, return_inverse=True)
     return np.lexsort((np.arange(len(op)), first[thread.reshape(-1)]))
 
@@ -231,7 +231,7 @@ def _counted(graph: ExecutionGraph) -> Bool:
 def computing_operations(graph: ExecutionGraph) -> Bool:
     """Return which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``).
 
-    What is written out in operations of other families (``WRITTEN_OUT``) is computed by these alone.
+    An operator that operations of other families compute (``WRITTEN_OUT``) does not compute itself.
     """
     ops = graph.ops
     numbers = {family: number for number, family in enumerate(Family)}

@@ -1,4 +1,4 @@
-"""Host overheads of recorded jobs: the segments of every rank without waiting, pooled, and what each kind costs a step.
+"""Host overheads of recorded jobs: all ranks' segments without waiting, and the cost of each kind of overhead a step.
 
 The simulator's program defines waiting: blocked calls, waits for the autograd thread and for data. On a CPU the
 operations are the "kernels", so their computation is not counted either. The rest is the cost that a host would still
@@ -34,7 +34,7 @@ from tracer.job import Job
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """One kind of host time: events and time a step and rank, quantiles of one event (ns), share of all host time."""
+    """One kind of host time: events and time (ns) a step and rank, an event's quantiles (ns), share of host time."""
 
     kind: Overhead
     events: float
@@ -48,10 +48,10 @@ class OperationRow:
     """Host time of one top-level operation by kind (T1 to T5).
 
     Attributes:
-        name: of the operation; its T1 is the time before it.
-        kinds: a distribution for every kind that it has.
-        step_ns: of all kinds, a step and rank.
-        shared_ns: the same if each event took the mean of its kind over all operations ("shared overheads").
+        name: name of the operation; its T1 is the time before it.
+        kinds: a distribution of each kind that it has.
+        step_ns: time of all kinds, a step and rank.
+        shared_ns: ``step_ns`` if each event took the mean of its kind over all operations ("shared overheads").
     """
 
     name: str
@@ -61,7 +61,7 @@ class OperationRow:
 
     @staticmethod
     def host_kinds() -> list[Overhead]:
-        """Return the kinds an operation can have, in the order of Lin et al."""
+        """Return the kinds that an operation can have, in the order of Lin et al."""
         return [kind for kind in Overhead if kind != Overhead.DATA]
 
 
@@ -72,12 +72,12 @@ class JobOverheads:
     Attributes:
         overheads: fitted on all steps of all ranks.
         kinds: a row for every kind that occurs.
-        steps: steps in all, over the ranks.
+        steps: total number of steps of all ranks.
         host_ns: mean host time a step and rank, without waiting, stalls and computation on a CPU.
         step_ns: mean recorded step.
-        stalls: pauses that belong to no operation: how many, and their time a step and rank (ns).
-        computation_ns: a CPU's own computation a step, taken out; zero where a GPU computes.
-        profiler_event_ns: what the profiler cost per event and is taken out; ``None`` where not measured.
+        stalls: pauses that belong to no operation: their number, and their time a step and rank (ns).
+        computation_ns: a CPU's own computation a step, which is subtracted; zero where a GPU computes.
+        profiler_event_ns: the profiler's cost of an event, which is subtracted; ``None`` where not measured.
         constants: launch latencies and gaps of the first rank.
     """
 
@@ -93,7 +93,7 @@ class JobOverheads:
     notes: list[str] = field(default_factory=list)
 
     def largest(self, kind: Overhead, top: int) -> list[tuple[str, int, float, float]]:
-        """Return (name, samples, mean ns, total ns) of the operations, or calls, that cost most of a kind."""
+        """Return (name, samples, mean ns, total ns) of the operations (or calls) with the most time of a kind."""
         rows = []
         for (code, op, detail), found in self.overheads.table.items():
             pooled = op == ANY and detail != ANY if kind == Overhead.CALL else op != ANY and detail == ANY
@@ -102,7 +102,7 @@ class JobOverheads:
         return sorted(rows, key=lambda row: -row[3])[:top]
 
     def operations(self, top: int) -> list[OperationRow]:
-        """Return the operations that take most host time, most first."""
+        """Return the operations with the most host time, most first."""
         kinds: dict[str, dict[Overhead, Distribution]] = {}
         for (code, op, detail), found in self.overheads.table.items():
             if op not in (ANY, "") and detail == ANY:
@@ -115,7 +115,7 @@ class JobOverheads:
         return sorted(rows, key=lambda row: -row.step_ns)[:top]
 
     def to_json(self, top: int) -> dict[str, Any]:
-        """Plain values, times in microseconds."""
+        """Return plain values, times in microseconds."""
         return {
             "steps": self.steps, "host_us": self.host_ns / 1e3, "step_us": self.step_ns / 1e3,
             "stalls": {"count": self.stalls[0], "us_per_step": self.stalls[1] / 1e3},
@@ -140,7 +140,7 @@ class JobOverheads:
 
 
 def recorded_overheads(graph: ExecutionGraph, *, profiled: bool = False) -> tuple[Recorded, float | None]:
-    """One rank's segments without waiting, and the profiler's cost per event (ns), taken out unless ``profiled``."""
+    """Return one rank's segments without waiting, and the profiler's cost of an event (ns), subtracted by default."""
     waiting, computing = waiting_intervals(graph), _computing(graph)
     excluded = HostIntervals(*(np.concatenate([getattr(waiting, name), getattr(computing, name)])
                                for name in ("thread", "start_ns", "end_ns")))
@@ -155,7 +155,7 @@ def measure_overheads(job: Job) -> JobOverheads:
     """Return the overheads of all steps of a job's ranks.
 
     Raises:
-        ForetraceError: no rank has host time inside steps; or what a device did is not known.
+        ForetraceError: no rank has host time inside steps, or a device's work is unknown.
     """
     check_device_work(job.graphs)
     parts, totals, notes = [], [], []
@@ -183,12 +183,12 @@ def measure_overheads(job: Job) -> JobOverheads:
 
 
 def compare(first: JobOverheads, second: JobOverheads) -> dict[Overhead | None, HostRatio]:
-    """Return what differs between two jobs' hosts, see ``compare_hosts``."""
+    """Return the ratios of two jobs' host overheads, see ``compare_hosts``."""
     return compare_hosts(first.overheads, second.overheads)
 
 
 def waiting_intervals(graph: ExecutionGraph) -> HostIntervals:
-    """Return when the host's threads wait, as the simulator's program has it."""
+    """Return the times in which the host's threads wait, by the simulator's program."""
     built = build_program([graph])
     found = waits(built.program, 0, built.thread_number, built.clock_ns[0])
     return HostIntervals(found.thread, found.start_ns, found.end_ns)
@@ -206,7 +206,7 @@ def _host(job: Job) -> dict[str, Any]:
 
 
 def _computing(graph: ExecutionGraph) -> HostIntervals:
-    """Return the own time of operations that compute on a CPU (no device work recorded); empty elsewhere."""
+    """Return the own time of operations that compute on a CPU; empty if device work was recorded."""
     if not graph.computes_on_host:
         return HostIntervals(*(np.zeros(0, np.int64) for _ in range(3)))
     own = exclusive_time(graph)

@@ -19,7 +19,7 @@ from tracer.graph import NONE
 class PathPieces:
     """Pieces of paths, in no order; together they are as long as the paths, to the nanosecond.
 
-    ``op`` is a row of the rank's ``ops`` and ``kernel`` one of its ``kernels`` (-1: none). ``segment`` is the row of
+    ``op`` is a row of the rank's ``ops`` and ``kernel`` a row of its ``kernels`` (-1: none). ``segment`` is a row of
     the paths.
     """
 
@@ -32,16 +32,16 @@ class PathPieces:
 
 def attribute_paths(replay: Replay, paths: Paths, rank: int, host: HostTime, operation: Int64,
                     share: Float64 | None = None) -> PathPieces:
-    """Tie each piece of some paths to an operation.
+    """Return the pieces of some paths with the operation that each belongs to.
 
     Args:
-        replay: What the path was found in.
+        replay: The replay with the paths.
         paths: Paths within one rank.
         rank: Position of that rank in the job.
         host: The rank's ``exclusive_time``.
-        operation: Its ``operation_of``, and -1 at the end.
-        share: Of a replay without the profiler, the share of recorded time that is left of each ``op`` of ``host``;
-            the last one is of time in none.
+        operation: The rank's ``operation_of``, and -1 at the end.
+        share: For a replay without the profiler, the share of recorded time left in each ``op`` of ``host``; the last
+            share is of time outside operations.
     """
     program, built, path = replay.program, replay.built, paths.joined
     graph = built.graphs[rank]
@@ -65,7 +65,7 @@ def attribute_paths(replay: Replay, paths: Paths, rank: int, host: HostTime, ope
     if share is not None:
         pieces.ns = _fitted(pieces, length[rows], share, np.searchsorted(rows, paths.first))
     at = rows[pieces.query]
-    # What an edit made longer than it was recorded has no recorded interval, and so no operation.
+    # Time beyond the recorded length, which an edit added, has no recorded interval and so no operation.
     covered = np.bincount(pieces.query, weights=pieces.ns, minlength=len(rows)).astype(np.int64)
     beyond = length[rows] - covered
     longer = np.nonzero(beyond > 0)[0]
@@ -79,9 +79,9 @@ def attribute_paths(replay: Replay, paths: Paths, rank: int, host: HostTime, ope
 
 
 def _fitted(pieces: HostSplit, length: Int64, share: Float64, first: Int64) -> Int64:
-    """Return the lengths of recorded pieces of intervals that now have other lengths, ns: each in proportion to what is
-    left of it. Those of one query add up to its length exactly; each path, whose queries begin at ``first``, is rounded
-    along its way."""
+    """Return the new lengths, ns, of recorded pieces of queried intervals, in proportion to what is left of each piece.
+    Pieces of one query add up to its ``length`` exactly. Each path, whose queries begin at ``first``, is rounded along
+    its way."""
     left = pieces.ns * share[pieces.op]
     total = np.bincount(pieces.query, weights=left, minlength=len(length))
     fitted = left * np.where(total > 0, length / np.where(total > 0, total, 1.0), 0.0)[pieces.query]
@@ -102,12 +102,12 @@ def _recorded(replay: Replay, path: Path, rows: Int64, rank: int) -> tuple[Int64
     recorded = replay.built.recorded_program
     length = path.end_ns[rows] - path.start_ns[rows]
     if not replay.profiled:
-        # As much of the recorded work as of the work without the profiler.
+        # Take the same share of the recorded work as of the work without the profiler.
         now = np.maximum(program.item_work[item], 1)
         length = np.where(path.is_work[rows], whole_ns(length * (recorded.item_work[item] / now)), length).astype(
             np.int64)
     end = program.recorded_item_start[item].copy()
-    # Work follows the thread's previous item; what is left before a loader's batch arrives is its wait.
+    # Work follows the thread's previous item; the rest of the time before a loader's batch arrives is its wait.
     has_work = path.is_work[rows] & (replay.simulated.item_start_cause[item] != StartCause.OTHER_THREAD)
     has_work &= item > program.thread_ptr[program_thread]
     worked = program.recorded_item_end[item - 1] + recorded.item_work[item]
@@ -118,7 +118,7 @@ def _recorded(replay: Replay, path: Path, rows: Int64, rank: int) -> tuple[Int64
 
 
 def bound_sums(paths: Paths) -> list[dict[Bound, int]]:
-    """Return the nanoseconds of each of some paths by bound; every bound is there."""
+    """Return the nanoseconds of each path by bound; every bound is present."""
     joined, count, many = paths.joined, len(paths.first) - 1, len(Bound)
     path = np.repeat(np.arange(count), np.diff(paths.first))
     sums = np.bincount(path * many + joined.bound, weights=joined.end_ns - joined.start_ns, minlength=count * many)

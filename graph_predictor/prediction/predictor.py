@@ -89,13 +89,13 @@ T = TypeVar("T")
 CPU = "cpu"
 """The device of a step without device work."""
 CONTENTION_ROUNDS = 2
-"""Times that shares and kernels' times are found in turn."""
+"""Most rounds in which kernels' times and their overlap are recomputed from each other."""
 MOST_LEFT = 0.9
-"""Share of a step's host time that is believed to be waits at most."""
+"""Upper bound of the estimated share of host time that is waits for a processor."""
 NOTED_STALLS = 0.02
-"""Share of the recorded host time in stopped calls that is reported."""
+"""Calls that stalled for more than this share of the recorded host time are reported."""
 UNLIKE_MEASURED = 0.02
-"""A steady state this far from the measured steps is reported."""
+"""A steady state that differs from the measured step by more than this share is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,10 @@ class Spreads:
     """Half widths of the host time of an unedited step.
 
     Attributes:
-        host: log half width of the 80% interval of its mean.
+        host: log half width of the 80% interval of the mean host time.
         least: log half width that no interval of the step falls below.
         drift: log of the change of host time from the first to the last of the steps; ``None`` if there was none.
-        mixed: log half width of what an edit may change, where waits for a processor remain among a host's operations.
+        mixed: log half width added to an edited step, for waits for a processor that may remain in its host time.
     """
 
     host: float
@@ -122,12 +122,12 @@ class Baseline:
 
     Args:
         scenario: the job without edits.
-        spreads: how sure its host time is.
+        spreads: uncertainty of its host time.
         notes: sentences that reports add to every prediction.
         ran: whether the job was recorded.
         recorded_facts: facts about the recording; ``None`` for a step that never ran.
         origin: for a step traced by shapes, the recorded baseline whose times it takes.
-        changes: how the job differs from the origin, a phrase each.
+        changes: a phrase for each difference from the origin.
     """
 
     def __init__(self, scenario: Scenario, spreads: Spreads, notes: Sequence[str] = (), *, ran: bool = True,
@@ -143,7 +143,7 @@ class Baseline:
         """Return the baseline of a recorded job.
 
         Args:
-            graphs: one a rank.
+            graphs: one for each rank.
             steps: which recorded steps to repeat, see ``choose_steps``; by default the last ones that launch the same
                 work.
             device: the device of the recording, if the trace does not state it or states a wrong one.
@@ -168,7 +168,7 @@ class Baseline:
                             batches=BatchChange(loader_of(built, cycle)), profiled=built.profiled,
                             shared=Shared(results_kept(built.program)))
         spreads = _spreads(built, cycle, slices, similar, counted)
-        # Repeated are at most six steps of one kind; recorded are all that count, or those that were asked for.
+        # A baseline repeats at most six steps of one kind. The facts are of all steps that count, or those asked for.
         asked = None if steps is None else cycle.numbers
         return cls(scenario, spreads, notes, recorded_facts=recorded_facts(graphs, counted, asked))
 
@@ -200,8 +200,8 @@ class Baseline:
         return self
 
     def steady_step(self) -> SteadyStep:
-        """Return the steady state of the recorded step. A prediction without edits has the same one, and adds an
-        interval, prices and evidence."""
+        """Return the steady state of the recorded step: that of a prediction without edits, which adds an interval,
+        prices and evidence."""
         run = _Run(self, self.scenario, [], once=True)
         ranks = explain(run.scenario, run.steady)
         return run.steady_step(ranks, bottleneck_rank(run.steady.period_ns, ranks))
@@ -211,14 +211,14 @@ class Baseline:
         """Predict the step with edits, in any order that makes sense.
 
         Args:
-            edits: what is different.
-            price_per_hour: of one device.
-            path: say which operations the critical path is of; without, ``Prediction.critical_path`` is empty, for
+            edits: changes of the step; none for the recorded step.
+            price_per_hour: price of one device an hour, for ``Prediction.cost_per_step``.
+            path: list the operations of the critical path; otherwise ``Prediction.critical_path`` is empty, for
                 tables of many predictions that do not show it.
-            evidence: say what a host, a GPU and a network that take no time would save (``Prediction.savings_us``).
+            evidence: compute what a host, GPU or network that takes no time would save (``Prediction.savings_us``).
 
         Raises:
-            EditError: an edit cannot be done, or the price is none; nothing is changed.
+            EditError: an edit cannot be done, or the price is out of range; nothing is changed.
         """
         if price_per_hour is not None and not 0.0 <= price_per_hour <= MOST_FACTOR:
             raise EditError(f"A price of {price_per_hour:g} is none: give what one device costs an hour, from 0 to "
@@ -236,7 +236,7 @@ class Baseline:
 
     @cached_property
     def replay_error(self) -> ReplayErrors:
-        """Return what the replay of the recording this rests on misses; of a step by models alone, nothing."""
+        """Return the replay errors of the recording that the job rests on; zeros for a step by models alone."""
         if self.origin is not None:
             return self.origin.replay_error
         if not self.ran:
@@ -257,12 +257,12 @@ class Baseline:
 
     @cached_property
     def known_contention(self) -> Contention | None:
-        """Return the same where edits change it: of a recording, where anything is known to slow anything down."""
+        """Return the contention if edits can change it: the job is a recording, and some slow-down is known."""
         return self.contention if self.ran and self.origin is None and self.contention.known else None
 
     @cached_property
     def unedited_shares(self) -> Overlapping:
-        """Return what overlaps collectives in the unedited step."""
+        """Return the shares of each kernel's time that overlap other work, in the unedited step."""
         return steady_shares(self._unedited.steady, self._unedited.kinds)
 
     @cached_property
@@ -281,8 +281,8 @@ class Baseline:
 
     @property
     def measured_ns(self) -> float | None:
-        """Return what the unedited step was measured to take, ns, by the clock of its times: the mean of the recorded
-        steps, or the median one without the profiler; ``None`` of a step that was not measured."""
+        """Return the measured time of the unedited step, ns: the mean of the recorded steps if ``scenario.profiled``,
+        else the median without the profiler; ``None`` if that is unknown, or of other steps than were chosen."""
         facts = self.recorded_facts
         if facts is None:
             return None
@@ -292,17 +292,16 @@ class Baseline:
 
     @cached_property
     def kinds(self) -> StepKinds | None:
-        """Return how the recorded steps differ in their work; ``None`` where all do the same, or the step was never
-        run."""
+        """Return how the recorded steps differ in their work; ``None`` if they all do the same work, or the job was not
+        recorded."""
         if self.origin is not None:
             return self.origin.kinds
         return step_kinds(self.built.graphs, self.cycle.names) if self.ran else None
 
     @cached_property
     def unlike_measured(self) -> str | None:
-        """Return a sentence on why the unedited step differs from the measured one; ``None`` if it agrees or none was
-        measured. It holds for every edit: no edit makes a recording steady.
-        """
+        """Return a sentence on why the unedited step differs from the measured one; ``None`` if they agree or no step
+        was measured. It holds for every edit: no edit makes a recording steady."""
         measured = self.measured_ns
         if not measured or abs((step_ns := self._unedited.step_ns) / measured - 1.0) <= UNLIKE_MEASURED:
             return None
@@ -333,8 +332,8 @@ class Baseline:
 
 
     def _let_others_go(self) -> None:
-        """Work out what edited steps are compared with, and keep no other step: of a large recording each takes
-        hundreds of MB."""
+        """Compute the results of the unedited step that edited steps need, then free its copies: in a large recording
+        they take hundreds of MB."""
         _ = self.replay_error, self.scatter, self.unlike_measured
         if self.known_contention is not None:
             _ = self.unedited_shares
@@ -347,8 +346,8 @@ class SimulatedStep:
     """A predicted job as it was simulated.
 
     Attributes:
-        scenario: what was simulated; ``steady`` its copies and their times.
-        edits: what is different, a phrase each.
+        scenario: the simulated scenario; ``steady``: its copies and their times.
+        edits: a phrase for each edit.
         notes: warnings and notes.
         ran: whether it rests on a recording.
     """
@@ -383,7 +382,7 @@ class _Run:
         return steady_state(self.scenario.cycle, self._edited, once=self.once)
 
     def _contend(self, found: Contention) -> None:
-        """Scale each kernel by the slowdown it suffers from what overlaps it in the edited step."""
+        """Scale each kernel by its slow-down from the work that overlaps it in the edited step."""
         recorded, alone = self.baseline.unedited_shares, self.times
         for _ in range(CONTENTION_ROUNDS):
             change = found.log_factor(steady_shares(self.steady, self.kinds)) - found.log_factor(recorded)
@@ -438,7 +437,7 @@ class _Run:
             edits=self.edits, sizes=scenario.sizes, warnings=self._warnings(), notes=self._notes())
 
     def savings_us(self) -> dict[str, float]:
-        """Return what the step would save, µs, if a resource took no time: its host, its GPU, its network."""
+        """Return the time, µs a step, that a host, a GPU or a network that takes no time would save, by its name."""
         copies, kinds = self.steady.copies, self.kinds
         used = {HOST: True, "GPU": bool((kinds != KernelKind.COLLECTIVE).any()),
                 "network": bool((kinds == KernelKind.COLLECTIVE).any())}
@@ -455,7 +454,7 @@ class _Run:
         graph, steps = self.scenario.built.graphs[rank], self.scenario.cycle.steps
         active_ns = explained.active_ns / steps
         if not self.edits and (facts := self.baseline.recorded_facts) is not None:
-            # As it is, the GPU is active as it was recorded to be.
+            # Without edits, the GPU is active for the recorded time.
             active_ns = facts.ranks[rank].gpu_active_ns or 0.0
         return RankPrediction(
             rank_number(graph, rank), float(self.steady.period_ns[rank]) / steps / 1e3,
@@ -486,7 +485,7 @@ class _Run:
             "families", (family,), lambda: FamilyRows.of(family)))
 
     def _of_times(self, kind: str, rank: int, make: Callable[[], T]) -> T:
-        """Return what follows from the kernels' times alone, made once for all predictions with the same."""
+        """Return ``make()``, or the result kept from a prediction with equal kernels' times, the only input."""
         return self.scenario.shared.once(kind, (self.times, self.scenario.cycle, rank), make)
 
     def _flops(self, rank: int) -> float:
@@ -511,22 +510,21 @@ class _Run:
         return float(by_group[work.call_row[groups]].sum()) / self.scenario.cycle.steps
 
     def _peak(self, target: DeviceSpec) -> float:
-        """Return the peak rate of the type most floating-point operations are of, 10¹² operations/s."""
+        """Return the peak rate, 10¹² operations/s, of the element type of most floating-point operations."""
         work = self.scenario.work
         return target.peak_tflops(self.scenario.shared.once("most used type", (work,), lambda: _most_used_type(work)),
                                   matrix=True)
 
     def of_host(self) -> float:
-        """Return by how much (log) the step changes at least as host time goes to either end of its interval."""
+        """Return the smaller change (log) of the step as host time goes to either end of its interval."""
         spread, step_ns, copies = self.baseline.spreads.host, self.step_ns, self.steady.copies
         periods = copies.periods_ns(self.steady.kernels, [math.exp(by) for by in (-spread, spread)])
         ends = periods / self.scenario.cycle.steps
         return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends.tolist())
 
     def _errors(self) -> tuple[TimeErrors, KernelRows]:
-        """Return the errors of the kernels' times, and the kernels of the variants they make; once for all with these
-        times.
-        """
+        """Return the errors of the kernels' times, and kernels' rows for the variants of these errors. Both are kept
+        for later predictions with the same times."""
         copies, cycle, family = self.steady.copies, self.scenario.cycle, self.times.family
         events = len(copies.repeated.item) + len(copies.repeated.kernel)
         rows = copies.rows.kernels
@@ -545,13 +543,13 @@ class _Run:
             float(training.periods_ns(self.steady.kernels, [1.0])[0]) / steps)
         low, high = errors.interval(training.periods_ns(kernels, errors.of_host(spread)) / steps, alone)
         if scenario.batches.workers is not None:
-            # The step is the longer of two that know nothing of each other: the training process, and its workers.
+            # The step is the longer of two independent times: that of the training process, and of its loader workers.
             at_least = scenario.batches.workers.step_at_least()
             low, high = max(low, at_least[0]), max(high, at_least[1])
         if scenario.batches.data_loading is not None:
             low, high = self._with_data_loading(scenario.batches.data_loading, low, high, step_ns)
-        # A step that an edit has changed is no surer than the recorded one it starts from: what steps differ by goes
-        # with the host time that an edit takes away, and comes back with the new bottleneck.
+        # An edited step is at least as uncertain as the recorded one: an edit that removes host time also removes the
+        # variation of that time, but the new bottleneck varies too.
         least = self.baseline.spreads.least
         if self.edits and (self.baseline.origin or self.baseline).ran:
             least = max(least, self.baseline.spreads.host)
@@ -562,7 +560,7 @@ class _Run:
         return low, high
 
     def _with_data_loading(self, fetching: DataLoading, low: float, high: float, step_ns: float) -> tuple[float, float]:
-        """Return an interval widened by what is not known of batches that the training process loads."""
+        """Return an interval widened by the uncertainty of the batches that the training process itself loads."""
         at = []
         for factor in (fetching.low, fetching.high):
             batches = replace(self.scenario.batches, data_loading=replace(fetching, expected=factor))
@@ -632,7 +630,7 @@ def checked_edits(edits: Sequence[Edit]) -> Sequence[Edit]:
 
 
 def _most_used_type(work: Work) -> str:
-    """Return the element type that most floating-point operations are of."""
+    """Return the element type of most floating-point operations."""
     counts: dict[str, float] = {}
     for calls in work.calls:
         for call in calls:
@@ -641,7 +639,7 @@ def _most_used_type(work: Work) -> str:
 
 
 def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
-    """Return the host after edits; where they rewrite nothing, made once for all that change it alike."""
+    """Return the host after edits; without a rewritten program it is kept for all scenarios with equal host changes."""
     if rewritten is not None:
         return edit_host(scenario, rewritten)
     changes = [getattr(group, field.name) for group in (scenario.host, scenario.launches, scenario.batches)
@@ -652,8 +650,8 @@ def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
 
 
 def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | None, counted: CountedSteps) -> Spreads:
-    """Return what the steps of a cycle differ by, with others around the ``similar`` steps it was taken from; or what
-    those do that were timed without the profiler."""
+    """Return how much the steps of a cycle vary, together with the ``similar`` steps that it was chosen from. For a job
+    without the profiler, return how much the steps vary that were timed without it."""
     noise = max(graph.meta.noise for graph in built.graphs)
     if not built.profiled:
         stretches, timed = unprofiled_stretches(built), np.array(built.graphs[0].meta.unprofiled_step_ns, np.int64)
@@ -663,7 +661,7 @@ def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | No
     compared = alike = cycle
     lengths = np.max([cycle.recorded_ns(rank) for rank in range(len(graphs))], axis=0)
     if similar is not None:
-        # What steps differ by is also what the outliers among them do.
+        # The variation of steps includes their outliers.
         compared = choose_steps(built, compared_steps(counted, similar)) or cycle
         alike = choose_steps(built, alike_steps(graphs, similar)) or cycle
         lengths = counted.longest_ns(similar.start)[counted.undamaged()[similar.start:]]
@@ -689,7 +687,7 @@ def _mixed(built: Built) -> float:
 def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
     """Return the device that a rank ran on; for a GPU without a device file, a placeholder with its driver's figures.
 
-    ``None`` where that is not enough.
+    ``None`` where these figures are not enough.
     """
     meta = graph.meta
     if not meta.device:

@@ -4,12 +4,12 @@ Anchoring predicts the time of recorded work after a change from its measured ti
 
     time after = recorded time × model(after) / model(before)            the model says how time follows the work
 
-Predictions for another size, device or program all take their times from here. A model's relative error that is the
-same before and after cancels. So the ratio has an interval in proportion to the change of the work: at an e-fold
-change, the whole interval of both modelled times.
+Predictions for another size, device or program all take their times from here. A relative error of the model that is
+equal before and after cancels. So the ratio's interval is in proportion to the change of the work: at an e-fold change,
+it is the whole interval of both modelled times.
 
 *Measured* times stay where nothing changed. The interval of an anchored time is that of the models, less what cancels.
-Between two devices a fifth of the variance cancels; on one device, all but the uncertainty of the change itself.
+Between two devices a fifth of the variance cancels; on one device all except the uncertainty of the change itself.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tracer.arrays import Bool, Float64, Int64
 
 Calls = Sequence[tuple[OpCall, ...]]
 LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
-"""Beyond them one recorded time says nothing of another."""
+"""Limits of a ratio: beyond them a recorded time gives no information about another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Times that models predict for groups of calls, µs, and the logs of the interval's ends over them, [groups]."""
+    """Times that models predict for groups of calls, µs, and logs of (interval's ends / time), [groups] each."""
 
     time_us: Float64
     low: Float64
@@ -47,7 +47,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Time after a change over the recorded one, and the logs of the 80% interval's ends over it, [groups]."""
+    """Ratios of the time after a change to the recorded time, and logs of (80% interval's ends / ratio), [groups]."""
 
     ratio: Float64
     low: Float64
@@ -57,11 +57,11 @@ class Ratios:
 class CallGroups:
     """Groups of calls, each priced as the sum of its calls, as in a step that keeps the device busy.
 
-    What does not depend on the device is found once, for any number of devices.
+    Results that do not depend on the device are computed once, for any number of devices.
 
     Args:
         calls: the groups.
-        single: calls that are priced with them, each by itself, as on a device that is not busy.
+        single: calls priced in addition, each alone, as on a device that is not busy.
     """
 
     def __init__(self, calls: Calls, single: Sequence[OpCall] = ()) -> None:
@@ -95,7 +95,7 @@ def change_ratios(before: Prices, after: Prices, elsewhere: bool = False) -> Rat
     Args:
         before: prices of the recorded calls on the device of the recording.
         after: prices of the calls that replace them.
-        elsewhere: they run on another device: the ratio keeps the models' intervals less the variance they share. On
+        elsewhere: the calls run on another device: the ratio keeps the models' intervals less their shared variance. On
             the same device it keeps a share of the intervals that grows with the change of the work.
     """
     ratio = np.clip(after.time_us / np.maximum(before.time_us, 1e-9), LEAST_RATIO, MOST_RATIO)
@@ -114,14 +114,14 @@ def resized_on_cpu(ns: Float64, ratio: Float64, total_ns: float) -> float:
 
     Args:
         ns: times of the computation after the change.
-        ratio: of each of these times to the recorded one.
+        ratio: ratio of each of these times to the recorded time.
         total_ns: all host time.
     """
     return RESIZED_ON_CPU * float((ns * size_of_change(ratio)).sum()) / max(total_ns, 1.0)
 
 
 def shrinking(stays_ns: float, total_ns: float, growth: float) -> float:
-    """Return the log half width that smaller sizes add: host time that is taken to stay may shrink with the sizes.
+    """Return the log half width that smaller sizes add: host time that is assumed constant may shrink with the sizes.
 
     Examples are allocating, copying, and what a larger batch drives out of caches. Such time weighs more in a shorter
     step. Five programs of benchmarks/foreign_tuning were predicted from batch 16 to 4 on a quiet core: none came out
@@ -130,13 +130,13 @@ def shrinking(stays_ns: float, total_ns: float, growth: float) -> float:
     Args:
         stays_ns: host time that is assumed to stay.
         total_ns: time of the step.
-        growth: factor on the sizes; from 1 on, nothing is added.
+        growth: factor on the sizes; 1 or more adds nothing.
     """
     return -math.log1p(-stays_ns / total_ns * (1.0 - growth)) if growth < 1.0 and total_ns > 0.0 else 0.0
 
 
 RUNGS = 24
-"""Over a factor of 4,096 of work, each 1.4 times the one before."""
+"""Calls of a ladder, over a factor of 4,096 of work: each has 1.4 times the work of the one before."""
 
 
 @lru_cache
@@ -180,8 +180,8 @@ class Ladders:
     scale with the devices' rates.
 
     Attributes:
-        families: of the kernels.
-        source: the device on which they were measured.
+        families: families of the kernels to scale.
+        source: the device on which the kernels were measured.
     """
 
     families: tuple[Family, ...]
@@ -193,11 +193,11 @@ class Ladders:
 
     @property
     def calls(self) -> list[OpCall]:
-        """Return the calls of all ladders in a row."""
+        """Return the calls of all ladders, one after another."""
         return [call for calls in self._rungs.values() for each in calls for call in each]
 
     def times(self, times_us: Float64) -> dict[Family, list[Float64]]:
-        """Return times of the calls by family and ladder, µs."""
+        """Return ``times_us`` of ``calls`` by family and ladder, µs."""
         lengths = [len(each) for calls in self._rungs.values() for each in calls]
         ladders = iter(np.split(times_us, np.cumsum(lengths)[:-1]))
         found = {family: [next(ladders) for _ in calls] for family, calls in self._rungs.items()}
@@ -224,15 +224,15 @@ def typical_ratios(log_us: Float64, before_us: Sequence[Float64], after_us: Sequ
 
 
 SHARED_VARIANCE = 0.2
-"""Share of the variance of a model's error that it has in common on two devices. Calls of published tables that were
+"""Share of the variance of a model's error that is common to two devices. Calls of published tables that were
 measured on two devices, priced from data sheets (``benchmarks/interval_coverage.py``): 0.54 of matrix products, 0.01 of
 attention, -0.16 to 0.34 of the rest, 0.18 on average over pairs of devices."""
 RATIOS_KEPT = 512
-"""Devices with their rates whose ratios predictions from one recording share, where they are small."""
+"""Combinations of device and rates whose ratios predictions from one recording share, if few ratios each."""
 NUMBERS_KEPT = 2_000_000
-"""Ratios in all that are kept of them: 50 MB with their intervals."""
+"""Most ratios that are kept in total: 50 MB with their intervals."""
 UNCHANGED = 1e-3
-"""A kernel's time that changes by less is called the same."""
+"""Smaller relative changes of a kernel's time count as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +241,10 @@ class KernelTimes:
 
     Attributes:
         ns: expected durations.
-        source: a ``Source`` each.
+        source: a ``Source`` code for each kernel.
         family: as in ``Work``.
         low, high: natural logs of the 80% interval's ends over the expected time (≤ 0 and ≥ 0).
-        notes: what was assumed.
+        notes: sentences on assumptions.
     """
 
     ns: Float64
@@ -255,13 +255,13 @@ class KernelTimes:
     notes: tuple[str, ...]
 
     def of_rows(self, rows: np.ndarray) -> KernelTimes:
-        """Return those of some kernels."""
+        """Return the times of some kernels."""
         return KernelTimes(self.ns[rows], self.source[rows], self.family[rows], self.low[rows], self.high[rows],
                            self.notes)
 
 
 def price_kernels(scenario: Scenario) -> KernelTimes:
-    """Price every kernel of a scenario; once for all that change nothing of kernels or the device's rates otherwise."""
+    """Price every kernel of a scenario; kept for scenarios with equal kernel changes and device rates."""
     changes = [getattr(group, field.name) for group in (scenario.devices, scenario.kernels) for field in fields(group)]
     return scenario.shared.once("kernel times", (scenario.built, scenario.cycle, scenario.work, *changes),
                                 lambda: _priced(scenario))
@@ -296,7 +296,7 @@ def _priced(scenario: Scenario) -> KernelTimes:
         touched = inside & changed[of]
         ns[touched] *= ratio[of[touched]]
         source[touched] = np.maximum(source[touched], Source.ANCHORED)
-        # Of a modelled time the interval stays that of the model; a measured one takes that of the ratio.
+            # A modelled time keeps the model's interval; a measured time gets that of the ratio.
         low[touched] = np.minimum(low[touched], ratio_low[of[touched]])
         high[touched] = np.maximum(high[touched], ratio_high[of[touched]])
         repeated = of[touched & scenario.cycle.kernel]
@@ -325,7 +325,7 @@ class _EditedCalls:
 
     Attributes:
         new: calls of each kernel group after the edits, to be priced together with the ladders.
-        unlike: whether the edits change a group.
+        unlike: for each row of ``Work.calls``, whether the edits change it.
         unsized: kernel groups without sizes and the logs of their recorded times, µs, by the code of their family.
         ladders: typical calls of these families.
     """
@@ -337,7 +337,7 @@ class _EditedCalls:
 
     @classmethod
     def of(cls, scenario: Scenario) -> _EditedCalls:
-        """Edit them."""
+        """Return the edited calls of a scenario."""
         work, kernels, source = scenario.work, scenario.kernels, scenario.known_source()
         new = [kernels.calls.get(number, calls) for number, calls in enumerate(work.calls)]
         if kernels.call_edits:
@@ -356,7 +356,7 @@ class _EditedCalls:
 
 
 def _ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
-    """Ratio of every kernel group with the logs of its interval's ends, which kernel groups have one, and notes."""
+    """Return ratios of kernel groups, the logs of their intervals' ends, whether each group has changed, and notes."""
     work, devices, kernels = scenario.work, scenario.devices, scenario.kernels
     nothing: list[str] = []
     none = np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(len(work.call_row), np.bool_), nothing
@@ -381,7 +381,7 @@ def _ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, 
 
 def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical_us: Float64,
              found: tuple[Float64, Float64, Float64], changed: Bool) -> list[str]:
-    """Fill in the ratios of kernel groups without sizes, by typical work; return what to say of it."""
+    """Fill in the ratios of kernel groups without sizes, by typical work; return notes on that."""
     work, models = scenario.work, scenario.devices.source_models
     ratio, low, high = found
     before = scenario.shared.once("typical times", (ladders, models), lambda: ladders.times(

@@ -35,11 +35,11 @@ from tracer.errors import ForetraceError
 from tracer.shape_only.devices import TracedDevice
 
 KEPT = 6
-"""Results of each kind that are kept: points of a sweep come grouped."""
+"""Results kept of each kind. Few suffice: the points of a sweep that share results follow each other."""
 LARGE = 500_000
-"""Items and kernels of a job from which on fewer results are kept, as each takes tens of MB (a choice)."""
+"""A job with more items and kernels keeps fewer results, as each takes tens of MB (a choice)."""
 LARGE_KEPT = 2
-"""Results of each kind that a large job keeps: those of the unedited step and of the last edited one."""
+"""Number of results of each kind that a large job keeps: of the unedited step and of the last edited one."""
 _PLAIN = frozenset({float, str})
 _BY_VALUE = frozenset({dict, DeviceSpec, TracedDevice})
 _MOST_NUMBERED = 512  # chosen: beyond what a sweep asks for at one time
@@ -51,7 +51,7 @@ class Shared:
     """A cache of the last few results of each kind, by their inputs; errors are kept too.
 
     Args:
-        most: how many of each kind are kept.
+        most: number of results of each kind to keep.
     """
 
     def __init__(self, most: int = KEPT) -> None:
@@ -98,19 +98,19 @@ class Shared:
         return 1 if self.most < KEPT else min(max(room // max(numbers, 1), KEPT), most)
 
     def _key(self, value: object) -> Hashable:
-        """Return what values that count as the same have in common. The identity of an object is good as long as its
-        result is kept, which keeps the object too."""
+        """Return a key that equal values share. An object's identity is a valid key while its result is kept, because
+        the result keeps the object."""
         kind = type(value)
         if kind is tuple:
             return tuple(map(self._key, value))  # type: ignore[call-overload]
         if kind in _PLAIN:
             return value
         if kind is int or kind is bool:
-            return kind, value  # which is no other number that is equal to it
+            return kind, value  # 1, 1.0 and True are equal, but different keys
         return (self._number(value) if kind in _BY_VALUE else id(value),)
 
     def _number(self, value: object) -> int:
-        """Return a number of a value that cannot be hashed: that of the one before that is equal, or a new one."""
+        """Return a number for a value that cannot be hashed: that of an equal earlier value, or a new one."""
         for number, known in reversed(self._numbered.items()):
             if known is value or (type(known) is type(value) and known == value):
                 return number
@@ -134,7 +134,7 @@ def collect(program: Program) -> None:
 
 
 MOST_KEPT = 1_000_000
-"""Items and kernels of a repetition that is kept for further predictions: some 200 MB."""
+"""Most items and kernels of a repetition that is kept for further predictions: some 200 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Cycle:
         first, last: begin item of the first step and end item of the last one, per rank.
         names: names of the steps, of the first rank.
         row: rows of ``graph.steps``, [ranks, steps].
-        numbers: of the steps, within each rank.
+        numbers: numbers of the steps, within each rank.
     """
 
     built: Built
@@ -161,7 +161,7 @@ class Cycle:
     row: Int64
     numbers: tuple[int, ...]
     shared: Shared = field(default_factory=Shared, init=False, repr=False, compare=False)
-    """Its repetitions, which predictions from one recording share."""
+    """Repetitions of the cycle, shared by predictions from one recording."""
 
     @property
     def working(self) -> Bool:
@@ -198,7 +198,7 @@ class Repeated:
         copy_of_item, copy_of_kernel: number of the copy, from 0.
         end: end item of the last step of each rank and copy, [ranks, copies].
         tail: last kernel of each stream and copy, [streams, copies]; tail_rank the rank of each stream.
-        structure: of ``program``, and of every other with the same copies.
+        structure: the dependencies of ``program``, shared by all programs with the same copies.
     """
 
     program: Program
@@ -212,14 +212,14 @@ class Repeated:
     tail_rank: Int64
     structure: Structure
     shared: Shared = field(default_factory=Shared, init=False, repr=False, compare=False)
-    """Orders in which it can be worked out."""
+    """Results that predictions share, such as orders of computation."""
 
 
 def steps_of(built: Built, steps: str | int | Sequence[int] | None = None) -> Cycle:
-    """Return the steps to repeat, as ``choose_steps`` does, of a job that must have steps.
+    """Return the steps to repeat, as ``choose_steps`` does; a job without steps is an error.
 
     Raises:
-        ForetraceError: it has none, or not these.
+        ForetraceError: the job has no steps, or no such step.
     """
     found = choose_steps(built, steps)
     if found is None:
@@ -276,12 +276,12 @@ def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -
 
 
 def step_numbers(names: Sequence[str], wanted: str | int | Sequence[int], fewest: int) -> list[int]:
-    """Return the numbers of steps within each rank, from 0; of a name the first one's that has it.
+    """Return the numbers of steps within each rank, from 0; a name means the first step of that name.
 
     Args:
-        names: of the steps, in order.
+        names: names of the steps, in order.
         wanted: a name, a number (negative from the end) or its text, or several numbers.
-        fewest: steps that every rank has.
+        fewest: number of steps that every rank has.
 
     Raises:
         ForetraceError: there is no such step.
@@ -368,8 +368,8 @@ class _Copies:
 
 
 def _copied(rows: Int64, counts: Int64, length: int, copies: int) -> tuple[Int64, _Copies]:
-    """Copy some of ``length`` rows, ``counts`` of each group in turn; groups stay contiguous, their copies
-    in order.
+    """Copy ``rows`` of ``length`` rows, which are ``counts`` rows of each group in turn. Groups stay contiguous, their
+    copies in order.
 
     Returns:
         The groups' first new rows [groups + 1], and the copies.
@@ -386,7 +386,7 @@ def _copied(rows: Int64, counts: Int64, length: int, copies: int) -> tuple[Int64
 
 
 def _streams(cycle: Cycle, copied: _Copies, copies: int) -> tuple[Int64, Int64, Int64]:
-    """Predecessor on its stream of every kernel of every copy; the last kernel of each stream and copy; its rank."""
+    """Return each copied kernel's predecessor on its stream, each stream's last kernel by copy, and its rank."""
     p, kernels = cycle.built.program, np.flatnonzero(cycle.kernel)
     rank = p.kernel_rank()[kernels]
     stream, device = (np.concatenate([getattr(g.kernels, name) for g in cycle.built.graphs])[kernels].astype(np.int64)
@@ -427,7 +427,7 @@ def _queue(cycle: Cycle, items: _Copies, kernels: _Copies, copies: int) -> tuple
 
 def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owners: _Copies, sources: _Copies,
            twin: Int64 | None) -> tuple[Int64, tuple[np.ndarray, ...]]:
-    """Copy CSR edges. A source outside the cycle becomes its twin in the copy before, or is left out."""
+    """Copy CSR edges. A source outside the cycle is replaced by its ``twin`` in the copy before, or left out."""
     owner = owners.of
     count = (pointer[1:] - pointer[:-1])[owner]
     at = np.repeat(np.arange(len(owner)), count)
@@ -445,9 +445,9 @@ def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owners
 
 
 def _twins(cycle: Cycle) -> Int64:
-    """For kernels of the step before the cycle, the equal kernels of its last step (-1: none).
+    """Return, for kernels of the step before the cycle, the equal kernels of the cycle's last step (-1: none).
 
-    The n-th launched kernel of a step equals the n-th of another one if both launch as many, of the same names.
+    The n-th kernels of two steps are equal if both steps launch the same number of kernels with the same names.
     """
     p, built = cycle.built.program, cycle.built
     twin = np.full(len(p.kernel_item), -1, np.int64)
@@ -466,7 +466,7 @@ def _twins(cycle: Cycle) -> Int64:
 
 
 def _groups(cycle: Cycle, kernels: _Copies, copies: int) -> tuple[Int64, Int64, Int64]:
-    """Rendezvous of every copy: those with all members in the cycle. The others' kernels last as recorded."""
+    """Return groups, group sizes and durations of all copies; a collective partly outside the cycle is no group."""
     p = cycle.built.program
     group = p.kernel_group
     inside = cycle.kernel & (group >= 0)

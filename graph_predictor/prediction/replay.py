@@ -4,8 +4,8 @@ In *constants* mode (the default) only kernel durations and unblocked host time 
 and a few constants per trace give launch latencies and kernel gaps. Predictions rely on replays in this mode agreeing
 with the recording.
 
-Where only some ranks of a job were recorded, its collectives keep their recorded durations. These include waiting for
-the other ranks, which is not scaled."""
+Where only some ranks of a job were recorded, its collectives keep their recorded durations. These durations include
+waiting for the other ranks. A what-if does not scale that."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ Event = tuple[str, int]
 class CountedSpan:
     """A step of one rank, or the rank's whole window.
 
-    The same span gives the step's measured time, its simulated time, and where the walk along its path begins.
+    A step's measured time, its simulated time and the start of its critical path all come from one span.
 
     Attributes:
-        program: what the events are of, or any other program of the same rows.
+        program: the program of the events, or any other program of the same rows.
         rank: position in the job.
-        since: the event at whose end it begins; ``None`` of a window.
-        until: the event at whose end it ends; ``None`` of a window, which ends with its last event.
-        from_start: whether it begins at the start of ``since``.
+        since: the event at whose end the span begins; ``None`` for a window.
+        until: the event at whose end the span ends; ``None`` for a window, which ends with its last event.
+        from_start: whether the span begins at the start of ``since`` instead of its end.
     """
 
     program: Program
@@ -60,12 +60,12 @@ class CountedSpan:
         """Return the span of a step.
 
         Args:
-            program: the recorded one.
-            rank: its position in the job.
-            lengths: of the rank's steps.
-            row: of the step in ``graph.steps``.
+            program: the recorded program.
+            rank: position of the rank in the job.
+            lengths: lengths of the rank's steps.
+            row: row of the step in ``graph.steps``.
             begin: item of the step's begin.
-            end: item of its end.
+            end: item of the step's end.
         """
         if not lengths.on_device[row]:
             return cls(program, rank, ("item", begin), ("item", end))
@@ -74,7 +74,7 @@ class CountedSpan:
                    ("kernel", first + int(lengths.last[row])), bool(lengths.from_start[row]))
 
     def path_start(self, times: Simulated | EventTimes) -> PathStart:
-        """Return where the walk along its path begins, and where it stops."""
+        """Return where the walk back along the span's critical path begins, and where it stops."""
         if self.since is None or self.until is None:
             return self._window_start(times)
         kind, row = self.since
@@ -103,9 +103,9 @@ class CountedSpan:
 
 
 REPRODUCIBLE_SHARE = 0.005
-"""Above this share of unexplained delay, reports state that the GPU timeline is not reproducible."""
+"""Above this share of unexplained delay, reports call the GPU timeline not reproducible."""
 INEXACT = 0.01
-"""A replayed step this far from the measured one is reported, and what rests on it widened."""
+"""A replayed step this far from the measured one is reported, and predictions from it get a wider interval."""
 WINDOW = "whole window"
 
 
@@ -115,10 +115,10 @@ class ReplayedStep:
 
     Attributes:
         measured_ns: as recorded, under the profiler.
-        profiled_ns: replayed under the profiler; ``replayed_ns`` is the same unless the replay is of times without it.
-        begin_item, end_item: of the program, on the step's thread.
-        span: from where to where the step is counted.
-        why_not: why it does not count as one of the recording's steps; empty where it does.
+        profiled_ns: replayed under the profiler; equals ``replayed_ns`` unless that is a replay without the profiler.
+        begin_item, end_item: items of the program, on the step's thread.
+        span: the part of the timeline that is counted as the step.
+        why_not: reason why it is not one of the recording's steps that count; empty if it is one.
     """
 
     rank: int
@@ -133,12 +133,12 @@ class ReplayedStep:
 
     @property
     def counts(self) -> bool:
-        """Return whether it is one of the steps that every command counts."""
+        """Return whether it is one of the steps that count for every command."""
         return not self.why_not
 
     @property
     def error(self) -> float:
-        """Return the replayed over measured, less one, both under the profiler."""
+        """Return replayed / measured time - 1, both under the profiler."""
         return self.profiled_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
 
 
@@ -152,7 +152,7 @@ class Replay(Shown):
     simulated: Simulated
     notes: list[str] = field(default_factory=list)
     scale_kernels: float = 1.0
-    """Factor on kernel durations: other than 1, steps differ from the measured ones on purpose."""
+    """Factor on kernel durations; if it is not 1, the steps are meant to differ from the measured ones."""
 
     @property
     def step_ns(self) -> float:
@@ -160,7 +160,7 @@ class Replay(Shown):
         return slowest_mean_ns((s.rank, s.replayed_ns) for s in self.steps if s.counts and s.name != WINDOW)
 
     def headline(self) -> str:
-        """Say how the steps were replayed in one line."""
+        """Return one line on how well the steps were replayed."""
         if not self.steps:
             return "no steps"
         worst = max((step.error for step in self.steps), key=abs)
@@ -180,17 +180,17 @@ class Replay(Shown):
 
     @property
     def inexact(self) -> list[ReplayedStep]:
-        """Return the steps whose replay is more than 1% off; none for a what-if."""
+        """Return the steps whose replay is more than 1% off; none if kernels were scaled."""
         return [s for s in self.steps if abs(s.error) > INEXACT] if self.scale_kernels == 1.0 else []
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
-        """Return the replayed graphs, one a rank of ``program``."""
+        """Return the replayed graphs, one for each rank of ``program``."""
         return self.built.graphs
 
     @property
     def profiled(self) -> bool:
-        """Return whether replayed times are those under the profiler; measured ones are in any case."""
+        """Return whether replayed times include the profiler; measured times always do."""
         return self.built.profiled
 
     @property
@@ -205,8 +205,7 @@ class Replay(Shown):
 
     @property
     def unexplained_share(self) -> float:
-        """Return the worst rank's delay that no rule explains, and the error of inexact steps, as a share of its
-        window."""
+        """Return the worst rank's unexplained delay plus the errors of its inexact steps, as a share of its window."""
         missed: dict[int, int] = {}
         for step in self.inexact:
             missed[step.rank] = missed.get(step.rank, 0) + abs(step.profiled_ns - step.measured_ns)
@@ -220,7 +219,7 @@ class Replay(Shown):
         return self.unexplained_share <= REPRODUCIBLE_SHARE
 
     def kernel_end_errors_ns(self) -> Int64:
-        """Return the simulated less recorded end of every kernel (ns)."""
+        """Return simulated - recorded end of every kernel (ns)."""
         return self.simulated.kernel_end - self.program.recorded_kernel_end
 
 
@@ -277,7 +276,7 @@ def replay(
             "without activities; profile with ProfilerActivity.CPU and CUDA.")
     program = program.with_durations(whole_ns(program.kernel_duration * factors))
     simulated = simulate(program)
-    # Steps were measured under the profiler: only a replay under it can be compared with them.
+    # Steps were measured under the profiler, so only a replay under the profiler can be compared with them.
     under = simulated if built.profiled else simulate(
         recorded.with_durations(whole_ns(recorded.kernel_duration * factors)))
     steps = replayed_steps(built, program, simulated, under)
@@ -301,7 +300,7 @@ def replay(
 
 
 def slowest_mean_ns(lengths: Iterable[tuple[int, int]]) -> float:
-    """Return the mean length of the steps of the rank that takes longest, ns; 0.0 without any.
+    """Return the mean length of the steps of the slowest rank, ns; 0.0 without steps.
 
     Args:
         lengths: rank and length of each step that counts, ns.
@@ -332,7 +331,7 @@ def replayed_steps(built: Built, program: Program, simulated: Simulated, under: 
 
 
 def _contradicted(built: Built) -> list[str]:
-    """Return what to say of inferred waits that the recorded times contradict."""
+    """Return notes on inferred waits that the recorded times contradict."""
     launches = sum(report.queue_contradicted for report in built.reports)
     found = [f"{launches:,} launches returned although the launch queue was full by this account: they wait for no "
              "place in it."] if launches else []
@@ -344,7 +343,7 @@ def _contradicted(built: Built) -> list[str]:
 
 
 def _pinned(built: Built) -> list[str]:
-    """Return what to say when work without a recorded launch starts, after a pause, when it was seen to."""
+    """Return a note if work without a recorded launch is kept at its recorded start, after a pause."""
     pinned = sum(report.edges["external"] for report in built.reports)
     streams = sum(len(np.unique(g.kernels.stream)) for g in built.graphs)
     if pinned <= streams:
@@ -354,7 +353,7 @@ def _pinned(built: Built) -> list[str]:
 
 
 def _partial_job(built: Built) -> list[str]:
-    """Return what to say when collectives wait for ranks that were not recorded."""
+    """Return a note if collectives wait for ranks that were not recorded."""
     world = max((g.meta.world_size for g in built.graphs), default=1)
     collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
     if world <= len(built.graphs) or not collective:
@@ -374,7 +373,7 @@ def _whole_window(built: Built, program: Program, simulated: Simulated, under: S
 
 
 MOST_UNEXPLAINED = 0.95
-"""Unexplained delays of several streams add up to more than the window; no interval gets wider than a factor of 20."""
+"""Largest unexplained share that counts (delays of several streams can exceed the window): at most a factor of 20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,13 +397,13 @@ class ReplayErrors:
         if self.error > INEXACT:
             factor *= 1.0 + self.error
         if self.unexplained > REPRODUCIBLE_SHARE:
-            # Were the delay no part of the step, only the rest would be: recorded / (recorded - unexplained).
+            # If the delay is no part of the step, only the rest is: recorded / (recorded - unexplained).
             factor /= 1.0 - min(self.unexplained, MOST_UNEXPLAINED)
-        # What the replay misses may be why the two are apart: it counts once.
+        # The replay's error may be the reason why the two steps are apart, so the larger of both counts.
         return low / max(factor, exp(-self.apart)), high * max(factor, exp(self.apart))
 
     def warnings(self) -> list[str]:
-        """Return the sentences for a prediction."""
+        """Return the warnings that a prediction states."""
         found = []
         if self.error > INEXACT:
             found.append(f"The recorded step itself is replayed {self.error:.1%} off (see foretrace replay): the "

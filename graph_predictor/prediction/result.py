@@ -30,13 +30,13 @@ from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown, frame_of
 
 SIZES = "sizes"
-"""The edit whose factor temporaries share; recomputation's is on activations alone."""
+"""The edit whose factor also applies to temporaries; recomputation's factor applies to activations alone."""
 OPTIMIZER = "1 optimizer"
-"""The rewrite that leaves no foreach operation."""
+"""The rewrite after which no foreach operation is left."""
 
 
 def memory_account(scenario: Scenario) -> MemoryAccount | None:
-    """Return the memory of the rank that needs most, with the edits' factors; ``None`` where it is unknown."""
+    """Return the memory of the rank that needs the most, with the edits' factors; ``None`` if unknown."""
     factors = scenario.activation_factors
     sizes, fused = factors.get(SIZES, 1.0), OPTIMIZER in scenario.rewrites
     weights = np.array([1.0, math.prod(factors.values()), sizes, 0.0 if fused else 1.0])
@@ -46,13 +46,13 @@ def memory_account(scenario: Scenario) -> MemoryAccount | None:
 
 
 def peak_memory(scenario: Scenario) -> int | None:
-    """Return the bytes of the rank that needs most, with the edits' factors; ``None`` where they are unknown."""
+    """Return the bytes of the rank that needs the most, with the edits' factors; ``None`` if unknown."""
     account = memory_account(scenario)
     return None if account is None else round(account.total)
 
 
 def with_sizes(scenario: Scenario, factor: float) -> Scenario:
-    """Return factors with which activations and temporaries grow with the sizes."""
+    """Return the scenario whose activations and temporaries are ``factor`` times as large because of its sizes."""
     return replace(scenario, activation_factors={**scenario.activation_factors, SIZES: factor})
 
 
@@ -63,7 +63,7 @@ def most_activations(graph: ExecutionGraph) -> int:
 
 
 def lacking_memory(scenario: Scenario) -> str | None:
-    """Return a sentence on why a scenario does not fit its device's memory; ``None`` if it fits or is not known."""
+    """Return a sentence on why a scenario does not fit its device's memory; ``None`` if it fits, or that is unknown."""
     account = memory_account(scenario)
     spec = None if account is None else scenario.scaled_device()
     if account is None or spec is None or (lacking := account.lacking(spec.memory_gb * 1e9, spec.name)) is None:
@@ -73,7 +73,7 @@ def lacking_memory(scenario: Scenario) -> str | None:
 
 def kept_when_recomputed(graph: ExecutionGraph, chosen: Bool, blocks: int) -> float:
     """Return the share (0 to 1) of activations that stay in memory when ``blocks`` blocks are recomputed: those of one
-    block, and the input of each. All activations count as the blocks': those outside are not known."""
+    block and each block's input. All activations count as belonging to blocks, as those outside are not known."""
     activations = most_activations(graph)
     if not activations or not blocks:
         return 1.0
@@ -94,14 +94,14 @@ def _tensor_bytes(graph: ExecutionGraph, op: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """Facts of a job.
+    """Facts of a job that every prediction reports.
 
     Attributes:
         kinds: ``KernelKind`` of all its kernels.
         device: the name of the first rank's device, as the trace has it.
-        world_size: ranks that it ran on, or was traced for.
-        unrecorded: why its collectives keep their times, a sentence; empty where all ranks are there.
-        damage: what was lost of its traces, or assumed.
+        world_size: number of ranks that it ran on, or was traced for.
+        unrecorded: a sentence on why its collectives keep their times; empty if all ranks were recorded.
+        damage: sentences on data of its traces that was lost or assumed.
     """
 
     kinds: Int8
@@ -112,7 +112,7 @@ class SourceFacts:
 
     @classmethod
     def of(cls, built: Built) -> SourceFacts:
-        """Find them."""
+        """Return the facts of a built job."""
         graphs, there = built.graphs, len(built.graphs)
         kinds = kernel_kinds(graphs)
         world = max(graph.meta.world_size for graph in graphs)
@@ -124,7 +124,7 @@ class SourceFacts:
 
 
 def which_times(profiled: bool, *, ran: bool = True) -> str:
-    """Return what reports call a step under the profiler, or without it, or one that was only traced."""
+    """Return the phrase for a step's times in reports: under or without the profiler, or of a step that never ran."""
     if not ran:
         return "that never ran"
     return "under the profiler" if profiled else "without the profiler"
@@ -158,10 +158,10 @@ class SteadyStep:
     Attributes:
         step_time_us: expected time of a step.
         gpu_active_us: time a step in which device work other than collectives runs, of the most active rank.
-        bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
+        bound: the resource that decides the step time: "host", "compute", "memory copy", "exposed communication", …
         bounds_us: critical path of the rank that decides (see ``bottleneck_rank``) by bound; adds up to the step time.
-        critical_path: its largest entries, the longest first.
-        per_rank: the same by rank.
+        critical_path: the operations of that path, the longest first.
+        per_rank: time, GPU active time and bounds of each rank.
     """
 
     step_time_us: float
@@ -181,19 +181,19 @@ class Prediction(SteadyStep, Shown):
         families_us: device time a step by family of work, of the rank that decides.
         sources: share of all host and device time of the step, of all ranks, by its source.
         kernel_sources: share of the device time by source.
-        profiled: whether times are those under the profiler; else they are those of the step without it.
-        ran: whether they rest on a recording; else the step was traced by shapes and everything is priced.
-        recorded: what is true of the recording behind it; ``None`` of a step that never ran.
-        savings_us: what a host, a GPU and a network that take no time would save a step, each alone; where asked for.
-        steps: names of the recorded steps it rests on.
-        as_measured: whether nothing was changed and the step takes what it was measured to take; else a warning says
-            why not.
+        profiled: whether times include the profiler's cost.
+        ran: whether they rest on a recording; otherwise the step was traced by shapes, and everything is priced.
+        recorded: facts of the recording that they rest on; ``None`` for a step that never ran.
+        savings_us: time a step that a host, a GPU or a network without any cost would save, each alone; if asked for.
+        steps: names of the recorded steps that the prediction rests on.
+        as_measured: whether nothing was changed and the predicted time agrees with the measured one; otherwise a
+            warning gives the reason.
         device, recorded_on: names of the devices, empty where unknown.
-        peak_memory_bytes: where known.
+        peak_memory_bytes: peak memory of the rank that needs the most; ``None`` if unknown.
         items_per_second, flops_per_step, mfu, cost_per_step: where known; ``mfu`` is of the device's peak rate.
-        edits: what was changed, as sentences.
-        sizes: the sizes that were asked for, the way to them and what of the inputs follows them; ``None`` as recorded.
-        warnings: what makes the number less reliable; notes: what was assumed.
+        edits: a phrase for each change.
+        sizes: the requested sizes, the method and the input dimensions that follow them; ``None``: as recorded.
+        warnings: reasons for a less reliable prediction; notes: assumptions.
     """
 
     interval_us: tuple[float, float]
@@ -232,17 +232,16 @@ class Prediction(SteadyStep, Shown):
 
     @property
     def cycle(self) -> int:
-        """Return how many recorded steps the step consists of: more than one where the loop alternates."""
+        """Return the number of recorded steps in the predicted one: more than one if the loop alternates."""
         return 1 if self.recorded is None else self.recorded.cycle
 
     @property
     def times(self) -> str:
-        """Return which times these are: "without the profiler", "under the profiler" or "that never ran" (of a
-        step)."""
+        """Return the kind of times: "without the profiler", "under the profiler" or "that never ran" (the step)."""
         return which_times(self.profiled, ran=self.ran)
 
     def headline(self) -> str:
-        """Say the prediction in one line."""
+        """Return the prediction in one line."""
         low, high = self.interval_us
         edits = f" ({', '.join(self.edits)})" if self.edits else ""
         return (f"step {self.times}{edits} {self.step_time_us / 1e3:,.3f} ms, 80% between {low / 1e3:,.3f} and "
@@ -268,12 +267,12 @@ class Prediction(SteadyStep, Shown):
         bounds = {name: us for name, us in self.bounds_us.items() if us > 0}
         values = [self.step_time_us, *bounds.values()]
         low, high = self.interval_us
-        none = [math.nan] * len(bounds)  # of the step alone an interval is known
+        none = [math.nan] * len(bounds)  # only the step has an interval
         return Chart("bars", self.headline(), ["step", *bounds], [ChartSeries(
             "expected", [us / 1e3 for us in values], [low / 1e3, *none], [high / 1e3, *none])], "ms")
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
-        """Plain values; of the critical path the ``top`` largest entries, all by default."""
+        """Return plain values, with the ``top`` largest entries of the critical path (by default all)."""
         return {
             "times": self.times, "step_time_us": self.step_time_us, "interval_us": list(self.interval_us),
             "gpu_active_us": self.gpu_active_us, "gpu_active_interval_us": list(self.gpu_active_interval_us),

@@ -5,8 +5,8 @@ about the scenario is known. So the order of the edits does not matter.
     becomes  fused                 (t₁ + t₂ + t₃) × model(fused) / model(mul, add, relu)
 
 Removed kernels take no time, and neither do the gaps before them. An operation without any kernel left takes no host
-time, launches included, and waits for nothing. Python between the operations stays. Work without a replacement is
-removed: the operations that an edit names, and nothing around them."""
+time, launches included, and waits for nothing. Python between the operations stays. An edit may also name operations to
+remove without a replacement; nothing around them is removed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _device_units(scenario: Scenario) -> WorkUnits:
     groups, first, count = groups[by_time], order[first_at[by_time]], count[by_time]
     last = np.full(len(work.call_row), NONE, np.int64)
     last[work.kernel_group[order]] = order  # the last one written stays
-    # Other inputs of a kernel than its launch and its stream's previous kernel, and what waits for it.
+    # Whether a kernel waits for more than its launch and its stream's previous kernel, and what waits for the kernel.
     previous = program.kernel_previous[first]
     owner = owners(program.edge_ptr)
     other = program.edge_kernel != program.kernel_previous[owner]
@@ -80,7 +80,7 @@ def _host_units(scenario: Scenario) -> WorkUnits:
         op = op[computing_operations(graph)[op]]
         op = op[np.lexsort((graph.ops.start_ns[op], graph.ops.thread[op]))]
         thread = graph.ops.thread[op].astype(np.int64)
-        # What one operation that computes does before and after another inside it lies between that one's neighbours.
+        # Work of an outer operation before and after an inner one lies between the inner operation's neighbours.
         around = _around(graph.ops.parent, op)
         follows = np.zeros(len(op), np.bool_)
         follows[1:] = (thread[1:] == thread[:-1]) & (around[1:] == around[:-1])
@@ -100,14 +100,14 @@ def _host_units(scenario: Scenario) -> WorkUnits:
 
 
 def _around(parent: npt.NDArray[np.integer], op: Int64) -> Int64:
-    """Return the nearest of the operations that each of them lies in; -1 for none."""
+    """Return for each operation in ``op`` the nearest other one in ``op`` that encloses it; -1 for none."""
     among = np.zeros(len(parent), np.bool_)
     among[op] = True
     return nearest(parent, among, parent[op].astype(np.int64))
 
 
 def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
-    """Return a column of ``ops`` for operations of several ranks; -1 for none."""
+    """Return values of a column of ``ops`` for operations of several ranks; -1 where ``op`` is -1."""
     found = np.full(len(op), NONE, np.int64)
     for number, graph in enumerate(scenario.built.graphs):
         mine = (rank == number) & (op >= 0)
@@ -116,13 +116,13 @@ def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
 
 
 def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: list[Bool] | None = None) -> Float64:
-    """Return the factor on each slice of host time, where chosen operations take another time.
+    """Return a factor for each slice of host time, if chosen operations take another time.
 
     Args:
-        scenario: of the host time.
-        chosen: operations of each rank, on whose time the factor is.
-        factor: on their time and on that before them; time of loading data stays.
-        before: operations before which time has the factor; by default the chosen ones.
+        scenario: the scenario of the host time.
+        chosen: masks of the operations of each rank whose time changes.
+        factor: factor on their time and on the time before them; time of loading data stays.
+        before: masks of the operations with the factor on the time before them; by default ``chosen``.
     """
     slices = scenario.slices
     weight = np.ones(len(slices))
@@ -135,22 +135,22 @@ def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: l
 
 
 LEAST_US = 1e-3
-"""No work is taken to be shorter, to divide by: a nanosecond."""
+"""Least time of replaced work, µs, as it is divided by: a nanosecond."""
 
 
 @dataclass(slots=True)
 class Rewritten:
-    """All replacements of a scenario with the ratio of each one's time to that of the work whose place it takes.
+    """All replacements of a scenario, and the ratio of each one's time to that of the work it replaces.
 
     Attributes:
         units: the units, after all replacements.
         replacements: in the order they are carried out.
-        ratio, low, high: of each: time after over time before, and the logs of its 80% interval's ends.
+        ratio, low, high: for each, time after / time before, and the logs of the ends of its 80% interval.
         host_weight: factor on each slice of host time; zero where it vanishes.
-        host_spread: log half width of what it adds to the interval of the host's time.
-        gone: what vanishes.
-        members: of each, the kernels whose place it takes, or on a CPU the slices of host time; the new work is the
-            first of them.
+        host_spread: log half width that the replacements add to the interval of host time.
+        gone: work that vanishes.
+        members: for each replacement, the kernels (on a CPU: slices of host time) that it replaces; the new work takes
+            the place of the first.
     """
 
     units: WorkUnits
@@ -164,17 +164,17 @@ class Rewritten:
     members: list[Int64] = field(default_factory=list)
 
     def removed(self) -> Int64:
-        """Return the kernels, or on a CPU the slices of host time, whose place nothing takes."""
+        """Return the kernels (on a CPU: slices of host time) that are removed without a replacement."""
         return np.concatenate([_NONE, *(rows for one, rows in zip(self.replacements, self.members, strict=True)
                                         if not one.calls)])
 
     def labels(self) -> dict[int, str]:
-        """Return what reports call new work, by its kernel, or on a CPU by its slice of host time."""
+        """Return the reports' names of new work, by its kernel (on a CPU: by its slice of host time)."""
         return {int(rows[0]): one.label for one, rows in zip(self.replacements, self.members, strict=True) if one.label}
 
 
 def rewrite(scenario: Scenario) -> Rewritten | None:
-    """Carry out a scenario's rewrites, in the order of their names; ``None`` where there are none."""
+    """Carry out a scenario's rewrites in the order of their names; ``None`` without rewrites."""
     if not scenario.rewrites:
         return None
     units = units_of(scenario)
@@ -223,7 +223,7 @@ def replaced_host(done: Rewritten | None, ns: Float64) -> Float64:
     result = ns * done.host_weight
     if not done.units.on_host:
         return result
-    # A CPU's operations: the own time of all goes to the first one.
+    # On a CPU the own time of all replaced operations goes to the first one.
     current = ns.copy()
     for replacement, rows, ratio in zip(done.replacements, done.members, done.ratio.tolist(), strict=True):
         total = float(current[rows].sum()) * ratio
@@ -237,7 +237,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _host_slices(scenario: Scenario, units: WorkUnits, found: list[Replacement]) -> list[Int64]:
-    """The slices of a CPU's host time whose place each replacement takes: first the largest of its first operation."""
+    """Return the slices of a CPU's host time that each replacement replaces; the first operation's largest is first."""
     slices = scenario.slices
     rows_of = _rows_by_operation(scenario)
     result = []
@@ -272,8 +272,8 @@ def _priced(scenario: Scenario, units: WorkUnits, found: list[Replacement], befo
                   for rank, (graph, mine, (low, high)) in enumerate(zip(
                       scenario.built.graphs, removed, pairwise(scenario.built.program.kernel_ptr.tolist()),
                       strict=True))]
-    # New work waits for what the old did (a fused sum for an all-reduce), unless that is gone or nothing took its
-    # place.
+    # New work waits for what the old work waited for (a fused sum for an all-reduce), unless the awaited work is gone
+    # or the old work has no replacement.
     calls = _calls_in(scenario, operations)
     calls &= _calls_in(scenario, removed) | ~_wait_for(scenario, ~kernel_gone)
     gone = Gone(operations, kernel_gone, calls)
@@ -286,11 +286,11 @@ def _priced(scenario: Scenario, units: WorkUnits, found: list[Replacement], befo
 
 def ratios_of(before: Sequence[tuple[OpCall, ...]], after: Sequence[tuple[OpCall, ...]], spec: DeviceSpec,
               models: Models | None = None) -> tuple[Float64, Float64, Float64]:
-    """Return the time of each replacement over that of what it replaces, and the logs of the 80% interval's ends."""
+    """Return time after / time before of each replacement, and the logs of the ends of its 80% interval."""
     was, now = prices_of(before, spec, models), prices_of(after, spec, models)
     ratio = now.time_us / np.maximum(was.time_us, LEAST_US)
     # On one device a family's errors cancel except for the change: an e-fold change has the model's whole interval.
-    # What another family replaces shares no error with it.
+    # Work of another family shares no error with the work it replaces.
     alike = np.array([{call.family for call in old} == {call.family for call in new}
                       for old, new in zip(before, after, strict=True)], np.bool_)
     unsure = np.where(alike, size_of_change(ratio), 1.0)
@@ -298,7 +298,7 @@ def ratios_of(before: Sequence[tuple[OpCall, ...]], after: Sequence[tuple[OpCall
 
 
 def _kernels(scenario: Scenario, units: WorkUnits, found: list[Replacement]) -> list[Int64]:
-    """Return the cycle's kernels of each replacement, the new work's first."""
+    """Return the cycle's kernels that each replacement replaces; the kernel of the new work is the first."""
     kernel_group = scenario.work.kernel_group
     rows = np.flatnonzero(scenario.cycle.kernel & (kernel_group >= 0))
     rows = rows[np.lexsort((rows, scenario.built.program.recorded_kernel_start[rows], kernel_group[rows]))]
@@ -307,13 +307,13 @@ def _kernels(scenario: Scenario, units: WorkUnits, found: list[Replacement]) -> 
 
 
 def _removed_kernels(scenario: Scenario, removed: list[Bool]) -> Bool:
-    """Return which kernels operations that are removed launched."""
+    """Return which kernels were launched by removed operations."""
     return np.concatenate([np.append(mine, False)[graph.kernels.op]
                            for mine, graph in zip(removed, scenario.built.graphs, strict=True)])
 
 
 def _calls_in(scenario: Scenario, operations: list[Bool]) -> Bool:
-    """Return which items of the recorded program are calls in such operations."""
+    """Return which items of the recorded program are calls in the given operations (masks by rank)."""
     program = scenario.built.program
     rank = program.thread_rank[program.item_thread()]
     found = np.zeros(len(program.item_kind), np.bool_)
@@ -333,11 +333,11 @@ def _wait_for(scenario: Scenario, kernels: Bool) -> Bool:
 
 
 def _dead(graph: ExecutionGraph, gone: Bool, removed: Bool) -> Bool:
-    """Return the operations of a rank all of whose kernels vanish, and those in them. What is removed leaves alone what
-    it was in.
+    """Return the operations of a rank all of whose kernels vanish, and those in them. Kernels of removed operations do
+    not count for the operations around these.
 
     Args:
-        graph: the rank's.
+        graph: the graph of the rank.
         gone: kernels that vanish.
         removed: operations that are removed.
     """
@@ -347,14 +347,14 @@ def _dead(graph: ExecutionGraph, gone: Bool, removed: Bool) -> Bool:
 
 
 def _dead_on_cpu(graph: ExecutionGraph, units: WorkUnits, rank: int, removed: Bool) -> Bool:
-    """Return the same on a CPU: operations all of whose computing operations vanish."""
+    """Return ``_dead`` for a CPU: operations all of whose computing operations vanish, and those in them."""
     mine = np.flatnonzero(units.rank == rank)
     mine = mine[~removed[units.op[mine]]]
     return _within_dead(graph, units.op[mine[~units.alive[mine]]], units.op[mine])
 
 
 def _within_dead(graph: ExecutionGraph, vanished: Int64, every: Int64) -> Bool:
-    """Return operations whose rows of ``every``, at or below them, have all vanished; operations in them included."""
+    """Return operations with all their rows of ``every`` (at or below them) vanished, and the operations in them."""
     if not len(vanished):
         return np.zeros(len(graph.ops), np.bool_)
     total = _counts_up(graph.ops.parent, every)
@@ -362,7 +362,7 @@ def _within_dead(graph: ExecutionGraph, vanished: Int64, every: Int64) -> Bool:
 
 
 def _counts_up(parent: np.ndarray, op: Int64) -> Int64:
-    """Return how many of the given rows lie at or below each operation."""
+    """Return the number of rows ``op`` that lie at or below each operation."""
     count = np.zeros(len(parent), np.int64)
     here = op.astype(np.int64)
     while len(here):
@@ -373,8 +373,8 @@ def _counts_up(parent: np.ndarray, op: Int64) -> Int64:
 
 
 def _cpu_spread(scenario: Scenario, done: Rewritten) -> float:
-    """Return what a CPU's replaced work adds to the interval of the host's time: its share × its own,
-    ``REPLACED_ON_CPU`` at least."""
+    """Return the log half width that a CPU's replaced work adds to the interval of host time: its share of that time ×
+    its own half width (at least ``REPLACED_ON_CPU``)."""
     slices = scenario.slices
     unsure = 0.0
     for rows, ratio, low, high in zip(done.members, done.ratio, done.low, done.high, strict=True):

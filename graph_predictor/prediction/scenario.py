@@ -40,13 +40,13 @@ class Work:
     """Columns over the kernels of a recorded program, and over the kernel groups.
 
     Attributes:
-        kernel_group: of each kernel; -1 for collectives.
+        kernel_group: kernel group of each kernel; -1 for collectives.
         family: position in ``FAMILIES`` of each kernel, ``COLLECTIVE`` for collectives.
-        calls: those of kernel group i are ``calls[call_row[i]]``; groups that are equal share a row.
-        call_row: of each kernel group.
-        rank, op: of each kernel group; ``op`` is a row of its rank's ``ops``, -1 for none.
+        calls: the calls of kernel group i are ``calls[call_row[i]]``; equal groups share a row.
+        call_row: row of ``calls`` for each kernel group.
+        rank, op: rank and operation of each kernel group; ``op`` is a row of its rank's ``ops``, -1 for none.
         sized: whether the group's sizes are known.
-        measured_ns: duration of each group's kernels in all.
+        measured_ns: total duration of each group's kernels.
     """
 
     kernel_group: Int64
@@ -59,13 +59,13 @@ class Work:
     measured_ns: Int64
 
     def regrouped(self, new: Sequence[tuple[OpCall, ...]]) -> tuple[Work, dict[int, tuple[OpCall, ...]]]:
-        """Give kernel groups rows of calls by what they were and what they become.
+        """Give kernel groups new rows of calls: groups share a row if both their old and their new calls are equal.
 
         Args:
             new: calls of each kernel group after a change.
 
         Returns:
-            The work with its new rows of calls, and the new calls of those that change.
+            The work with its new rows of calls, and by row the new calls where they differ from the old ones.
         """
         numbers: dict[tuple[int, tuple[OpCall, ...]], int] = {}
         call_row = np.array([numbers.setdefault(pair, len(numbers))
@@ -118,13 +118,12 @@ class WorkUnits:
         op: row of the rank's ``ops``, -1 for none.
         phase, step: as in ``ops``.
         start: recorded start, ns.
-        kernels: how many kernels it has; 1 on a CPU.
-        follows: whether it comes next after the unit before it on its lane, with no other work between, and waits for
-            nothing else.
+        kernels: number of its kernels; 1 on a CPU.
+        follows: whether it runs directly after the unit before it on its lane and waits for nothing else.
         watched: whether the host, or work of another stream, waits for it.
-        calls: after the edits of sizes and precision; replaced units have the new ones.
-        alive: whether it is still there.
-        on_host: whether these are a CPU's operations.
+        calls: its calls after edits of sizes and precision, and after replacements.
+        alive: whether no edit has removed it.
+        on_host: whether the units are a CPU's operations.
     """
 
     rank: Int64
@@ -147,8 +146,8 @@ class WorkUnits:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Units (in time order) that other work replaces: it runs in the place of the first unit, and the others vanish.
-    Without calls all units vanish."""
+    """Other work that replaces units (in time order). The work runs in the place of the first unit, and the other units
+    vanish; without calls all units vanish."""
 
     units: Int64
     calls: tuple[OpCall, ...]
@@ -161,7 +160,7 @@ class Replacement:
 
     @property
     def label(self) -> str:
-        """Return what reports call the new work; "" where the operation it runs in says it: it replaces that alone."""
+        """Return the reports' name of the new work; "" if it replaces a single unit, whose operation names it."""
         if len(self.units) == 1 or not self.calls:
             return ""
         return f"{self.calls[0].family.value} {self.calls[0].kind}"
@@ -172,7 +171,7 @@ class Rewriting:
     """Replacements by one edit, and its other changes.
 
     Attributes:
-        replacements: of units by other work, or by none.
+        replacements: units, and the work that replaces them (none: they are removed).
         host_weight: factor on each slice of host time (row of ``Scenario.slices``).
         removed: for each rank, operations to remove with everything in them: host time, launches, kernels and waits,
             in units or not.
@@ -210,9 +209,9 @@ class DeviceChange:
     """The device of the recording and the device to predict for.
 
     Attributes:
-        source, target: their figures; ``None`` for an unknown source, or a target that is the same device.
-        source_models, target_models: fitted models of them, if there are any.
-        clock, bandwidth: factors on the device's clock and memory bandwidth.
+        source, target: their figures; ``None`` for an unknown source, or if the target is the source.
+        source_models, target_models: their fitted models, if any.
+        clock, bandwidth: factors on the target's clock and memory bandwidth.
     """
 
     source: DeviceSpec | None = None
@@ -245,7 +244,7 @@ class DeviceChange:
 
 @dataclass(frozen=True)
 class KernelSources:
-    """The sources of kernels' times before any edit: a ``Source`` each, and the logs of their 80% intervals' ends."""
+    """Sources of kernels' times before any edit: ``Source`` codes, and the logs of both ends of their 80% intervals."""
 
     source: Int64
     low: Float64
@@ -257,12 +256,12 @@ class KernelChange:
     """Device work, by kernel of the recorded program.
 
     Attributes:
-        calls: new calls of groups of slices (see ``Work.calls``) that an edit changed.
+        calls: new calls of the rows of ``Work.calls`` that an edit changed.
         call_edits: changes of every call that has not been replaced, by name of the edit, applied in the names' order.
-        factor: on the duration of each kernel; ``spread`` the log half width of its 80% interval.
-        change_known: how work changes on one device was measured, so that ``spread`` alone is the interval of changed
-            kernels, not that of the models whose ratio was taken.
-        sources: where the times come from; ``None`` where all are measured.
+        factor: factor on the duration of each kernel; ``spread`` the log half width of its 80% interval.
+        change_known: the change of work was measured on one device. ``spread`` alone is then the interval of changed
+            kernels, without the interval of the models' ratio.
+        sources: where the times come from; ``None`` if all are measured.
     """
 
     calls: dict[int, tuple[OpCall, ...]] = field(default_factory=dict)
@@ -273,11 +272,11 @@ class KernelChange:
     sources: KernelSources | None = None
 
     def scaled(self, factor: Float64) -> KernelChange:
-        """Return the same with one more factor on each kernel's duration."""
+        """Return the change with one more factor on each kernel's duration."""
         return replace(self, factor=factor if self.factor is None else factor * self.factor)
 
     def widened(self, spread: Float64) -> KernelChange:
-        """Return the same with one more log half width for each kernel's interval."""
+        """Return the change with one more log half width for each kernel's interval."""
         return replace(self, spread=spread if self.spread is None else np.hypot(spread, self.spread))
 
     def edited(self, call: OpCall) -> tuple[OpCall, ...]:
@@ -293,13 +292,13 @@ class HostChange:
     """Host time, by slice of ``Scenario.slices``.
 
     Attributes:
-        ns: times of another host, or at other sizes; ``None`` for those recorded.
-        spread: log half width of what changes add to the interval of the host's time.
-        factor: on all host time.
+        ns: times of another host, or at other sizes; ``None`` for the recorded times.
+        spread: log half width that the changes add to the interval of host time.
+        factor: factor on all host time.
         weight: factor on each slice.
         constants: launch constants of another host, by rank.
         source: where the times come from before any edit.
-        guessed: share of the time that comes from formulas instead.
+        guessed: share of the time that comes from formulas instead of ``source``.
     """
 
     ns: Float64 | None = None
@@ -311,11 +310,11 @@ class HostChange:
     guessed: float = 0.0
 
     def scaled(self, weight: Float64) -> HostChange:
-        """Return the same with one more factor on each slice."""
+        """Return the change with one more factor on each slice."""
         return replace(self, weight=weight if self.weight is None else weight * self.weight)
 
     def widened(self, spread: float) -> HostChange:
-        """Return the same with one more log half width of host time."""
+        """Return the change with one more log half width of host time."""
         return replace(self, spread=float(np.hypot(self.spread, spread)))
 
 
@@ -325,7 +324,7 @@ class LaunchChange:
 
     Attributes:
         graphed: launches are replayed from a CUDA graph.
-        cost: launch calls take host time, and their kernels start later than they return.
+        cost: launch calls take host time, and kernels start a latency after their call returned.
         waits: the host waits for the device where it did in the recording.
         hidden_collectives: collectives overlap all other work, and nothing waits for them.
     """
@@ -351,7 +350,7 @@ class BatchChange:
     Attributes:
         loader: worker processes that make batches, where there are any.
         data_loading: effect of another number of samples on loading batches in the training process.
-        loading: where batches are loaded: as recorded, by the training thread; in the background; or not at all.
+        loading: where batches are loaded: as recorded (by the training thread), in the background, or not at all.
     """
 
     loader: Loader | None = None
@@ -360,16 +359,16 @@ class BatchChange:
 
     @property
     def workers(self) -> Loader | None:
-        """Return the worker processes that the step waits for, if it does."""
+        """Return the worker processes that the step waits for; ``None`` without any, or if batches load elsewhere."""
         return self.loader if self.loading is Loading.INLINE else None
 
     def with_samples(self, factor: float) -> BatchChange:
-        """Return the same with ``factor`` times as many samples a batch, as far as workers make them."""
+        """Return the change with ``factor`` times the samples a batch, where worker processes make them."""
         return self if self.loader is None else replace(self, loader=self.loader.scaled(factor))
 
 
 class SizeRoute(Enum):
-    """The way to a step at other sizes."""
+    """How a step at other sizes is found."""
 
     AS_CAPTURED = "as captured"
     SCALED = "one capture scaled"
@@ -381,10 +380,10 @@ class FollowingDimension:
     """A dimension of an input of the step that a named size changes.
 
     Attributes:
-        name: of the size.
-        operation, argument: what takes the input, and as what.
-        shape: of the input before.
-        dimension: from 0.
+        name: name of the size.
+        operation, argument: the operation that takes the input, and its argument.
+        shape: shape of the input at the recorded size.
+        dimension: counted from 0.
     """
 
     name: str
@@ -399,10 +398,10 @@ class OtherSizes:
     """The requested sizes, and the parts of the step that change with them.
 
     Attributes:
-        route: the way to them.
-        changes: name, recorded size or setting (``None`` where nothing says it) and new one.
-        following: dimensions of the step's inputs that follow a name; none where the program was traced again, which
-            decides them itself.
+        route: how the step at these sizes is found.
+        changes: name, recorded size or setting (``None`` if unknown) and new one.
+        following: dimensions of the step's inputs that follow a name; empty if the program was traced again, since the
+            program then decides them.
     """
 
     route: SizeRoute
@@ -410,7 +409,7 @@ class OtherSizes:
     following: tuple[FollowingDimension, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the sizes as plain values."""
         return {"route": self.route.value,
                 "changes": [{"name": name, "old": old, "new": new} for name, old, new in self.changes],
                 "following": [{"name": one.name, "operation": one.operation, "argument": one.argument,
@@ -418,15 +417,15 @@ class OtherSizes:
 
 
 OTHER_RANKS = "the ranks that were not recorded"
-"""The claim of an edit that says how they behave."""
+"""``Scenario.claim`` of an edit that models the ranks without a recording."""
 
 
 class EditError(ForetraceError):
-    """An edit that cannot be done: what was asked, why not, what can be."""
+    """An edit that cannot be done. The message states the request, the reason, and what is possible."""
 
 
 class Origin(Protocol):
-    """The recorded job whose times a step traced by shapes has taken."""
+    """A recorded job that gives its times to a step traced by shapes."""
 
     @property
     def scenario(self) -> Scenario:
@@ -437,8 +436,8 @@ class Origin(Protocol):
         """Return the recorded rank of each traced one."""
 
     def host_factors(self, slices: HostSlices, ns: Float64) -> Float64:
-        """Return a factor on each slice of the traced job's host time, where an edit makes ``ns`` of the recorded
-        job's."""
+        """Return a factor on each slice of the traced job's host time; ``ns`` are the edited times of the recorded
+        job's slices."""
 
 
 @dataclass(frozen=True)
@@ -447,14 +446,14 @@ class Scenario:
 
     Attributes:
         built, cycle, slices: the recorded job, the steps to repeat, and its host time in slices.
-        devices, kernels, host, launches, batches: the edits' changes of each.
+        devices, kernels, host, launches, batches: the changes that edits make to each.
         rewrites: work replaced by other work, by name (see ``rewriting``).
-        activation_factors: on the memory that activations take, by edit.
-        regrouped: the job's device work, where an edit groups it in another way.
+        activation_factors: factors on the memory of activations, by edit.
+        regrouped: the job's device work, if an edit groups it in another way; else ``None``.
         origin: for a step traced by shapes, the recorded job whose times it takes.
         items_per_rank: samples a step and rank, where known.
-        sizes: the step's other sizes, where any were asked for.
-        profiled: whether host times include the profiler; times that edits take from other captures must match.
+        sizes: the other sizes that were asked for, if any.
+        profiled: whether host times include the profiler's cost; host times taken from other captures must match.
         set_by: the edit that set each property that only one edit may set.
         shared: results that scenarios made from this one share with it.
         warnings: reasons why the prediction is less reliable.
@@ -504,7 +503,7 @@ class Scenario:
         return self.with_note(data_loading.note(), batches=replace(batches, data_loading=data_loading))
 
     def with_note(self, note: str, **changes: Any) -> Scenario:
-        """Return the same with changed fields and one more sentence on what was assumed."""
+        """Return the scenario with changed fields and one more sentence on an assumption."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, note))), **changes)
 
     def known_source(self) -> DeviceSpec:
@@ -522,7 +521,7 @@ class Scenario:
         return self.scaled_device() or source
 
     def scaled_device(self) -> DeviceSpec | None:
-        """Return the device predicted for, with the factors on its rates; made once for all with the same."""
+        """Return the device predicted for, with the factors on its rates; kept for scenarios with equal factors."""
         devices = self.devices
         return self.shared.once("scaled device", (devices.target or devices.source, devices.clock, devices.bandwidth),
                                 devices.scaled)
@@ -533,7 +532,7 @@ class Scenario:
 
 
 Rewrite = Callable[[Scenario, WorkUnits], Rewriting]
-"""Makes the replacements of one edit, of a scenario's units as the edits before left them."""
+"""Makes the replacements of one edit from a scenario's units, as the edits before it left them."""
 
 
 class Edit(Protocol):
@@ -553,5 +552,5 @@ class Edit(Protocol):
 
 
 def is_edit(value: object) -> bool:
-    """Return whether something is an edit, and no class of edits."""
+    """Return whether something is an edit; a class of edits is not one."""
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in ("describe", "apply"))

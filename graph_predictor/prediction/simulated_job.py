@@ -1,4 +1,4 @@
-"""``SimulatedJob``: a job as it was simulated, replayed or predicted, with where each of its rows comes from.
+"""``SimulatedJob``: a job as it was simulated, replayed or predicted, with the recorded row behind each of its rows.
 
 Exports and timelines read it, and need not know whether a recorded window was replayed or its last steps were edited
 and repeated.
@@ -39,15 +39,15 @@ class SimulatedJob:
 
     Attributes:
         built: the recorded (or synthetic) job behind it.
-        program, simulated: what was simulated, and its times.
+        program, simulated: the simulated program and its times.
         item, kernel: row of ``built.program`` that each item and kernel of ``program`` is, or is a copy of.
-        copy: which copy each item is; 0 where nothing was repeated.
-        scenario: what was predicted; ``None`` of a replay.
-        title: what it is, in a few words.
-        notes: what is to be known of it.
-        step_ns: what a step takes: of a predicted job its steady state's, of a replay the mean of the steps that count,
-            of the slowest rank; ``None`` without steps.
-        host: of a predicted job, its host after the edits.
+        copy: number of the copy that each item belongs to; 0 if nothing was repeated.
+        scenario: the predicted scenario; ``None`` for a replay.
+        title: a few words on the job.
+        notes: notes and warnings.
+        step_ns: time of a step, ns: the steady state's of a predicted job; the mean of the steps that count, of the
+            slowest rank, in a replay; ``None`` without steps.
+        host: the host side of a predicted job after the edits.
     """
 
     built: Built
@@ -64,16 +64,16 @@ class SimulatedJob:
 
     @property
     def predicted(self) -> bool:
-        """Return whether steps were repeated and maybe edited; else it is the recorded window, replayed."""
+        """Return whether steps were repeated and maybe edited; otherwise the recorded window was replayed."""
         return self.scenario is not None
 
     @property
     def gone(self) -> Gone | None:
-        """Return what edits took away; ``None`` where all is there."""
+        """Return the work that edits removed; ``None`` if all work is there."""
         return None if self.host is None else self.host.gone
 
     def host_slices(self) -> tuple[HostSlices, Float64]:
-        """Return host time by operation, and how long each slice takes, ns."""
+        """Return the slices of host time, and the time of each slice, ns."""
         if self.scenario is not None and self.host is not None:
             return self.scenario.slices, self.host.ns
         slices = host_slices(self.built)
@@ -81,7 +81,7 @@ class SimulatedJob:
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
-        """Return the graphs, one a rank of the program."""
+        """Return the graphs, one for each rank of the program."""
         return self.built.graphs
 
     def rank_of(self, position: int) -> int:
@@ -101,7 +101,7 @@ class SimulatedJob:
         return of_thread[self.built.program.item_thread()[self.item]]
 
     def steps(self) -> list[StepSpan]:
-        """Return the simulated steps of every rank, in order; those of copies are numbered."""
+        """Return the simulated steps of every rank, in order; copies of a step are numbered."""
         program, found = self.program, []
         rank = program.thread_rank[program.item_thread()]
         several = self.predicted and bool(len(self.copy)) and int(self.copy.max(initial=0)) > 0
@@ -135,10 +135,10 @@ def predicted_job(step: SimulatedStep) -> SimulatedJob:
 
 
 def simulated_job(source: object) -> SimulatedJob:
-    """Return a replay, a predicted step, or a job (which is replayed, or predicted where it never ran), as one.
+    """Return any source as a simulated job: a replay, a predicted step, or a job (replayed; predicted if it never ran).
 
     Raises:
-        ForetraceError: it is none of these, or cannot be simulated.
+        ForetraceError: it is no such source, or cannot be simulated.
     """
     if isinstance(source, SimulatedJob):
         return source

@@ -1,4 +1,4 @@
-"""The steady state of a repeated step: how much later everything happens from one copy to the next.
+"""The steady state of a repeated step: copies back to back whose period no longer changes from one to the next.
 
 In a periodic program the limiting resource runs at the job's period: host threads, or a stream of the GPU. This is so
 even while the host still runs ahead and fills the launch queue. So the period is the largest difference between two
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 FIRST_COPIES = 4
-"""Two consecutive periods take three copies, behind a first one that nothing is before."""
+"""Least number of copies: two periods take three copies, after a first copy that has no copy before it."""
 MOST_COPIES = 64
 MOST_EVENTS = 4_000_000
-"""Copies, and items and kernels in them, beyond which a period that still changes is reported instead."""
+"""Most copies, and most items and kernels in them. If the period still changes then, a prediction reports that."""
 SAME = 1e-4
 """Two consecutive periods that differ by no more than this share are the steady state."""
 
@@ -45,7 +45,7 @@ class Periods:
     """The periods of copies.
 
     Attributes:
-        period_ns: of a cycle, by rank.
+        period_ns: period of a cycle, by rank.
         at: ("item" or "kernel", row) of the last copy's event that sets each rank's period.
         stop_ns: the time of the same event one copy earlier, by rank.
         reached: whether two consecutive periods agree.
@@ -58,7 +58,7 @@ class Periods:
 
     @classmethod
     def of(cls, repeated: Repeated, simulated: Simulated) -> Periods:
-        """Read them off the last copies."""
+        """Return the periods of the last copies."""
         times = np.concatenate([simulated.item_end[repeated.end], simulated.kernel_end[repeated.tail]])
         period = times[:, -1] - times[:, -2]
         before = times[:, -2] - times[:, -3]
@@ -76,7 +76,7 @@ class Periods:
 
 
 def _ends_of_ranks(repeated: Repeated) -> list[Int64]:
-    """Return which rows of the ends of steps and, behind them, of streams are each rank's."""
+    """Return each rank's rows in the table of its steps' ends, followed by those of the streams' ends."""
     rank = np.concatenate([np.arange(len(repeated.end)), repeated.tail_rank])
     return [np.flatnonzero(rank == number) for number in range(len(repeated.end))]
 
@@ -86,10 +86,10 @@ class Steady:
     """Copies of a cycle in their steady state, or in the nearest state that was reached.
 
     Attributes:
-        copies: the copies, edited.
-        kernels: what their kernels take.
-        simulated: their times.
-        periods: their periods.
+        copies: the copies with edits.
+        kernels: durations of their kernels.
+        simulated: simulated times of the copies.
+        periods: periods of the copies.
     """
 
     copies: EditedRepeats
@@ -125,10 +125,10 @@ def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedRepeats, K
     Args:
         cycle: the steps to repeat.
         edit: puts the edits into copies.
-        once: nothing else will be asked of these copies, so that an order that all share is not worth finding.
+        once: no other prediction will use these copies, so that a shared order of computation is not made.
 
     Raises:
-        ForetraceError: nothing happens in the cycle, so that it cannot be repeated.
+        ForetraceError: the cycle is empty, so that it cannot be repeated.
     """
     copies, size = FIRST_COPIES, int(cycle.item.sum() + cycle.kernel.sum())
     if not cycle.item.any():
@@ -145,13 +145,13 @@ def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedRepeats, K
 
 
 NOTHING = 1e-4
-"""Change of device time, as a share of the step, that is left alone."""
+"""Largest change of device time, as a share of the step, that is not simulated again."""
 TOLD = 0.01
-"""Change of a kernel's time from which it is no longer measured."""
+"""Least change (log) of a kernel's time at which its source is no longer *measured*."""
 
 
 def steady_shares(steady: Steady, kinds: Int8) -> Overlapping:
-    """Return the shares of each recorded kernel in a copy that has others before and behind it; 0 of the others'."""
+    """Return each recorded kernel's shares in a copy with other copies before and after it; 0 for other kernels."""
     repeated, simulated = steady.repeated, steady.simulated
     program = repeated.program
 
@@ -176,17 +176,17 @@ def steady_shares(steady: Steady, kinds: Int8) -> Overlapping:
 
 
 def matters(change: Float64, times: KernelTimes, steady: Steady) -> bool:
-    """Return whether a change of the kernels' times (logarithms) is worth simulating."""
+    """Return whether a change of the kernels' times (logs) is large enough to be simulated."""
     moved = float((np.abs(np.expm1(change)) * times.ns).sum())
     return moved > NOTHING * float(steady.period_ns.max()) * steady.repeated.program.ranks
 
 
 def slowed(times: KernelTimes, change: Float64, contention: Contention) -> KernelTimes:
-    """Return the kernels' times with a logarithm each added, and a note that says so.
+    """Return the kernels' times with ``change`` (logs) applied, and a note that reports it.
 
-    Recorded times hold what an overlapping collective cost. Where an edit changes what overlaps what, each kernel's
-    time changes by the slow-down that the recording's own instances show (``comm.contention``) times the change of its
-    share. Shares follow from times and times from shares, so that both are found in turn.
+    Recorded times include the cost of overlapping collectives. If an edit changes what overlaps, each kernel's time
+    changes by the slow-down in the recording's own instances (``comm.contention``) × the change of its share. Shares
+    depend on times and times on shares, so that both are recomputed alternately.
     """
     touched = (np.abs(change) > TOLD) & (times.ns > 0)
     wide, ns = CONTENTION * np.abs(change), times.ns * np.exp(change)

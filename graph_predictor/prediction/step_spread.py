@@ -1,4 +1,4 @@
-"""How recorded steps differ: in host time, which makes intervals, and in the work they do."""
+"""How recorded steps differ: in host time, which widens intervals, and in the work they do."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tracer.graph import ExecutionGraph
 from tracer.step_work import DIFFERENT, WorkOfSteps, worked_steps
 
 STRETCHES = 5
-"""Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""
+"""Number of parts into which steps without the profiler are cut: disturbances of a machine last longer than a step."""
 RESOLVED = 1e-3
-"""Least log half width of any step. Recorded times are whole microseconds, of steps of milliseconds; replays are off by
+"""Least log half width of any step. Recorded times are whole microseconds, in steps of milliseconds; replays are off by
 0.1% in the median trace (docs/accuracy.md)."""
 DRIFT = 0.1
 """Reports mention a larger change (log) of host time from the first to the last repeated step. The value is over twice
@@ -62,7 +62,7 @@ def least_spread(times: Int64, around_ns: float) -> float:
 
 
 def drift(times: Float64) -> float | None:
-    """Return by how much (log) steps went one way from first to last, if they did and by more than ``DRIFT``."""
+    """Return the total change (log) of steps that all change in one direction, if it is larger than ``DRIFT``."""
     change = np.diff(np.log(times)) if len(times) > 1 and (times > 0).all() else np.zeros(0)
     one_way = len(change) > 0 and bool((change > 0).all() or (change < 0).all())
     total = float(change.sum())
@@ -83,16 +83,16 @@ def step_totals(built: Built, cycle: Cycle, slices: HostSlices, *, unblocked: bo
         waits[waits] = waiting_calls(graph)[program.item_row[slices.item[rows[waits]]]]
         rows = rows[~waits]
     when = program.recorded_item_start[slices.item[rows]] - built.clock_ns[0]
-    # The end of a step is the instant at which the next one begins: what it ends with is its own.
+    # A step ends at the instant at which the next one begins: work at that instant belongs to the step that ends.
     place = np.clip(np.searchsorted(start, when, side="left") - 1, 0, None)
     totals = np.bincount(place, weights=slices.ns[rows], minlength=cycle.steps)
     return np.asarray(totals, np.float64)
 
 
 SHOWN = 60
-"""Characters of sizes that are shown."""
+"""Most characters of sizes that a sentence shows."""
 QUANTILES = (0.1, 0.9)
-"""Quantiles that are the ends of an 80% interval."""
+"""Quantiles at the ends of an 80% interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class StepKinds:
 
     ::
 
-        recorded    | train | train + evaluate | train | train |         one median tells of neither kind
+        recorded    | train | train + evaluate | train | train |         one median describes neither kind
         recorded    | [7, 33] | [7, 81] | [7, 24] |                      batches padded to their own longest
 
     A prediction is about the steps it is made from. Where other steps do other work, reports state it, and the interval
@@ -110,7 +110,7 @@ class StepKinds:
     Attributes:
         text: a sentence on the difference.
         shortest, longest: least and greatest length of the other steps (and of 80% of the steps timed without the
-            profiler), relative to the steps a prediction is made from; 1 where none is shorter or longer.
+            profiler), relative to the steps a prediction is made from; 1 if no step is shorter or longer.
     """
 
     text: str
@@ -119,10 +119,10 @@ class StepKinds:
 
 
 def step_kinds(graphs: Sequence[ExecutionGraph], rests_on: Sequence[str] = ()) -> StepKinds | None:
-    """Return how steps differ in their work, for the first rank with different steps; ``None`` where all are the same.
+    """Return how steps differ in their work, for the first rank with different steps; ``None`` if no steps differ.
 
     Args:
-        graphs: recorded, one a rank.
+        graphs: recorded graphs, one for each rank.
         rests_on: names of the steps that a prediction is made from; by default the last step.
     """
     for graph in graphs:
@@ -160,7 +160,7 @@ def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None
 
 def _difference(graph: ExecutionGraph, work: WorkOfSteps, pair: Sequence[int], steps: Int64,
                 names: Sequence[str]) -> str:
-    """Return what differs between two steps, by the operation that it takes most time of."""
+    """Return a phrase on the difference of two steps, by the operation with the largest difference in time."""
     ops, count = graph.ops, work.count[pair]
     name = ops.name[work.row]
     known = name >= 0  # a damaged file may lack some
@@ -179,7 +179,7 @@ def _difference(graph: ExecutionGraph, work: WorkOfSteps, pair: Sequence[int], s
 
 
 def _where_they_differ(one: str, other: str) -> tuple[str, str]:
-    """Return two long texts, cut to where they begin to differ."""
+    """Return two long texts, shortened to the part where they begin to differ."""
     at = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
     begin = 0 if at < SHOWN // 2 else at - SHOWN // 4
     cut = ["…" * (begin > 0) + text[begin:begin + SHOWN] + "…" * (begin + SHOWN < len(text)) for text in (one, other)]

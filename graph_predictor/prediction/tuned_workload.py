@@ -37,7 +37,7 @@ class TunedWorkload:
 
     @property
     def gain(self) -> float:
-        """Return the default's step over the best's, less one."""
+        """Return the step with the default backend / the best step, less one."""
         return self.step_ns[self.default] / self.best_ns - 1.0 if self.best_ns else 0.0
 
 
@@ -46,8 +46,8 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
     """Simulate a recorded job's step with each backend and with the best for each collective.
 
     Raises:
-        CommError: The job has no collective whose size is known, no backend was measured for any of them, or there is
-            no backend ``default``.
+        CommError: The job has no collective of known size, no backend was measured for any of them, or no backend is
+            called ``default``.
     """
     collectives, _ = find_collectives(built, on)
     if not collectives:
@@ -79,13 +79,13 @@ def tune_workload(built: Built, backends: Mapping[str, Predict], on: Topology,
 
 
 def _lacking(collectives: list[RecordedCollective], has: Bool) -> list[str]:
-    """Return what is not measured, such as "all_to_all over 8 ranks"."""
+    """Return the collectives that were not measured, such as "all_to_all over 8 ranks"."""
     return sorted({f"{c.call.kind.label} over {c.call.ranks} ranks"
                    for c, mine in zip(collectives, has, strict=True) if not mine})
 
 
 def _other_devices(built: Built, on: Topology) -> list[str]:
-    """Return a note where the workload was recorded on another GPU than the profiles are of."""
+    """Return a note if the workload was recorded on another GPU than the profiles were measured on."""
     found = sorted({g.meta.device for g in built.graphs if g.meta.device and not same_gpu(g.meta.device, on)})
     if not found:
         return []

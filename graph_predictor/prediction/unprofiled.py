@@ -22,10 +22,10 @@ from tracer.columns import kinds_of
 from tracer.graph import NONE, ExecutionGraph, OpKind
 
 MOST_TAKEN = 0.6
-"""Share of a host's time that events are believed to cost where no step was timed without them: 0.15 to 0.49 of 27
-programs'. Where operations that only call others take longer than that allows, the host is slow for another reason."""
+"""Largest share of a host's time that events are assumed to cost if no step was timed without them: they cost 0.15 to
+0.49 of the time of 27 programs. If the estimate is larger, the host is slow for another reason."""
 LEAST_LEFT = 0.1
-"""Share of a slice of host time that is left in any case: an event's cost is a mean."""
+"""Least share of a slice of host time that is left after the profiler's cost, because an event's cost is a mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class ProfilerCost:
 
         recorded    |= aten::linear =|~~prof~~|= aten::addmm =|~~prof~~|= aten::linear =|
 
-    so that an event's cost lies in the time around its operation, that of the operation it is inside of, or of no
-    operation. On a CPU, where host time is all there is, a factor on what is left then makes the recorded steps take
-    exactly what they took unprofiled.
+    So an event's cost lies in the time around its operation: in the operation that encloses it, or in no operation. On
+    a CPU, host time is all there is. A factor on the rest then makes the recorded steps last exactly as long as the
+    unprofiled ones.
     """
 
     event_ns: float
@@ -51,8 +51,8 @@ class ProfilerCost:
 
 
 def profiler_cost(scenario: Scenario, stalled_ns: float = 0.0) -> ProfilerCost | None:
-    """Return the cost of a recorded job; ``None`` where it was not timed without the profiler. ``stalled_ns`` of each
-    recorded step are not in the scenario's host times."""
+    """Return the profiler's cost in a recorded job; ``None`` if no step was timed without the profiler. ``stalled_ns``
+    is the time of each recorded step that the scenario's host times do not include."""
     if not (timed := scenario.built.graphs[0].meta.unprofiled_step_ns):
         return None
     unprofiled = float(np.median(timed))
@@ -73,9 +73,9 @@ def without_profiler(scenario: Scenario, ns: Float64, cost: ProfilerCost) -> Flo
 
 
 def _event_ns(scenario: Scenario, events: float, difference_ns: float, unprofiled_ns: float) -> float:
-    """Return the cost of one event, from what events are known to cost and what a capture's two phases differ by, each
-    as far as it is sure. Where a device computes, the difference alone: only the part that the device does not hide is
-    felt."""
+    """Return the cost of one event, ns. On a CPU it is a mean of the known cost of events and of the difference of the
+    capture's two phases, each weighted by its certainty. With a device it is the difference alone, since only cost that
+    the device does not hide counts."""
     if events < 1.0:
         return 0.0
     if not scenario.built.computes_on_host:
@@ -87,14 +87,14 @@ def _event_ns(scenario: Scenario, events: float, difference_ns: float, unprofile
 
 @dataclass(frozen=True, slots=True)
 class ProfilerShare:
-    """The profiler's share of a recorded job's host time, by what its events cost.
+    """The profiler's share of a recorded job's host time, from the known cost of events.
 
     Attributes:
-        ns: of each slice.
-        calls: of each slice, what of it is calls' rather than operations'.
+        ns: profiler's time in each slice.
+        calls: the part of ``ns`` from calls rather than from operations, for each slice.
         event_ns: cost of an event, by rank.
-        events, step_ns: events of a step, and what they cost, by rank.
-        believed: the recording's word for it was taken on all ranks (see ``MOST_TAKEN``).
+        events, step_ns: number of events of a step, and their cost, by rank.
+        believed: whether the estimate was below the limit on all ranks (see ``MOST_TAKEN``).
     """
 
     ns: Float64
@@ -105,7 +105,7 @@ class ProfilerShare:
     believed: bool
 
     def ends(self, ns: Float64) -> tuple[float, float]:
-        """Return what is left of host times (ns, of each slice) in the mean at both ends of the 80% interval."""
+        """Return total host time without the profiler at both ends of the 80% interval, from slices' times ``ns``."""
         operations, calls = float((self.ns - self.calls).sum()), float(self.calls.sum())
         total = float(ns.sum())
         if not self.believed:
@@ -116,7 +116,7 @@ class ProfilerShare:
 
 
 def profiler_share(scenario: Scenario) -> ProfilerShare:
-    """Return the profiler's share of a recorded job where no step was timed without it."""
+    """Return the profiler's share of a recorded job without steps timed without the profiler."""
     slices, graphs = scenario.slices, scenario.built.graphs
     ns = scenario.host_times()
     costs = np.array([event_cost(graph).ns for graph in graphs])
@@ -127,7 +127,7 @@ def profiler_share(scenario: Scenario) -> ProfilerShare:
         events[mine] += PYTHON_EVENTS * graph.meta.python_events * ns[mine] / max(float(ns[mine].sum()), 1.0)
     cost = events * costs[slices.rank]
     left = _less(ns, events, costs[slices.rank])
-    # An event's cost is a mean: what slices shorter than it cannot hold lies in the others.
+    # An event's cost is a mean: cost that does not fit into a short slice is taken from the others.
     believed = True
     for rank in range(len(graphs)):
         mine = slices.rank == rank
@@ -144,8 +144,8 @@ def profiler_share(scenario: Scenario) -> ProfilerShare:
 
 
 def events_of(scenario: Scenario) -> Float64:
-    """Return the number of recorded events whose cost lies in each slice of host time. A slice has its own call, and by
-    its length a share of the operations directly inside its operation. Gaps share the outermost operations."""
+    """Return the number of recorded events whose cost lies in each slice of host time. A slice has its own call and, by
+    its length, a share of the operations directly inside its operation. Gaps share the outermost operations."""
     slices = scenario.slices
     count = slices.is_cost.astype(np.float64)
     for rank, graph in enumerate(scenario.built.graphs):
@@ -159,7 +159,7 @@ def events_of(scenario: Scenario) -> Float64:
         events = np.bincount(owner, minlength=size)
         length = np.bincount(place, weights=slices.ns[rows], minlength=size)
         count[rows] += events[place] * slices.ns[rows] / np.maximum(length[place], 1.0)
-        # Where there is no slice of the time around, the operation's own holds it.
+        # If the time around an operation has no slice, the operation's own slice has its event.
         homeless = length[owner] <= 0
         count[within[first[homeless]]] += 1.0
     return count
@@ -176,7 +176,7 @@ def _less(ns: Float64, events: Float64, event_ns: float | Float64) -> Float64:
 
 
 def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
-    """Return a recorded job with host times without the profiler; the job itself where no step was timed without it.
+    """Return a recorded job with host times without the profiler; the job itself if no step was timed without it.
 
     A profiler makes every recorded operation and call longer, so a recording is slower than the step its user runs.
     Where a capture also timed steps without the profiler, the profiler's cost is first subtracted from the recorded
@@ -192,7 +192,7 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
 
     Args:
         built: the job as recorded.
-        steps: numbers of the chosen steps; by default those that a prediction repeats.
+        steps: numbers of the chosen steps; by default the steps that a prediction repeats.
     """
     if built.without_profiler is not None or not built.graphs[0].meta.unprofiled_step_ns:
         return built
@@ -209,7 +209,7 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
         return built
     waited = [waits_for_workers(built, cycle, rank) for rank in range(len(built.graphs))]
     if any(waited):
-        # What such steps take beyond the host's work is waiting for a batch: no reason to make the work longer.
+        # The rest of such steps is waiting for a batch: it must not make the host's work longer.
         cost = replace(cost, factor=min(cost.factor, 1.0))
     recorded = slices.ns.astype(np.float64)
     left = without_profiler(scenario, recorded - stalls, cost)
@@ -229,7 +229,7 @@ STALLED = 3.0
 """A call counts as stalled if it takes over this many times the usual time of equal calls. The value is chosen: equal
 calls on a quiet machine differ by less, and a scheduler stops a thread for milliseconds."""
 LEAST_STALL_NS = 100_000
-"""Shorter stops are among what equal calls differ by."""
+"""Shorter stops are within the usual differences of equal calls."""
 
 
 def stalled_ns(built: Built, slices: HostSlices) -> Int64:
@@ -263,8 +263,8 @@ def stalled_ns(built: Built, slices: HostSlices) -> Int64:
 
 
 def _usual_ns(graph: ExecutionGraph, took: Float64) -> Float64:
-    """Return what calls, and the times before them, usually take that equal ones at their place of other steps do,
-    [2 × ops] as ``took``; without another step what they take."""
+    """Return the usual time of each call and of the time before it, [2 × ops] as ``took``. It is the larger of two
+    medians: of equal calls at the same place of all steps, and of all equal calls. With one step it is ``took``."""
     ops = graph.ops
     usual = took.copy()
     rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & (ops.step >= 0))
@@ -286,7 +286,7 @@ def _usual_ns(graph: ExecutionGraph, took: Float64) -> Float64:
 
 
 def _lower_median(group: Int64, values: Float64) -> Float64:
-    """Return the lower median of each value's group; a value alone is its own."""
+    """Return the lower median of each value's group; a value alone in its group is the median."""
     order = np.lexsort((values, group))
     count = np.bincount(group)
     first = np.cumsum(count) - count
@@ -294,13 +294,13 @@ def _lower_median(group: Int64, values: Float64) -> Float64:
 
 
 def _per_step(cycle: Cycle, slices: HostSlices, ns: Int64) -> float:
-    """Return the mean of some of the host's time over the repeated steps of the first rank, ns."""
+    """Return the mean per step of a part of host time, over the repeated steps of the first rank, ns."""
     mine = cycle.working[slices.item] & (slices.rank == 0)
     return float(ns[mine].sum()) / cycle.steps
 
 
 def _stalled(built: Built, slices: HostSlices, stalls: Int64) -> tuple[float, str]:
-    """Return the share of the first rank's recorded host time that is stalls, and the operation most of it was in."""
+    """Return the stalled share of the first rank's recorded host time, and the operation with most of it."""
     rows = np.flatnonzero((stalls > 0) & (slices.rank == 0))
     if not len(rows):
         return 0.0, ""
@@ -313,7 +313,7 @@ def _stalled(built: Built, slices: HostSlices, stalls: Int64) -> tuple[float, st
 
 
 def on_unprofiled_clock(program: Program, built: Built) -> Program:
-    """Return a program of the recorded times, such as one with residuals, with the profiler's cost taken out of it."""
+    """Return a program of recorded times (such as one with residuals) with the profiler's cost subtracted."""
     if built.without_profiler is None:
         return program
     recorded, left = built.without_profiler.recorded, built.program
@@ -351,7 +351,7 @@ def _arrivals(built: Built, cycle: Cycle, waited: Sequence[bool], share: float) 
 
 
 def _shares(recorded: HostSlices, left: HostSlices, rank: int, operations: int) -> Float64:
-    """Share of a rank's recorded host time that is left, by operation; the last one is of time outside any."""
+    """Return the share of a rank's recorded host time that is left, by operation; the last is of time outside any."""
     rows = recorded.of_rank(rank)
     op = np.where(recorded.op[rows] >= 0, recorded.op[rows], operations)
     before, after = (np.bincount(op, weights=of.ns[rows], minlength=operations + 1).astype(np.float64)

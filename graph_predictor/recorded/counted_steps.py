@@ -1,4 +1,4 @@
-"""The steps of a recording that count: all commands take the same ones, so that they state the same time.
+"""The steps of a recording that count: all commands use the same steps, so that they state the same time.
 
 ::
 
@@ -17,32 +17,32 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, StepSourc
 from tracer.step_work import captured_of_steps, lost_launches
 
 BEHIND = 0.02
-"""A device falls behind its host if it takes longer for the steps by more than this share. Smaller differences come
-from queues that fill and drain in any recording."""
+"""A device falls behind its host if its time for the steps is longer by more than this share. Queues that fill and
+drain in any recording cause smaller differences."""
 LEAST_STEPS = 3
-"""Of two lengths neither is the outlier."""
+"""Least number of steps in which an outlier can be recognised."""
 LIKE_THE_MEDIAN = 0.1
-"""Steps as long as the median one, within this share, are typical. Others are outliers: the first one, a stutter."""
+"""Steps within this share of the median step's length are typical; others are outliers (the first step, a stutter)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLengths:
     """The recorded steps of one rank, [steps].
 
-    A step ends on the host when its last call returns. Without a blocking call the device may still have work of many
-    steps before it: then the host's steps are short, and the device's last kernels say how fast the job really goes::
+    A step ends on the host when its last call returns. Without a blocking call the device may then still have work of
+    many earlier steps. The host's steps are short, and the device's last kernels show how long a step takes::
 
         host      |step 0|step 1|step 2|step 3|               0.3 ms from end to end
         stream      ### step 0 ###|### step 1 ###|### …        1.0 ms from last kernel to last kernel
 
     Attributes:
         host_ns: from the begin to the end of the step on its thread.
-        device_ns: from the last kernel of the step before on the same stream to the step's own; of the stream on which
-            that is longest, 0 without device work.
+        device_ns: from the last kernel of the step before on the same stream to the step's own last kernel, on the
+            stream where that is longest; 0 without device work.
         last: the kernel it ends with, a row of ``graph.kernels``; -1 for none.
-        since: the last kernel of the step before, or the step's first one.
-        from_start: whether it counts from the start of ``since``, as no step before used the stream.
-        behind: whether the device falls behind the host, so that ``device_ns`` are the steps' lengths.
+        since: the last kernel of the step before, or else the step's first kernel.
+        from_start: whether ``device_ns`` counts from the start of ``since``: no step before used the stream.
+        behind: whether the device falls behind the host, so that ``device_ns`` is the steps' length.
     """
 
     host_ns: Int64
@@ -54,8 +54,8 @@ class StepLengths:
 
     @property
     def on_device(self) -> Bool:
-        """Return which steps the device's kernels end. A first step has no kernel before it to be counted from: the
-        host says how long it took, unless the device's own work of it took longer."""
+        """Return which steps end with a kernel. A first step has no earlier kernel to count from, so its length is the
+        host's, unless the device's own work took longer."""
         longer = ~self.from_start | (self.device_ns > self.host_ns)
         return (self.last >= 0) & longer if self.behind else np.zeros(len(self.host_ns), np.bool_)
 
@@ -66,8 +66,8 @@ class StepLengths:
 
 
 def typical(lengths: Int64) -> Bool:
-    """Return which steps are about as long as the (lower) median one, [steps]. Of two steps either may be the outlier,
-    so that both are typical."""
+    """Return which steps are about as long as the (lower) median one, [steps]. Of fewer than ``LEAST_STEPS`` steps all
+    are typical."""
     if len(lengths) < LEAST_STEPS:
         return np.ones(len(lengths), np.bool_)
     median = np.sort(lengths)[(len(lengths) - 1) // 2]
@@ -75,9 +75,9 @@ def typical(lengths: Int64) -> Bool:
 
 
 def step_lengths(graph: ExecutionGraph) -> StepLengths:
-    """Measure a rank's recorded steps.
+    """Return the lengths of a rank's recorded steps.
 
-    Collectives and copies wait for others: a stream falls behind by what it computes.
+    Only computing kernels count, because collectives and copies wait for others.
     """
     kernels, steps = graph.kernels, len(graph.steps)
     host = graph.steps.duration_ns
@@ -100,7 +100,7 @@ def step_lengths(graph: ExecutionGraph) -> StepLengths:
     end = kernels.start_ns + kernels.duration_ns
     begin = np.where(follows, end[rows[since]], kernels.start_ns[rows[since]])
     ns = end[rows[last]] - begin
-    # Of each step the stream that takes longest: the last one of its group in this order.
+    # Keep for each step the stream that takes longest: the last of the step's group in this order.
     order = np.lexsort((ns, own))
     ends = np.append(own[order][1:] != own[order][:-1], True)
     chosen = order[ends]
@@ -112,8 +112,7 @@ def step_lengths(graph: ExecutionGraph) -> StepLengths:
 
 
 def _falls_behind(graph: ExecutionGraph, lengths: StepLengths, end: Int64) -> bool:
-    """Return whether the device takes longer than the host for the steps that are typical of the host, and lags more
-    from one to the next."""
+    """Return whether the device takes longer than the host for the typical steps, and lags more from step to step."""
     worked = np.flatnonzero((lengths.last >= 0) & typical(lengths.host_ns))
     if lengths.device_ns[worked].sum() <= (1.0 + BEHIND) * lengths.host_ns[worked].sum():
         return False
@@ -122,10 +121,10 @@ def _falls_behind(graph: ExecutionGraph, lengths: StepLengths, end: Int64) -> bo
 
 
 MOST_STEPS = 6
-"""Recorded steps a prediction rests on by default."""
+"""Most recorded steps that a prediction uses by default."""
 MOST_REPEATED = 300_000
-"""Operations, launches and kernels of all ranks in them, so that large steps are fewer: their copies take some 2 kB of
-memory each. The largest public recording tried has 36,000 a step."""
+"""Most operations, launches and kernels of all ranks in these steps; large steps are therefore fewer. Their copies take
+some 2 kB of memory each. The largest public recording tried has 36,000 a step."""
 LIKE_WORK = 0.01
 """Steps whose launches and kernels differ in number by no more than this share do the same work."""
 
@@ -137,8 +136,8 @@ class CountedSteps:
     Attributes:
         ranks: the lengths of each rank's steps.
         counts: which of each rank's steps count, [steps].
-        lost: launches of each rank's steps whose device work was not recorded although that of other steps was.
-        captured: launches of each rank's steps that ran nothing, as a CUDA graph was recorded from them.
+        lost: number of launches in each rank's steps that have no recorded device work, although other steps have it.
+        captured: number of launches in each rank's steps that ran nothing: a CUDA graph was recorded from them.
         unended: which of each rank's steps have no recorded end, [steps].
     """
 
@@ -150,10 +149,9 @@ class CountedSteps:
 
     @classmethod
     def of(cls, graphs: Sequence[ExecutionGraph]) -> CountedSteps:
-        """Find them: steps that lost device work or have no recorded end do not count, nor do those that are no longer
-        than the others.
+        """Return the steps of a job. Steps that lost device work, have no recorded end or are not typical do not count.
 
-        Where ranks recorded different numbers of steps, the last ones are the same. Where no step is left, all count
+        Ranks with different numbers of steps are compared by their last steps. If no step is left, all steps count
         that ran their work instead of recording a CUDA graph from it.
         """
         ranks, lost = [step_lengths(graph) for graph in graphs], [lost_launches(graph) for graph in graphs]
@@ -171,28 +169,28 @@ class CountedSteps:
 
     @property
     def common(self) -> list[int]:
-        """Return the steps that count and that every rank has, numbered from 0 within each rank."""
+        """Return the steps that count and exist on every rank, numbered from 0 within each rank."""
         fewest = min((len(own) for own in self.counts), default=0)
         return np.flatnonzero(_or_all(self.counts[0][len(self.counts[0]) - fewest:])).tolist() if fewest else []
 
     def mean_ns(self, rank: int) -> float:
-        """Return the mean of a rank's steps that count, ns; the rank has steps."""
+        """Return the mean length of a rank's steps that count, ns; the rank must have steps."""
         return float(self.ranks[rank].length_ns[self.counts[rank]].mean())
 
     def longest_ns(self, first: int = 0) -> Int64:
-        """Return how long the steps from a common one on took, of the slowest rank, ns, [steps]."""
+        """Return the lengths on the slowest rank of the common steps from ``first`` on, ns, [steps]."""
         fewest = min(len(own) for own in self.counts)
         longest: Int64 = np.max([one.length_ns[len(one.host_ns) - fewest:] for one in self.ranks], axis=0)
         return longest[first:]
 
     def undamaged(self) -> Bool:
-        """Return which of the steps that every rank has lost no device work on any, and recorded no graph, [steps]."""
+        """Return which common steps lost no device work on any rank and recorded no CUDA graph, [steps]."""
         fewest = min(len(own) for own in self.counts)
         return np.all([(missing[len(missing) - fewest:] == 0) & (recorded[len(recorded) - fewest:] == 0)
                        for missing, recorded in zip(self.lost, self.captured, strict=True)], axis=0)
 
     def why_not(self, rank: int, step: int) -> str:
-        """Say why a step does not count; empty where it does."""
+        """Return why a step does not count; empty if it counts."""
         if self.counts[rank][step]:
             return ""
         if launches := int(self.captured[rank][step]):
@@ -209,7 +207,7 @@ class CountedSteps:
 
 
 def _unended(graph: ExecutionGraph) -> Bool:
-    """Return which steps have no recorded end: the last of a region's, which lacks what the host does between two."""
+    """Return which steps have no recorded end: a region's last step, which lacks the host time between two regions."""
     found = np.zeros(len(graph.steps), np.bool_)
     found[-1:] = graph.meta.step_source == StepSource.REGION
     return found
@@ -220,11 +218,11 @@ def _or_all(chosen: Bool) -> Bool:
 
 
 def similar_steps(graphs: Sequence[ExecutionGraph], counted: CountedSteps | None = None) -> range | None:
-    """Return the consecutive steps that count and are repeated, as many as possible: at most ``MOST_STEPS``, with at
-    most ``MOST_REPEATED`` events where they are more than one.
+    """Return the longest run of consecutive steps that count, to be repeated: at most ``MOST_STEPS`` steps and, if they
+    are several, at most ``MOST_REPEATED`` events.
 
-    They launch the same work (±1%), or take turns that they keep to; of turns, whole rounds are repeated. Of several
-    such runs it is the one whose mean is nearest to that of all typical steps, the time that every report states.
+    All steps of a run launch the same work (±1%), or alternate regularly; then whole rounds are repeated. Of several
+    such runs, the mean of the returned one is nearest to that of all typical steps, the time that every report states.
     """
     fewest = min((len(graph.steps) for graph in graphs), default=0)
     if fewest < 1:
@@ -241,18 +239,18 @@ def similar_steps(graphs: Sequence[ExecutionGraph], counted: CountedSteps | None
 
 
 def compared_steps(counted: CountedSteps, similar: range) -> list[int]:
-    """Return the steps, at most ``MOST_STEPS``, whose host times give its variation: the repeated steps and those after
-    them, outliers included, damaged steps excluded.
+    """Return the steps whose host times give the host's variation, at most ``MOST_STEPS``: the repeated steps and later
+    ones, outliers included, damaged steps excluded.
 
-    Steps before them belong to the start of a recording, when queues fill and caches grow.
+    Earlier steps belong to the start of a recording, when queues fill and caches grow.
     """
     whole = counted.undamaged()
     return [step for step in range(similar.start, min(similar.start + MOST_STEPS, len(whole))) if whole[step]]
 
 
 def alike_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
-    """Return the repeated steps with those around them that launch the same work (±1%), typical or not, at most
-    ``MOST_STEPS``: between them the speed of the host can be compared."""
+    """Return the repeated steps and those around them that launch the same work (±1%), typical or not, at most
+    ``MOST_STEPS``. The speed of the host can be compared between them."""
     same = _same_as_before(_work(graphs), 1)
     start, stop = similar.start, similar.stop
     while start and same[start] and stop - start < MOST_STEPS:
@@ -282,7 +280,7 @@ def _runs(ordinary: Bool, work: Int64, turns: int, most: int) -> list[range]:
 
 
 def _same_as_before(work: Int64, steps: int) -> Bool:
-    """Return which steps launch the same work as the step ``steps`` steps earlier, one row a step."""
+    """Return which steps launch the same work as the step ``steps`` before them; ``work`` has a row for each step."""
     same = np.zeros(len(work), np.bool_)
     later, earlier = work[steps:], work[:-steps]
     same[steps:] = (np.abs(later - earlier) <= LIKE_WORK * np.maximum(later, earlier)).all(axis=1)
@@ -296,8 +294,8 @@ def _work(graphs: Sequence[ExecutionGraph]) -> Int64:
 
 
 def _launched(graph: ExecutionGraph, steps: int) -> Int64:
-    """Work of a rank's last steps, [steps, kinds]: device work, and the calls that start it or wait for it; the
-    operations where the host computes.
+    """Return the work of a rank's last steps, [steps, kinds]: numbers of kernels, and of calls that start or wait for
+    them. If the host computes, operations are counted instead of calls.
 
     Calls that only ask whether work is done do not count: their number varies.
     """

@@ -5,8 +5,8 @@
     graphs ──▶ steps that count ──▶ RecordedFacts: recorded step, step without the profiler, GPU active, why not others
 
 The steady state of the same step, its bound and its critical path are in the ``Prediction`` without edits, which also
-carries these facts. Every command and page prints them in the same lines. One of them is damage of the traces; a
-recording that lacks the work of its device cannot be predicted from.
+has these facts. Commands and pages print all of them in the same lines. Damage of the traces is such a fact; without
+the work of its device, a recording cannot be predicted from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tracer.step_work import captured_launches, captured_of_steps
 
 
 def rank_number(graph: ExecutionGraph, position: int) -> int:
-    """Return the rank the trace names, else its place in the job."""
+    """Return the rank that the trace names, else its position in the job."""
     return graph.meta.rank if graph.meta.rank >= 0 else position
 
 
@@ -70,13 +70,13 @@ _NOT_KNOWN = ("What the step rests on is not known, so that nothing is predicted
 
 
 def check_device_work(graphs: Sequence[ExecutionGraph]) -> None:
-    """Raise ``ForetraceError`` if what a job's devices did is not known: it cannot be read, is lost, or never ran."""
+    """Raise ``ForetraceError`` if the work of a job's devices is unknown: it cannot be read, is lost, or never ran."""
     if why := unknown_device_work(graphs):
         raise ForetraceError(why)
 
 
 def unknown_device_work(graphs: Sequence[ExecutionGraph]) -> str:
-    """Return a sentence on the file whose device work is unknown, why, and what to do; empty if there is none."""
+    """Return a sentence on the first file with unknown device work: the reason and what to do; empty for none."""
     for graph in graphs:
         if why := _unknown_of_rank(graph):
             return f"{graph.meta.source}: {why}"
@@ -86,7 +86,7 @@ def unknown_device_work(graphs: Sequence[ExecutionGraph]) -> str:
 
 def _unknown_of_rank(graph: ExecutionGraph) -> str:
     loss, launching = graph.meta.loss, np.isin(graph.launches.kind, LAUNCHING)
-    # A few unknown events among many kernels are a tool's own (counters, marks); if they outnumber kernels, work.
+    # Among many kernels, a few unknown events are a tool's own (counters, marks). More than kernels, they are work.
     if (unread := loss.unreadable_device_events) > len(graph.kernels):
         return f"its device's work cannot be read: {unread:,} events are of a kind that this version does not know. " \
             + _NOT_KNOWN
@@ -103,9 +103,9 @@ def _unknown_of_rank(graph: ExecutionGraph) -> str:
 
 
 def _only_captured(graphs: Sequence[ExecutionGraph]) -> int:
-    """Return the launches that only recorded a CUDA graph, where each step has some on one of the ranks; else 0.
+    """Return the number of launches that only recorded a CUDA graph, if each step has some on any rank; else 0.
 
-    Where ranks recorded different numbers of steps, the last ones are the same.
+    Ranks with different numbers of recorded steps are compared by their last steps.
     """
     fewest = min((len(graph.steps) for graph in graphs), default=0)
     if fewest:
@@ -123,14 +123,14 @@ def _a_capture(launches: int) -> str:
 
 
 def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:
-    """Return how long the most active device works, ns.
+    """Return the time, ns, in which the most active device works.
 
     Collectives do not count, because their kernels mostly wait for other ranks. Overlapping work of several streams
-    counts once. Of several devices, the most active device counts.
+    counts once.
 
     Args:
-        start, end: of device work other than collectives, ns.
-        device: of each piece of work.
+        start, end: start and end of each piece of device work other than collectives, ns.
+        device: device of each piece of work.
     """
     devices = np.unique(device)
     if len(devices) <= 1:
@@ -139,7 +139,7 @@ def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:
 
 
 def step_active_ns(graph: ExecutionGraph, step: int) -> int:
-    """Return how long the GPU is active with the work that a recorded step launched, ns."""
+    """Return the time, ns, in which work that a recorded step launched keeps the GPU active."""
     kernels = graph.kernels
     rows = np.flatnonzero((kernels.step == step) & (kernels.kind != KernelKind.COLLECTIVE))
     start = kernels.start_ns[rows]
@@ -150,8 +150,8 @@ def mean_active_ns(graph: ExecutionGraph, steps: Bool) -> float:
     """Return the mean of ``step_active_ns`` of some steps, ns.
 
     Args:
-        graph: a rank's.
-        steps: which, [steps].
+        graph: the graph of a rank.
+        steps: mask of the steps, [steps].
     """
     kernels = graph.kernels
     chosen = np.append(steps, False)[kernels.step] & (kernels.kind != KernelKind.COLLECTIVE)
@@ -159,19 +159,19 @@ def mean_active_ns(graph: ExecutionGraph, steps: Bool) -> float:
     if not len(rows):
         return 0.0
     start, step = kernels.start_ns[rows] - kernels.start_ns[rows].min(), kernels.step[rows].astype(np.int64)
-    # Each step's work on a stretch of time of its own, so that one union is the sum of the steps'.
+    # Each step's work gets its own stretch of time, so that one union is the sum over the steps.
     start += step * (int(start.max()) + int(kernels.duration_ns[rows].max()) + 1)
     return active_ns(start, start + kernels.duration_ns[rows], kernels.device[rows]) / int(steps.sum())
 
 
 AHEAD = 0.05
-"""Least share of a step by which a host runs ahead. In host-bound jobs the host is 0.01 to 0.06 ms ahead, 0.1% of the
-step or less. In two GPU-bound jobs without the profiler it is 15% to 100% of the step ahead (benchmarks/jobs.py)."""
+"""Least head start, as a share of a step, of a host that runs ahead. In host-bound jobs the host is 0.01 to 0.06 ms
+ahead, 0.1% or less. In two GPU-bound jobs without the profiler it is 15% to 100% of a step (benchmarks/jobs.py)."""
 
 
 def head_start_ns(graph: ExecutionGraph) -> int:
-    """Return how long after its call the first launched kernel began, as far as work launched before the recording kept
-    its device busy until then; 0 where no such work was recorded.
+    """Return how long the first launched kernel had to wait for work launched before the recording, ns; 0 where no such
+    work was recorded.
 
     ::
 
@@ -179,8 +179,8 @@ def head_start_ns(graph: ExecutionGraph) -> int:
         device   ══ work launched before the window ══════════|== the first call's kernel ==|
                                               └─ head start ──┘
 
-    A host that decides how long its steps take has its device waiting: what it launches starts at once. A device that
-    still has work for milliseconds when the profiler looks for the first time belongs to a host that runs ahead.
+    If the host decides the step time, its device waits for it, and launched kernels start at once. A device that still
+    has work for milliseconds when the profiler starts has a host that runs ahead.
     """
     kernels = graph.kernels
     launched = np.flatnonzero(kernels.launch >= 0)
@@ -196,7 +196,7 @@ def head_start_ns(graph: ExecutionGraph) -> int:
 
 
 def runs_ahead(graph: ExecutionGraph) -> bool:
-    """Return whether a rank's host was ahead of its device by more than one that decides ever is."""
+    """Return whether a rank's host was further ahead of its device than in any host-bound job."""
     if not len(graph.steps):
         return False
     return head_start_ns(graph) > AHEAD * float(np.median(graph.steps.duration_ns))
@@ -204,7 +204,7 @@ def runs_ahead(graph: ExecutionGraph) -> bool:
 
 def further_out(graphs: Sequence[ExecutionGraph], ranks: int, of: int) -> tuple[float, str]:
     """Return how much longer (log) kernels of the slowest of ``of`` ranks take than those of the slowest of ``ranks``,
-    and a sentence on it. Ranks are taken to vary as the kernels of these graphs vary from step to step."""
+    and a sentence on it. Ranks are assumed to vary as the kernels of these graphs vary from step to step."""
     sigma = kernel_jitter(graphs)
     if sigma is None:
         return 0.0, "No rank has two equal steps, so kernels' variation is unknown: no rank is taken to be slower."
@@ -219,9 +219,9 @@ def slowest_of(ranks: int) -> float:
 
 
 def kernel_jitter(graphs: Sequence[ExecutionGraph]) -> float | None:
-    """Return the standard deviation of the log of what a rank's own kernels take, from step to step.
+    """Return the standard deviation, from step to step, of the log of the time of a rank's computing kernels.
 
-    Steps that launch other kernels are not compared; ``None`` where no rank has two alike.
+    Only steps with the usual number of kernels are compared; ``None`` where no rank has two of them.
     """
     deviations, freedom = 0.0, 0
     for graph in graphs:
@@ -258,17 +258,17 @@ class RecordedFacts:
 
     Attributes:
         step_ns: mean of the steps that count, under the profiler, of the slowest rank.
-        counted, steps: number of steps that count, and of all.
-        names: of the steps that count.
-        left_out: (name, why) of the others.
+        counted, steps: number of steps that count, and of all steps.
+        names: names of the steps that count.
+        left_out: (name, reason) of the other steps.
         gpu_active_ns: time a step in which device work other than collectives runs, of the most active rank; ``None``
             without GPU work.
-        unprofiled_ns: median of the steps timed without the profiler, of the slowest rank; ``None`` where none was.
-        timed: number of these.
-        of_all: whether all steps were asked about, rather than one that was chosen.
-        behind: whether the device's last kernels end the steps, as it falls behind the host.
-        ranks: each rank's.
-        cycle: recorded steps that each step consists of, where a loop alternates; else 1.
+        unprofiled_ns: median of the steps timed without the profiler, of the slowest rank; ``None`` without any.
+        timed: number of steps timed without the profiler.
+        of_all: whether the facts are of all steps that count, rather than of chosen steps.
+        behind: whether the device falls behind the host, so that its last kernels end the steps.
+        ranks: facts of each rank.
+        cycle: number of recorded steps in each step, if a loop alternates; else 1.
     """
 
     step_ns: float
@@ -285,11 +285,11 @@ class RecordedFacts:
     cycle: int = 1
 
     def sentence(self) -> str:
-        """Say the recorded step by both clocks: the line that every command of a recording leads with."""
+        """Return the recorded step with and without the profiler: the first line of every command on a recording."""
         return f"{self.step_ns / 1e6:,.3f} ms {self.how()}"
 
     def how(self) -> str:
-        """Say what the recorded step is, and what it takes by the other clock."""
+        """Return how the recorded step was measured, and its time without the profiler."""
         unit = "steps" if self.cycle == 1 else f"cycle{'' if self.steps == 1 else 's'} of {self.cycle} steps"
         mean = f"mean of {self.counted:,}" + (f" of {self.steps:,}" if self.counted < self.steps else "") + f" {unit}"
         if not self.of_all:
@@ -302,7 +302,7 @@ class RecordedFacts:
         return f"{profiled}, {self.unprofiled_ns / 1e6:,.3f} ms without it (median of {self.timed:,})"
 
     def notes(self) -> list[str]:
-        """Say which steps do not count and why, and whose clock is read."""
+        """Return which steps do not count and why, and whether steps are counted on the device."""
         found = []
         if self.left_out:
             named = "; ".join(f"{name}: {why}" for name, why in self.left_out[:SHOWN])
@@ -314,7 +314,7 @@ class RecordedFacts:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, microseconds."""
+        """Return the facts as plain values, times in µs."""
         return {
             "step_us": self.step_ns / 1e3, "counted": self.counted, "steps": self.steps, "names": list(self.names),
             "left_out": [{"step": name, "why": why} for name, why in self.left_out],
@@ -325,12 +325,12 @@ class RecordedFacts:
 
 def recorded_facts(graphs: Sequence[ExecutionGraph], steps: CountedSteps | None = None,
                    chosen: Sequence[int] | None = None) -> RecordedFacts | None:
-    """Find the facts of a recorded job; ``None`` where a rank has no steps.
+    """Return the facts of a recorded job; ``None`` where a rank has no steps.
 
     Args:
-        graphs: one a rank.
-        steps: which steps count, where that is known already.
-        chosen: numbers of the steps that were asked for, within each rank; by default those that count.
+        graphs: one for each rank.
+        steps: the steps that count, if they are known already.
+        chosen: numbers of the requested steps, within each rank; by default the steps that count.
     """
     fewest = min((len(graph.steps) for graph in graphs), default=0)
     if not fewest:
@@ -361,20 +361,20 @@ def recorded_facts(graphs: Sequence[ExecutionGraph], steps: CountedSteps | None 
 
 
 def recorded_line(recorded: RecordedFacts) -> str:
-    """Say what was recorded."""
+    """Return the line on the recorded step."""
     return f"Recorded step: {recorded.sentence()}"
 
 
 def step_line(times: str, step_us: float, interval_us: tuple[float, float] | None = None, what: str = "",
               cycle: int = 1) -> str:
-    """Say how long the step takes.
+    """Return the line on how long the step takes.
 
     Args:
-        times: which times these are, such as "without the profiler".
-        step_us: the steady state's.
-        interval_us: its 80% interval, where it was asked for.
-        what: what step it is.
-        cycle: recorded steps that it consists of.
+        times: the kind of times, such as "without the profiler".
+        step_us: time of the step in its steady state, µs.
+        interval_us: its 80% interval, µs, if one was asked for.
+        what: a phrase on the step.
+        cycle: number of recorded steps that it consists of.
     """
     between = "" if interval_us is None else (
         f", 80% between {milliseconds(interval_us[0] * 1e3)} and {milliseconds(interval_us[1] * 1e3)} ms")
@@ -385,7 +385,7 @@ def step_line(times: str, step_us: float, interval_us: tuple[float, float] | Non
 
 
 def decided_line(gpu_active_us: float | None, bound: str, interval_us: tuple[float, float] | None = None) -> str:
-    """Say how long the GPU is active, and what decides the step."""
+    """Return the line on how long the GPU is active, and what decides the step."""
     decided = f"decided by: {bound}"
     if not gpu_active_us:
         return decided[0].upper() + decided[1:]
@@ -395,7 +395,7 @@ def decided_line(gpu_active_us: float | None, bound: str, interval_us: tuple[flo
 
 
 def savings_line(savings_us: Mapping[str, float], step_us: float) -> str:
-    """Say what the step would save if a resource took no time; empty where that is not known."""
+    """Return the line on what the step would save if a resource took no time; empty where that is unknown."""
     if not savings_us or step_us <= 0:
         return ""
     return "Taking no time would save: " + ", ".join(

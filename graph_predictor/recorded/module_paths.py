@@ -1,9 +1,9 @@
 """The module of backward operations: that of the forward operation whose gradient they compute.
 
 A trace names modules where Python called them, and backward operations run outside of them. Autograd's sequence number
-ties a backward node to the forward operation that made it (the last one that ran under the number); what a node runs
-belongs to it. A gradient is added up by ``AccumulateGrad``, which has no number, right after the node that computed it.
-Operations that a checkpoint runs again are called without the modules around it, and get the path they had before."""
+connects a backward node to the forward operation that made it (the last one with that number). All operations within a
+node belong to it. ``AccumulateGrad`` adds up a gradient right after the node that computed it, and has no number.
+Operations that a checkpoint repeats are called without the modules around them, and get their path in forward."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tracer.graph import NONE, ExecutionGraph, OpKind, OpTable, Phase
 
 
 def is_collective(name: str) -> bool:
-    """Return whether an operation is torch.distributed's."""
+    """Return whether an operation belongs to torch.distributed."""
     return name.startswith(("c10d::", "_c10d_functional::", "record_param_comms", "gloo:", "nccl:"))
 
 
 def plain_name(name: str) -> str:
-    """Return an operation's name without autograd's own words."""
+    """Return an operation's name without autograd's prefix."""
     return name.removeprefix("autograd::engine::evaluate_function: ")
 
 
@@ -29,7 +29,7 @@ _ACCUMULATE = "AccumulateGrad"
 
 
 def with_backward_modules(graph: ExecutionGraph) -> ExecutionGraph:
-    """Return the graph with the modules of backward operations too; itself where the trace names no modules."""
+    """Return the graph with modules of backward operations too; the graph itself if the trace names no modules."""
     ops = graph.ops
     if not (ops.module >= 0).any():
         return graph
@@ -40,7 +40,7 @@ def with_backward_modules(graph: ExecutionGraph) -> ExecutionGraph:
         (ops.sequence >= 0) & (ops.kind == OpKind.OPERATION) & (~backward | (module >= 0))))
     found = source >= 0
     module[found] = module[source[found]]
-    # Of what belongs to a node without a module (a loss outside of all) it is known that it has none.
+    # Operations within a node without a module (a loss outside of all modules) are known to have none.
     known = found | (backward & ~lacking)
     module, known = _inherited(ops, module, known, backward)
     summing = _accumulating(graph, np.flatnonzero(~known & lacking))
@@ -51,11 +51,11 @@ def with_backward_modules(graph: ExecutionGraph) -> ExecutionGraph:
 
 
 def _forward_of(ops: OpTable, rows: Int64, sources: Int64) -> Int64:
-    """Return for every operation the row of its sequence number's forward one (-1: none, or not among ``rows``)."""
+    """Return for every operation the forward row with its sequence number (-1: none, or not among ``rows``)."""
     found = np.full(len(ops), NONE, np.int64)
     if not len(rows) or not len(sources):
         return found
-    # Numbers are counted by thread, so that the profiler's number of the forward thread decides between several.
+    # Each thread has its own sequence numbers, so the profiler's number of the forward thread chooses between them.
     order = sources[np.lexsort((ops.start_ns[sources], ops.sequence[sources], ops.thread[sources]))]
     span = int(ops.sequence[order].max()) + 2
     keys = ops.thread[order].astype(np.int64) * span + ops.sequence[order]
@@ -76,7 +76,7 @@ def _forward_of(ops: OpTable, rows: Int64, sources: Int64) -> Int64:
 
 
 def _known_before(ops: OpTable, rows: Int64, known: np.ndarray) -> Int64:
-    """Return the last known row of the same thread before each of some rows (-1: none)."""
+    """Return, for each of ``rows``, the last row before it on its thread that is ``known`` (-1: none)."""
     order = np.lexsort((np.arange(len(ops)), ops.start_ns, ops.thread))
     at = np.maximum.accumulate(np.where(known[order], np.arange(len(order)), -1))
     place = np.empty(len(ops), np.int64)
@@ -86,7 +86,7 @@ def _known_before(ops: OpTable, rows: Int64, known: np.ndarray) -> Int64:
 
 
 def _inherited(ops: OpTable, module: Int64, known: np.ndarray, backward: np.ndarray) -> tuple[Int64, np.ndarray]:
-    """Return the modules, and which are known, with those of the nearest backward ancestor that is known."""
+    """Return ``module`` and ``known``, completed from each operation's nearest backward ancestor with known module."""
     above = np.where(backward & (ops.parent >= 0) & backward[ops.parent], ops.parent, NONE).astype(np.int64)
     module, known = module.copy(), known.copy()
     while True:
@@ -101,7 +101,7 @@ def _inherited(ops: OpTable, module: Int64, known: np.ndarray, backward: np.ndar
 
 
 def _accumulating(graph: ExecutionGraph, rows: Int64) -> Int64:
-    """Return the outermost of these operations that add up gradients."""
+    """Return the outermost operations among ``rows`` that add up gradients."""
     names = np.array([text.endswith(_ACCUMULATE) for text in graph.strings], np.bool_)
     found = rows[names[graph.ops.name[rows]]] if len(rows) else rows
     above = graph.ops.parent[found]
@@ -109,7 +109,7 @@ def _accumulating(graph: ExecutionGraph, rows: Int64) -> Int64:
 
 
 def _whole_paths(graph: ExecutionGraph, backward: np.ndarray) -> Int64:
-    """Return the modules with the paths of what was run again in the backward pass as they were in the forward one."""
+    """Return the modules; operations repeated in backward get the whole path they had in forward."""
     module = graph.ops.module.astype(np.int64)
     named = np.unique(module[~backward & (module >= 0)]).tolist()
     whole: dict[str, int] = {}

@@ -7,8 +7,8 @@ A table of measured steps has one row a step with its trace and its time:
     device:     a name, or a TOML file of one's own (default: the requested device, else that of the trace)
     software:   library and version (default: none)
 
-Models are fitted to device time. Host-bound steps are left out. Where a recorded device idles a little, the sum of its
-kernels' times counts.
+Models are fitted to device time. Host-bound steps are left out. If a recorded device idles a little, the sum of its
+kernels' times is used.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tracer.table_input import TableRow, read_rows
 
 TRACE, STEP_MS, SOFTWARE = "trace", "step_ms", "software"
 BUSY = 0.8
-"""Share of a step in which the device must work for the step to say something of the device."""
+"""Least share of a step in which the device works, for the step to be used in a fit of the device."""
 UNSIZED = 0.1
-"""Most of a step's device time that may be of kernels without known sizes."""
+"""Largest share of a step's device time in kernels without known sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class StepWork:
     """The device work of one step of a trace.
 
     Attributes:
-        calls: how often each call runs.
-        recorded_on: where it was recorded; ``None`` for a step traced by shapes.
-        device_us: what its kernels took, or are priced at, µs.
+        calls: the number of times that each call runs.
+        recorded_on: the device that it was recorded on; ``None`` for a step traced by shapes.
+        device_us: measured or predicted time of its kernels, µs.
         busy: share of the step in which the device works.
     """
 
@@ -62,14 +62,14 @@ def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", no
 
     Args:
         path: CSV or Parquet.
-        spec: the device; rows of others are left out. Without it all rows must be of one device.
-        software: only rows whose software contains this.
-        notes: a list that sentences on left-out rows are appended to.
+        spec: the device; rows of other devices are left out. Without it all rows must be of one device.
+        software: text that the software of a row must contain; other rows are left out.
+        notes: a list to which sentences on left-out rows are appended.
         progress: called with a phrase on what is being read.
 
     Raises:
         DataError: no row can be used.
-        ForetraceError: the table or a trace cannot be read, or there is no such device.
+        ForetraceError: the table or a trace cannot be read, or a device is unknown.
     """
     rows = _rows(path, software)
     told = [] if notes is None else notes
@@ -108,11 +108,11 @@ def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", no
 
 
 def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
-    """Return the device work of a trace's step; ``spec`` is where one traced by shapes would run.
+    """Return the device work of a trace's step; ``spec`` is the device for a step traced by shapes.
 
     Raises:
-        DataError: it is of several ranks, or has no device work whose sizes are known.
-        ForetraceError: it cannot be read.
+        DataError: the trace has several ranks, or no device work with known sizes.
+        ForetraceError: the trace cannot be read.
     """
     baseline = baseline_of(read_job(trace))
     if not baseline.ran and spec is not None:
@@ -142,7 +142,7 @@ def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
 
 
 def _step(work: StepWork, spec: DeviceSpec, measured_us: float) -> MeasuredStep | str:
-    """Return a row's step, or why it says nothing of the device."""
+    """Return a row's step, or the reason why it cannot be used for the device."""
     if work.recorded_on == spec.name:
         busy = min(work.device_us / measured_us, 1.0)
         if busy < BUSY:
@@ -158,7 +158,7 @@ def _step(work: StepWork, spec: DeviceSpec, measured_us: float) -> MeasuredStep 
 
 
 def _rows(path: str, software: str) -> list[TableRow]:
-    """Return the rows of a table that are of some software, each with a trace and a time."""
+    """Return the rows of a table whose software contains a text; each must have a trace and a time."""
     rows = read_rows(path, (TRACE, STEP_MS), "steps", "docs/kernel_models.md")
     for row in rows:
         row.positive_ms(STEP_MS)
@@ -179,8 +179,8 @@ def read_kernels(
     paths: Sequence[str], progress: Callable[[str], None] = lambda text: None, *, spec: DeviceSpec | None = None,
     notes: list[str] | None = None,
 ) -> list[Samples]:
-    """Return samples as ``kernel_models.datasets.read_samples`` does, arguments and errors too, and of CPUs' traces.
+    """Return samples of measured kernels as ``kernel_models.datasets.read_samples`` does, also from traces of CPUs.
 
-    There the operations are the kernels: their time is their own, without waits and the profiler's cost.
+    On a CPU the operations are the kernels: their time is their own, without waits and the profiler's cost.
     """
     return read_samples(paths, progress, spec=spec, notes=notes, host_work=recorded_host_work)

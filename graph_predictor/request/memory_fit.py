@@ -1,7 +1,7 @@
 """Judge whether a step fits a device's memory.
 
 The memory that the framework's allocator hands out is predicted to a few per cent. The rest (contexts, communicators,
-waste) is assumed. So the result is a judgement (``Fit``): a step is refused only if even the least total does not fit.
+waste) is assumed. So the result is a judgement (``Fit``): a step is refused only if even the lowest total does not fit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ CONTEXT = 0.6e9
 """Bytes of a CUDA context with its loaded kernels: an assumption."""
 FRAGMENTED = 0.05
 """Assumed memory that the allocator holds and cannot use, as a share of activations and temporaries. It may be up to
-three times as much; with expandable segments it is none."""
+three times this share; with expandable segments it is zero."""
 ERROR = 0.04
-"""Relative error of predicted allocated memory. Of 41 published peaks above 10 GiB none is further off than 3.4%. Small
+"""Relative error of predicted allocated memory. Of 41 published peaks above 10 GiB all are within 3.4%. Small
 models, whose peak is logits and workspaces, may be off by half (``benchmarks/llm_memory.py``)."""
 
 
@@ -28,7 +28,7 @@ class Fit(str, Enum):
 
     FITS = "fits"
     TIGHT = "may not fit"
-    """The expected memory is too much, or so near to all there is that usual waste would be too much."""
+    """The expected memory does not fit, or so nearly fills the device that usual waste would not fit."""
     NO = "does not fit"
 
 
@@ -66,8 +66,8 @@ def with_waste(account: MemoryAccount, stage: int = 0, moment: str = "step", com
 
 
 def fit_probability(memory: StageMemory, limit_bytes: float) -> float:
-    """Return the probability that a stage fits a device: the logarithm of its memory taken as normal about what is
-    expected, with 80% between its least and its most. One whose memory is unknown (0) has enough."""
+    """Return the probability that a stage fits a device; 1 on a device of unknown memory (0). The log of the stage's
+    memory is taken as normal around the expected value, with 80% between ``low`` and ``high``."""
     if not limit_bytes > 0:
         return 1.0
     spread = log(memory.high / memory.low) / (2 * NormalDist().inv_cdf(0.9))
@@ -75,7 +75,7 @@ def fit_probability(memory: StageMemory, limit_bytes: float) -> float:
 
 
 def fit_of(memory: StageMemory, limit_bytes: float) -> Fit:
-    """Return whether a stage fits a device; one whose memory is unknown (0) has enough."""
+    """Return whether a stage fits a device; on a device of unknown memory (0) it fits."""
     if not 0 < limit_bytes < memory.high:
         return Fit.FITS
     return Fit.NO if memory.low > limit_bytes else Fit.TIGHT

@@ -1,6 +1,6 @@
 """A recorded step spread over ranks it never ran on: the program is traced again in a fake world under a parallel plan.
 
-So collectives and their buffers are where the framework puts them: DDP's buckets as gradients become ready, FSDP2's
+Collectives and their buffers are then where the framework puts them: DDP's buckets as gradients become ready, FSDP2's
 gathers and reduce-scatters, tensor parallelism's pairs, a pipeline's sends. Every operation that was also recorded
 keeps its measured time.
 
@@ -12,7 +12,7 @@ overlaps the rest of backward, and the optimizer waits for all buckets::
     recorded   backward … grad₁ … grad₂ … grad₃ | optimizer
     spread     backward … grad₁ … grad₂ [all-reduce 1, 2 …] grad₃ [all-reduce 3 …] wait, copy back | optimizer
 
-What a recording does not say is left out: buffers that DDP broadcasts before forward, and parameters without gradients.
+Two things that recordings do not show are left out: buffers that DDP broadcasts, and parameters without gradients.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ _DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfl
 NOTE = ("Approximate: the program was not run again. The recording has DDP's buckets and all-reduces added where its "
         "gradients became ready; buffers that DDP would broadcast are left out.")
 MOST_SEPARATE = 8
-"""Worlds up to this size are simulated rank by rank; of larger ones, one rank of each class of equal ranks."""
+"""Worlds up to this size are simulated rank by rank; larger worlds by one rank of each class of equal ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One parameter's gradient: its shape, the profiler's name of its type, and the time at which it was ready (ns of
-    the window)."""
+    """One parameter's gradient: its shape, the profiler's name of its element type, and the time when it was ready (ns
+    of the window)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -97,10 +97,10 @@ def spread_recording(graph: ExecutionGraph, cycle: Cycle, world_size: int, bucke
     """Return the last repeated step of a recording of one rank, with the work that each rank of a DDP job would do.
 
     Args:
-        graph: recorded, of one rank.
+        graph: recorded graph of one rank.
         cycle: its repeated steps.
-        world_size: ranks, which all do the same.
-        bucket_mb: as ``ParallelPlan.bucket_mb``.
+        world_size: number of ranks; all do the same work.
+        bucket_mb: as ``ParallelPlan.bucket_mb``, MiB.
 
     Returns:
         A folded job of operations without times, for ``Baseline.retraced``.
@@ -118,7 +118,7 @@ def spread_recording(graph: ExecutionGraph, cycle: Cycle, world_size: int, bucke
 
 
 def gradients_of(graph: ExecutionGraph, begin_ns: int, end_ns: int) -> list[Gradient]:
-    """Return the gradients of a step in the order they became ready; of several micro-batches the last one's.
+    """Return the gradients of a step in the order they became ready; with micro-batches, those of the last one.
 
     Raises:
         EditError: as ``spread_recording``.
@@ -148,7 +148,7 @@ def _gradient(graph: ExecutionGraph, row: int) -> Gradient:
 
 
 def _passes(graph: ExecutionGraph, rows: Int64, begin_ns: int, end_ns: int) -> list[list[int]]:
-    """Return the rows by backward pass: between two of them something ran forward."""
+    """Return the rows by backward pass; forward work separates two passes."""
     ops = graph.ops
     forward = np.sort(ops.start_ns[(ops.phase == Phase.FORWARD) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns)
                                    & (ops.kind == OpKind.OPERATION) & _computes(graph)])
@@ -157,7 +157,7 @@ def _passes(graph: ExecutionGraph, rows: Int64, begin_ns: int, end_ns: int) -> l
 
 
 def _slots(graph: ExecutionGraph, begin_ns: int, end_ns: int) -> Int64:
-    """The operations that hold the step's work, in order: those that launched it, on a CPU those that compute."""
+    """Return the operations that hold the step's work, in order: those that launched it, or on a CPU computed it."""
     ops = graph.ops
     holders = _computes(graph) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns)
     names = {graph.string(code) for code in np.unique(ops.name[holders]).tolist()}
@@ -175,7 +175,7 @@ def _computes(graph: ExecutionGraph) -> np.ndarray:
 
 def _with_buckets(graph: ExecutionGraph, slots: Int64, gradients: list[Gradient], buckets: list[list[int]],
                   world_size: int) -> ExecutionGraph:
-    """Return a graph of the slots with each gradient's way into its bucket, the all-reduces, and the way back."""
+    """Return a graph of ``slots`` plus DDP's work: copies of gradients into buckets, all-reduces, and copies back."""
     strings = list(graph.strings)
     place = NONE if not len(graph.kernels) else int(Place.DEVICE)
     table = OpTable.empty(0)
@@ -229,7 +229,7 @@ def _insertions(gradients: list[Gradient], buckets: list[list[int]]) -> list[tup
         for number in bucket:
             shape, dtype = list(gradients[number].shape), gradients[number].dtype
             found.append((at, "aten::copy_", [shape, shape, []], [dtype, dtype, "Scalar"]))
-    return sorted(found, key=lambda each: each[0])  # stable: what was noted first goes first
+    return sorted(found, key=lambda each: each[0])  # stable: operations of one time keep their order
 
 
 def _collectives(gradients: list[Gradient], buckets: list[list[int]], reduces: list[int], returns: list[int],
@@ -253,7 +253,7 @@ def _code(graph: ExecutionGraph, text: str) -> int:
 
 
 def settings_under(plan: ParallelPlan, sizes: Mapping[str, int | str]) -> dict[str, int | str]:
-    """Return the workload's settings that change: those of ``sizes``, and what the plan says of micro-batches.
+    """Return the workload's settings that change: those of ``sizes``, and the micro-batches that the plan states.
 
     Raises:
         PlanError: the two contradict each other.
@@ -274,15 +274,15 @@ def traced(plan: ParallelPlan, workload: dict[str, Any], device: str | TracedDev
 
     Args:
         workload: name and settings as a capture or trace keeps them.
-        sizes: settings that are to be others.
-        also: ranks that get a graph of their own too.
+        sizes: settings to change.
+        also: further ranks that get a graph of their own.
 
     Raises:
         PlanError: the plan does not fit the workload.
     """
     values = {name: value for name, value in workload["settings"].items() if name != "device"}
     settings = workloads.configure(workload["name"], **{**values, **settings_under(plan, sizes or {})})
-    # Micro-batches without a pipeline are the workload's own.
+    # Without a pipeline, micro-batches are a setting of the workload.
     spread = replace(plan, microbatch=None, microbatches=plan.microbatches if plan.pp > 1 else None)
     job = shape_only.trace_job(settings, device, world_size=plan.world_size, parallel=spread)
     return unfolded(job, plan.world_size, also)
@@ -292,7 +292,7 @@ def unfolded(job: Job, world_size: int, also: Sequence[int] = ()) -> Job:
     """Return the ranks of a folded job that are simulated one by one: all of a small world, else one of each class.
 
     Raises:
-        EditError: there is no such rank as one of ``also``.
+        EditError: one of ``also`` is no rank of the world.
     """
     wrong = [rank for rank in also if not 0 <= rank < world_size]
     if wrong:
@@ -305,16 +305,16 @@ def unfolded(job: Job, world_size: int, also: Sequence[int] = ()) -> Job:
 
 def on_ranks(baseline: Baseline, plan: ParallelPlan, collectives: CollectiveModel | None = None, *,
              sizes: Mapping[str, int | str] | None = None, also: Sequence[int] = ()) -> Baseline:
-    """Return a recorded step as it would be on many ranks: traced again under the plan, else by ``with_ddp``.
+    """Return a recorded step as it would be on many ranks: traced again under the plan, or else by ``with_ddp``.
 
     Args:
         baseline: a recording of one rank.
-        plan: how the step is spread; micro-batches that it says are the workload's ``batch`` and ``accumulation``.
+        plan: how the step is spread; its micro-batches become the workload's ``batch`` and ``accumulation``.
         collectives: the cluster; by default the device's usual links.
         sizes, also: as ``traced``.
 
     Raises:
-        EditError: the recording is of several ranks, or says too little for the plan.
+        EditError: the recording is of several ranks, or lacks information that the plan needs.
         PlanError: the plan does not fit the workload, or the cluster is too small.
     """
     graphs: list[ExecutionGraph] = baseline.built.graphs
@@ -335,7 +335,7 @@ def with_ddp(baseline: Baseline, plan: ParallelPlan, collectives: CollectiveMode
     """Return a recorded step of a program that cannot be traced again, with DDP added to the recording: approximate.
 
     Raises:
-        EditError: the plan is of more than DDP, or the recording does not show the gradients and their sizes.
+        EditError: the plan has more than DDP, or the recording does not show the gradients and their sizes.
     """
     if not plan.ddp or plan != ParallelPlan(dp=plan.dp, bucket_mb=plan.bucket_mb, lone_ddp=plan.lone_ddp):
         raise EditError("The recording does not say which workload of the suite it is of, so that it cannot be traced "

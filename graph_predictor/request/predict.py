@@ -35,15 +35,15 @@ def predict(source: AnyJob | str, edits: Sequence[Edit] = (), *, device: str | N
     Args:
         source: a job (``foretrace.read``), the path of a recording, or SCRIPT.py:FUNCTION.
         edits: objects of ``foretrace.edits``, applied after the options.
-        device, topology, parallel: where the step would run.
-        from_device, from_topology: where it was recorded, if the recording does not say.
+        device, topology, parallel: the device, cluster and plan to predict for.
+        from_device, from_topology: the device and cluster of the recording, if it does not state them.
         profile: fitted models of devices, or their files.
-        host_from: the capture whose host is taken.
+        host_from: the capture whose host is used.
         comm_profile, comm_backend, comm_choices: measured collectives.
-        sizes: ``--set``: other sizes by name; "32:64" where the recording does not note the old one.
-        code, selected, also: how other sizes are found, see the command.
+        sizes: ``--set``: other sizes by name; "32:64" if the recording does not state the old one.
+        code, selected, also: how other sizes are predicted, see the command's options.
         step: the recorded step to repeat; by default the last equal ones.
-        price_per_hour: of one device, for the cost of a step.
+        price_per_hour: price of one device, for the cost of a step.
         profiled: predict the step under the profiler.
         options: edits by the name of their option.
 
@@ -68,7 +68,7 @@ def predict(source: AnyJob | str, edits: Sequence[Edit] = (), *, device: str | N
 
 
 def job_of(source: AnyJob | str | os.PathLike[str]) -> Job:
-    """Return what was given as a job, read if it is a path. Raises ``ForetraceError``: it is neither, or unreadable."""
+    """Return a job, read from a path if necessary. Raises ``ForetraceError`` if it is no job and no readable path."""
     if isinstance(source, str | os.PathLike):
         return read_job(source)
     return source if isinstance(source, Job) else assemble_job(list(graphs_of(source)))

@@ -22,12 +22,12 @@ from tracer.graph import ExecutionGraph
 from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
 
-MOST_TRIES = 40  # chosen: each traces a step
+MOST_TRIES = 40  # chosen; each try traces a step
 FARTHEST = 64
 """Greatest ratio of a size to try to the largest size before it."""
 FIRST = 8
-"""The size to begin with where nothing says what the program takes."""
-_HALVE = 2  # chosen: every third try, where estimates approach slowly
+"""First size to try if neither the caller nor the program's settings give one."""
+_HALVE = 2  # chosen: every third try halves the interval, since estimates may approach slowly
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +35,7 @@ class FitBatch(Shown):
     """Sizes that were tried, and the largest that fits.
 
     Attributes:
-        name: of the size, such as "batch".
+        name: name of the size, such as "batch".
         device: name of the device; limit_bytes: its memory.
         tried: size → memory, in the order of sizes.
         fits: the largest size that surely fits; ``None`` if none does.
@@ -50,7 +50,7 @@ class FitBatch(Shown):
     may_fit: int | None
 
     def headline(self) -> str:
-        """Say the largest size in one line."""
+        """Return the largest size in one line."""
         on = f"{self.device} with {self.limit_bytes / 1e9:,.4g} GB"
         if self.may_fit is None:
             return f"no {self.name} fits {on}: one takes {self.tried[min(self.tried)].account}"
@@ -74,7 +74,7 @@ class FitBatch(Shown):
             [one.high / 2**30 for one in every])], "GiB", self.name, [(self.limit_bytes / 2**30, self.device)])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {"size": self.name, "device": self.device, "limit_bytes": self.limit_bytes, "fits": self.fits,
                 "may_fit": self.may_fit, "tried": self.to_pandas().to_dict("records")}
 
@@ -82,21 +82,21 @@ class FitBatch(Shown):
 def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: str = "batch", code: str | None = None,
               sizes: Sequence[str] = (), limit_bytes: float | None = None, first: int | None = None,
               selected: float | None = None) -> FitBatch:
-    """Find the largest size that fits.
+    """Return the largest size that fits, found by tracing the program at several sizes.
 
     Args:
-        graph: a step of a workload of the suite, recorded or traced; ``None`` where ``code`` is given.
-        device: by name, or its figures.
-        name: of the size.
+        graph: a step of a workload of the suite, recorded or traced; ``None`` if ``code`` is given.
+        device: name or figures of the device.
+        name: name of the size.
         code: "train.py:build", a function that takes the size by name and returns the step.
         sizes: other sizes to set, such as "seq=1024".
-        limit_bytes: memory of the device; by default what is known of it.
-        first: a size to begin with.
-        selected: share of their elements that masks made of data select.
+        limit_bytes: memory of the device; by default from its figures.
+        first: the first size to try.
+        selected: share of elements that masks made of data select.
 
     Raises:
-        EditError: there is no program to trace, nothing is known of the device's memory, or the step uses none of it,
-            or no more with the size.
+        EditError: there is no program to trace, the device's memory is unknown, or the step uses no device memory, or
+            memory that does not grow with the size.
         ShapeOnlyError: the program has no such size, or cannot be traced.
     """
     spec = find_device(device) if isinstance(device, str) else device
@@ -133,10 +133,10 @@ def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: s
 
 
 def _largest(needed: Callable[[int], float], limit: float, begin: int) -> int | None:
-    """Return the largest size that needs no more than a limit, of a need that grows with the size; ``None`` if 1 is too
-    much.
+    """Return the largest size whose ``needed`` memory is within the limit; ``None`` if size 1 needs too much. The need
+    must grow with the size.
 
-    Both it and the next one are tried.
+    Both the returned size and the next one are tried.
     """
     low, high = 0, MOST + 1
     at = max(1, min(begin, MOST))
@@ -154,8 +154,8 @@ def _largest(needed: Callable[[int], float], limit: float, begin: int) -> int | 
 
 
 def _next(known: Mapping[int, float], limit: float, low: int, high: int, *, halve: bool) -> int:
-    """Where the line through the two sizes nearest the limit reaches it; between ``low``, which fits, and ``high``, and
-    not far beyond what was tried. A need that is no line is halved now and then."""
+    """Return the next size to try: where the line through the two sizes nearest the limit reaches it, between ``low``,
+    which fits, and ``high``, and not far beyond tried sizes. ``halve`` takes the middle instead."""
     least, most = low + 1, high - 1
     if high > MOST:
         most = min(most, FARTHEST * max(known))
@@ -165,13 +165,13 @@ def _next(known: Mapping[int, float], limit: float, low: int, high: int, *, halv
     guess = most if high > MOST else (low + high) // 2
     if len(nearest) == 2 and (slope := (known[nearest[0]] - known[nearest[1]]) / (nearest[0] - nearest[1])) > 0:
         guess = int(nearest[0] + (limit - known[nearest[0]]) / slope)
-        if guess in known:  # its neighbour on the open side decides
+        if guess in known:  # then try its neighbour on the side that is open
             guess += 1 if known[guess] <= limit else -1
     return min(max(guess, least), most)
 
 
 def said_sizes(found: FitBatch) -> str:
-    """Return the memory of the answer in words."""
+    """Return a sentence on the memory of the size that was found."""
     size = found.fits if found.fits is not None else found.may_fit
     if size is None:
         return ""
@@ -182,17 +182,17 @@ def said_sizes(found: FitBatch) -> str:
 
 def program_memory(graph: ExecutionGraph | None, code: str | None = None, sizes: Sequence[str] = (),
                    device: str | None = None, selected: float | None = None) -> MemoryTimeline:
-    """Return what the device's memory holds while the program runs; nothing is run.
+    """Return what the device's memory holds while the program runs, by shapes alone: nothing is run.
 
     Args:
-        graph: of a recorded step of it; of a workload of the suite unless ``code`` is given.
+        graph: a recorded step of the program, or of a workload of the suite unless ``code`` is given.
         code: "train.py:build", a function that builds the step.
         sizes: other sizes, such as "batch=64".
-        device: by default the recorded one.
-        selected: share of their elements that masks made of data select.
+        device: name of the device; by default the recorded one.
+        selected: share of elements that masks made of data select.
 
     Raises:
-        ForetraceError: it cannot be traced, or keeps nothing in the device's memory.
+        ForetraceError: the program cannot be traced, or keeps nothing in the device's memory.
     """
     spec = find_device(device or (graph.meta.device if graph is not None and graph.meta.device else DEFAULT_DEVICE))
     return memory_timeline(trace_again(graph, parse_settings(sizes)[1], shape_device(spec), code, selected))

@@ -68,26 +68,26 @@ if TYPE_CHECKING:
     from tracer.shape_only.devices import TracedDevice
 
 DEFAULT_DEVICE = "h200-sxm"
-"""A script is traced for this device where none is named."""
+"""The device that a script is traced for by default."""
 LAW_SETTING = "skew"
-"""Setting of the suite's recommendation models: the exponent of the Zipf law that rows are looked up by."""
+"""Setting of the suite's recommendation models: the exponent of the Zipf law of looked-up rows."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Changes of a source; see the options of ``foretrace predict`` for how texts are written.
+    """Changes of a source; the options of ``foretrace predict`` have the same names and the same texts.
 
     Attributes:
         device, parallel, topology, from_topology: None for that of the source.
-        host_from: path of the capture whose host is taken.
-        comm_profile: path of measured collectives; comm_backend: whose they are, such as "gloo".
-        comm_choices: path of several backends' measured collectives, or "auto": each is done by the best of them.
-        sizes: as ``--set`` takes them.
+        host_from: path of the capture whose host is used.
+        comm_profile: path of measured collectives; comm_backend: the backend they are of, such as "gloo".
+        comm_choices: path of several backends' measured collectives, or "auto"; the fastest backend does each.
+        sizes: texts of ``--set``.
         also: further captures at other sizes; the nearest one is scaled.
         code: the program, as SCRIPT.py:FUNCTION.
-        selected: share of their elements that masks made of data select, where a program is traced.
-        edits: their values by the name of their option, such as ``{"clock": 1.5, "cuda-graphs": True}``.
+        selected: if a program is traced, the share of elements that masks made of data select.
+        edits: values by the name of the edit's option, such as ``{"clock": 1.5, "cuda-graphs": True}``.
     """
 
     device: str | None = None
@@ -108,11 +108,11 @@ class Configuration:
         object.__setattr__(self, "edits", chosen(self.edits))
 
     def with_values(self, **values: object) -> Configuration:
-        """Return the same with other values of some attributes."""
+        """Return the configuration with other values of some attributes."""
         return replace(self, **values)  # type: ignore[arg-type]
 
     def differences(self) -> dict[str, object]:
-        """Return the attributes that are not as the source has them, as plain values."""
+        """Return the attributes that change the source, as plain values."""
         plain = Configuration()
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
@@ -125,13 +125,13 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
 
     Args:
         source: paths, or one SCRIPT.py:FUNCTION.
-        window: of a capture.
-        device: what a script is traced for.
-        selected: share of their elements that masks made of data select in a script's step.
+        window: number of a capture's window, from 0.
+        device: name of the device to trace a script for.
+        selected: for a script, the share of elements that masks made of data select.
         read: reads paths; by default ``tracer.read_job``.
 
     Raises:
-        ForetraceError: it cannot be read or traced.
+        ForetraceError: the source cannot be read or traced.
     """
     if is_script(source):
         return assemble_job([shape_only.trace_script(source[0], shape_device(find_device(device or DEFAULT_DEVICE)),
@@ -143,7 +143,7 @@ def is_script(source: Sequence[str], step_region: str | None = None) -> bool:
     """Return whether a source names a function of a script.
 
     Raises:
-        ForetraceError: it names a script alone, or the steps of a recording are named for it.
+        ForetraceError: it names a script without a function, or ``step_region`` is given for a script.
     """
     path, colon, function = source[0].rpartition(":")
     if len(source) == 1 and source[0].endswith(SUFFIXES):
@@ -159,10 +159,10 @@ def is_script(source: Sequence[str], step_region: str | None = None) -> bool:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A configuration before it is predicted: where it starts, and the edits that are left.
+    """A configuration ready to be predicted: a baseline to start from, and the remaining edits.
 
-    One that ``must_fit`` is refused where its device has too little memory; the source itself gets a warning.
-    ``collectives`` is the cluster that was asked for, if any.
+    If ``must_fit``, too little device memory is an error; for the source itself it is a warning.
+    ``collectives`` is the requested cluster, if any.
     """
 
     start: Baseline
@@ -171,7 +171,7 @@ class Prepared:
     collectives: CollectiveModel | None = None
 
     def mixture(self) -> mixing.Mixture | None:
-        """Return who does which of the step's collectives; ``None`` where one backend does all."""
+        """Return which backend does which of the step's collectives; ``None`` if one backend does all."""
         if self.collectives is None or not self.collectives.mixed:
             return None
         scenario = self.start.scenario
@@ -189,12 +189,12 @@ class Study:
     """A source, and predictions from it.
 
     Args:
-        job: recorded, or traced by shapes; None for ``code`` as it is, which is traced when that is asked for.
+        job: recorded, or traced by shapes; None for ``code``, which is then traced when it is first needed.
         step: the step to repeat, by name or number, or a range of numbers; by default the last equal ones.
-        recorded_on: the device it was recorded on, if the trace does not say.
+        recorded_on: the device it was recorded on, if the trace does not state it.
         profiles: fitted models of devices.
-        code: of a job traced by shapes, the SCRIPT.py:FUNCTION it was traced from.
-        device: what ``code`` is traced for where there is no job, by name.
+        code: the SCRIPT.py:FUNCTION of a job traced by shapes.
+        device: without a job, name of the device to trace ``code`` for.
         read: reads further captures; by default ``tracer.read_job``.
         profiled: predict the step under the profiler, see ``Baseline``.
 
@@ -213,12 +213,12 @@ class Study:
         self._profiles = {one.device.name: one for one in profiles}
         self._recorded = None if self.shape_only else self._plain(self.job)
         if self.shape_only and step is not None:
-            baseline_of(self.job, step, device=recorded_on)  # refuses a step that is not there, for all configurations
+            baseline_of(self.job, step, device=recorded_on)  # raises once for all configurations if the step is unknown
         self._shared = Shared()
 
     @property
     def job(self) -> Job:
-        """Return the source; a script is traced the first time, in a process of its own as for each of its sizes."""
+        """Return the source. A script is traced at the first call, in its own process (as for each of its sizes)."""
         if self._job is None:
             assert self._code is not None
             self._job = assemble_job([apart.trace_apart(self._code, shape_device(find_device(self._code_device)))])
@@ -229,16 +229,16 @@ class Study:
         """Predict the step time of a configuration; for ``path`` see ``Baseline.predict``.
 
         Raises:
-            ForetraceError: it cannot be done; the sentence says why.
+            ForetraceError: the configuration cannot be predicted; the message gives the reason.
         """
         return self.prepared(configuration).predict(price_per_hour=price_per_hour, path=path)
 
     def prepared(self, configuration: Configuration, alone: str | None = None) -> Prepared:
-        """Return where a configuration starts, and what is left to edit. Raises as ``predict``.
+        """Return the baseline and remaining edits of a configuration. Raises as ``predict``.
 
         Args:
-            configuration: what is asked for.
-            alone: of a configuration with ``comm_choices``, the backend that does all collectives instead.
+            configuration: the changes to prepare.
+            alone: with ``comm_choices``, the backend that does all collectives instead.
         """
         wanted = self._with_law(configuration)
         if wanted.also and wanted.parallel is not None:
@@ -261,7 +261,7 @@ class Study:
         return Prepared(start, edits, wanted != Configuration(), collectives)
 
     def _with_law(self, wanted: Configuration) -> Configuration:
-        """The same where ``skew`` of a workload of the suite, which is no size, is set by the edit that sets it."""
+        """Return the configuration with ``skew`` of a suite workload, which is no size, turned into an edit."""
         workload = None if self._job is None else self._job.graphs[0].meta.workload
         laws = [text.strip().partition("=")[2] for text in wanted.sizes if text.strip().startswith(f"{LAW_SETTING}=")]
         if not laws or not workload or LAW_SETTING not in workload.get("settings", {}):
@@ -273,7 +273,7 @@ class Study:
         return wanted.with_values(sizes=others, edits={**wanted.edits, "indices": f"{LAW}{laws[0].rpartition(':')[2]}"})
 
     def check_named(self, wanted: Sequence[Configuration]) -> None:
-        """Raise ``ForetraceError`` before any is predicted: a device, cluster or plan is unknown, a profile is of
+        """Raise ``ForetraceError`` before any prediction if a device, cluster or plan is unknown, a profile is of
         another device, or a host cannot be read."""
         for device in dict.fromkeys(one.device for one in wanted if one.device is not None):
             find_device(device)
@@ -287,7 +287,7 @@ class Study:
                 self._once("host model", self._host, text)
 
     def check_profiles(self, wanted: Iterable[Configuration]) -> None:
-        """Raise ``ProfileError`` if a fitted model is neither of the recorded device nor of one that is wanted."""
+        """Raise ``ProfileError`` if a fitted model is neither of the recorded device nor of a requested one."""
         if not self._profiles:
             return
         names = dict.fromkeys(name for one in wanted for name in self._devices(one.device))
@@ -318,7 +318,7 @@ class Study:
     # -- a source that never ran --------------------------------------------------------------------------------------
 
     def _made(self, wanted: Configuration, collectives: CollectiveModel | None) -> tuple[Baseline, list[Edit]]:
-        """Make the step for the device and with the host that are wanted, rather than change it to them."""
+        """Return a baseline made for the requested device, host and plan, and the edits left for its sizes."""
         spec = self._recorded_on or (None if wanted.device is None else find_device(wanted.device))
         host = None if wanted.host_from is None else self._once("host model", self._host, wanted.host_from)
         sizes = wanted.sizes
@@ -340,7 +340,7 @@ class Study:
                                   wanted.selected)
                 sizes = ()
             except UnknownSizeError:
-                # A user who named the old one means the traced dimensions.
+                # Old sizes given by the user (OLD:NEW) mean that the traced dimensions can be scaled instead.
                 if wanted.parallel is not None or set(old) != set(new) or not are_sizes(new):
                     raise
         if sizes:
@@ -350,7 +350,7 @@ class Study:
         return start.with_models(self._profiles), edits
 
     def _models_of_traced(self, spec: DeviceSpec | None) -> DeviceProfile | None:
-        """Return the fitted models of the device that a step is made for: the named one, or what it was traced for."""
+        """Return the fitted models of the device that a step is made for: ``spec``, or the device it was traced for."""
         if not self._profiles:
             return None
         traced = self._code_device if self._job is None else self._job.graphs[0].meta.device
@@ -405,7 +405,7 @@ class Study:
         return found if samples is None else found.with_items(samples * plan.dp / plan.world_size)
 
     def _sized(self, wanted: Configuration) -> tuple[Baseline, list[Edit]]:
-        """Return other sizes by the best way there is: the program traced again, or the nearest capture scaled."""
+        """Return other sizes by the best way available: the program traced again, or the nearest capture scaled."""
         recorded = self._known()
         if not wanted.sizes:
             return recorded, []
@@ -430,8 +430,8 @@ class Study:
         return recorded, [scaling.Sizes.parse(list(wanted.sizes), noted, because)]
 
     def _scaled_instead(self, wanted: Configuration, error: ShapeOnlyError) -> tuple[Baseline, list[Edit]]:
-        """Predict other sizes of a program that cannot be traced: its captures are scaled where the recorded sizes are
-        named and that can be done. Raises ``EditError``: it cannot be done either."""
+        """Predict other sizes of a program that cannot be traced, by scaling its captures. Raises ``EditError`` if the
+        recorded sizes are not named, or the captures cannot be scaled either."""
         old, new = parse_sets(wanted.sizes)
         lacking = [name for name in new if name not in old]
         if lacking:
@@ -449,7 +449,7 @@ class Study:
                        else edit for edit in edits]
 
     def _nearest(self, also: tuple[str, ...], new: dict[str, int], old: dict[str, int]) -> tuple[Baseline, Edit]:
-        """Return the capture whose sizes are nearest to those asked for, and the change of its sizes."""
+        """Return the capture with sizes nearest to the requested ones, and the change of its sizes."""
         others = [parse_also(text) for text in also]
         captures = [self._known(), *(self._once("capture", self._capture, path) for path, _ in others)]
         graphs = [one.built.graphs[0] for one in captures]
@@ -457,7 +457,7 @@ class Study:
         wanted = {**sizes[0], **new}
         chosen = nearest(sizes, wanted)
         for (path, _), graph, own in zip(others, graphs[1:], sizes[1:], strict=True):
-            if not graph.meta.workload:  # which notes its sizes itself
+            if not graph.meta.workload:  # a workload of the suite records its sizes itself
                 size_captures.check_sizes((graphs[0], graph), (sizes[0], own), path)
         at = [", ".join(f"{name}={size}" for name, size in one.items()) for one in sizes]
         changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
@@ -482,8 +482,8 @@ class Study:
     # -- shared -------------------------------------------------------------------------------------------------------
 
     def _cluster(self, wanted: Configuration, alone: str | None = None) -> CollectiveModel | None:
-        """Return the cluster that is named; under a plan on another device, that device's usual one; of chosen backends
-        ``alone`` if that is given."""
+        """Return the named cluster, limited to the backend ``alone`` if given; for a plan on another device, that
+        device's usual cluster; else ``None``."""
         if (wanted.topology, wanted.comm_profile, wanted.comm_choices) != (None, None, None):
             found = self._once("cluster", self._named_cluster, wanted.topology, wanted.comm_profile,
                                wanted.comm_backend, wanted.comm_choices, wanted.device, wanted.parallel)
@@ -496,12 +496,12 @@ class Study:
         ranks = ParallelPlan.parse(wanted.parallel).world_size
         try:
             return CollectiveModel(topology_of(find_device(wanted.device), ranks))
-        except PlanError:  # no known node has the device: its own links are taken
+        except PlanError:  # no known node has the device: the device's own links are used
             return None
 
     def _named_cluster(self, topology: str | None, profile: str | None, backend: str | None, choices: str | None,
                        device: str | None, parallel: str | None) -> CollectiveModel:
-        """The cluster of a configuration's texts; where they name none, usual nodes of its device for its ranks."""
+        """Return the cluster that a configuration names; if it names none, usual nodes of its device for its ranks."""
         def usual() -> Topology:
             graphs = self.job.graphs
             recorded = None if self._recorded is None else self._recorded.scenario.devices.source
@@ -522,7 +522,7 @@ class Study:
         return self._read([path])
 
     def _once(self, name: str, make: Callable[..., T], *arguments: object) -> T:
-        """Return ``make(*arguments)``, of the last few arguments made once, refusals among them."""
+        """Return ``make(*arguments)``. The last few results, and errors, are kept for equal arguments."""
         return self._shared.once(name, arguments, lambda: make(*arguments))
 
 
@@ -532,7 +532,7 @@ def _straggling(wanted: Configuration) -> list[int]:
 
 
 def _no_capture(host: str) -> str | None:
-    """Say what a host's text names instead of one capture; ``None`` where it may name one."""
+    """Return a phrase on a host's text that does not name one capture; ``None`` if it may name one."""
     if "," in host:
         return "which names several captures"
     kind = "a shipped host" if host in host_names() else (
@@ -541,7 +541,7 @@ def _no_capture(host: str) -> str | None:
 
 
 def _other_clock(profile: DeviceProfile, job: Job) -> str:
-    """Say how the clock of a profile's measurements differs from that of a recording; empty where it does not."""
+    """Return how a profile's clock differs from a recording's, as a sentence; empty if it does not."""
     recorded = [graph.meta.clock_mhz for graph in job.graphs if graph.meta.clock_mhz > 0]
     measured = profile.provenance.get("clock_mhz")
     if not recorded or not measured or not are_unlike_clocks(clock := statistics.median(recorded), measured):

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class RankRows:
     """One rank's rows of a program, counted from 0; times are ns on the rank's own clock.
 
-    ``call_*`` have a row a call (``launches`` of its graph), ``kernel_*`` a row a kernel. ``call_channel`` is the
-    channel of the launch queue that a call submits to (-1: none). ``call_queued`` is the number of its entries before
+    ``call_*`` have a row for each call (``launches`` of its graph), ``kernel_*`` for each kernel. ``call_channel`` is a
+    call's channel of the launch queue (-1: none). ``call_queued`` is the number of its entries before
     the call, and ``queue_kernel`` holds these entries, channel by channel. Everything else is as in ``Program``.
     """
 
@@ -74,8 +74,8 @@ def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> Program:
     """Concatenate ranks to one program without rendezvous.
 
     Args:
-        ranks: of one job.
-        clock_ns: when each rank's own clock starts on the job's.
+        ranks: ranks of one job.
+        clock_ns: start of each rank's own clock on the job's clock, ns.
     """
     item_offset = pointers([len(rank.items.kind) for rank in ranks])
     kernel_ptr = pointers([len(rank.kernel_call) for rank in ranks])
@@ -148,7 +148,7 @@ def with_edges(program: Program, target: Int64, source: Int64, fraction: Float64
 
 
 def with_rendezvous(program: Program, rendezvous: Rendezvous) -> Program:
-    """Return the program whose kernels of each rendezvous start and end together, after its intrinsic time."""
+    """Return the program in which kernels of each rendezvous start together and last its intrinsic time."""
     group, duration = np.full(len(program.kernel_item), -1, np.int64), program.kernel_duration.copy()
     for number, members in enumerate(rendezvous.groups):
         rows = [int(program.kernel_ptr[rank]) + kernel for rank, kernel in members]
@@ -158,7 +158,7 @@ def with_rendezvous(program: Program, rendezvous: Rendezvous) -> Program:
 
 
 def dissolve(rendezvous: Rendezvous, program: Program) -> None:
-    """Take out of ``rendezvous`` what is none in the program any more."""
+    """Remove from ``rendezvous`` the groups that are no rendezvous in the program any more."""
     kept = [program.kernel_group[program.kernel_ptr[rank] + k] >= 0 for (rank, k), *_ in rendezvous.groups]
     rendezvous.groups = [members for members, stays in zip(rendezvous.groups, kept, strict=True) if stays]
     rendezvous.intrinsic_ns = [ns for ns, stays in zip(rendezvous.intrinsic_ns, kept, strict=True) if stays]
@@ -178,7 +178,7 @@ class RankReport:
     queue_shared: bool
     """Whether all streams share one launch queue."""
     queue_contradicted: int
-    """Launches that returned although the queue was full by this account: they wait for no slot."""
+    """Launches that returned although the inferred queue was full; they wait for no slot."""
     unexplained_ns: int
     window_ns: int
     unexplained: list[tuple[int, int]] = field(default_factory=list)
@@ -191,15 +191,15 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class WithoutProfiler:
-    """The parts of a program whose host times are those without the profiler.
+    """Facts kept with a program whose host times exclude the profiler's cost.
 
     Attributes:
         recorded: the program with the recorded host times.
         slices: host time without the profiler, in slices.
-        shares: of each rank, the share of recorded host time that is left of each row of ``ops``; the last one is of
+        shares: for each rank, the share of recorded host time that is left in each row of ``ops``; the last share is of
             time outside any operation.
-        stalled: of the first rank, the share of the recorded host time in which calls were stalled, and the operation
-            that most of it was in.
+        stalled: for the first rank, the share of recorded host time in which calls were stalled, and the operation
+            with most of it.
     """
 
     recorded: Program
@@ -221,7 +221,7 @@ class Built:
     thread_number: list[int] = field(default_factory=list)
     """Row of its rank's ``graph.threads`` for every thread of the program."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Number of inferred dependencies of each kind that closed a cycle, which the recorded times contradict."""
+    """Number of inferred dependencies of each kind that were dropped because they closed a cycle."""
     without_profiler: WithoutProfiler | None = None
     """Set where host times are those without the profiler (``prediction.unprofiled``)."""
 
@@ -231,12 +231,12 @@ class Built:
         return self.program if self.without_profiler is None else self.without_profiler.recorded
 
     def as_recorded(self) -> Built:
-        """Return it with the recorded host times."""
+        """Return the job with the recorded host times."""
         return self if self.profiled else replace(self, program=self.recorded_program, without_profiler=None)
 
     @property
     def computes_on_host(self) -> bool:
-        """Return whether no rank has device work but collectives, see ``ExecutionGraph.computes_on_host``."""
+        """Return whether no rank has device work other than collectives, see ``ExecutionGraph.computes_on_host``."""
         return all(graph.computes_on_host for graph in self.graphs)
 
     @property
@@ -251,8 +251,8 @@ def kernel_kinds(graphs: Sequence[ExecutionGraph]) -> Int8:
 
 
 def kernel_factors(graphs: Sequence[ExecutionGraph], factor: float, collectives: bool = False) -> Float64:
-    """Return factors on the durations of a job's kernels: 1 for collectives, which mostly wait, unless they are to be
-    scaled too. Raises ``ForetraceError``: the factor is negative, no number or too large."""
+    """Return factors on the durations of a job's kernels; collectives mostly wait and keep 1 unless ``collectives``.
+    Raises ``ForetraceError`` if the factor is negative, no number or too large."""
     if not 0 <= factor <= MOST_FACTOR:
         raise ForetraceError(f"Kernel durations cannot be scaled by {factor:g}: give a factor from zero to "
                              f"{MOST_FACTOR:g}.")
@@ -293,9 +293,9 @@ class _Inferred:
 
 
 def build_program(graphs: list[ExecutionGraph]) -> Built:
-    """Build the program of a recorded job, one graph a rank.
+    """Build the program of a recorded job, one graph for each rank.
 
-    Durations in it are the recorded ones less all waiting; launch latencies, kernel gaps and return lags are
+    Its durations are the recorded ones without any waiting. Launch latencies, kernel gaps and return lags are
     constants of each trace.
     """
     parts = [_inferred(graph) for graph in graphs]

@@ -14,14 +14,14 @@ from tracer.graph import NONE
 from tracer.lazy import csgraph, sparse
 
 FACT, CONTENTION, WAIT_ACROSS, QUEUE, BLOCKING, RENDEZVOUS, HAND_OVER = range(7)
-"""Kinds of dependency. Of several inferred ones that no time contradicts, the kind named first is given up."""
+"""Kinds of dependency. If several inferred kinds close a cycle and no time decides, the first kind is dropped."""
 NAMES = {CONTENTION: "contention", WAIT_ACROSS: "waits across streams", QUEUE: "launch queue",
          BLOCKING: "blocking calls", RENDEZVOUS: "rendezvous", HAND_OVER: "hand-overs between threads"}
 
 
 class _Dependencies:
-    """Edges between nodes as columns. ``row`` says which edge, wait, item or group of the program each is, ``backward``
-    whether the recording has its target first."""
+    """Edges between nodes as columns. ``row`` is the program's edge, wait, item or group behind each; ``backward`` is
+    true if the recording has its target first."""
 
     def __init__(self) -> None:
         self._added: list[list[np.ndarray]] = [[], [], [], [], []]
@@ -50,11 +50,11 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def without_cycles(program: Program) -> tuple[Program, dict[str, int]]:
-    """Return the program without the inferred dependencies that close cycles, and how many there were of each kind.
+    """Return the program without the inferred dependencies that close cycles, and their number by kind.
 
-    What a recording does not say is inferred, edge by edge: which kernel another one or a call waited for, which slot
-    of the launch queue, which collectives are one. Each looks possible by itself; together they can form a cycle, in a
-    trace whose clocks disagree, say. Program order, launches and the order of streams are facts and stay.
+    Dependencies that a recording does not state are inferred one by one. Examples are the kernel or queue slot that a
+    call waited for, and the kernels of one collective. Each is possible by itself. Together they can form a cycle, for
+    example if clocks disagree. Program order, launches and the order of streams are facts, and stay.
 
     A call whose wait is left out keeps its recorded duration.
     """
@@ -73,7 +73,7 @@ def without_cycles(program: Program) -> tuple[Program, dict[str, int]]:
 
 
 def _dependencies(p: Program) -> _Dependencies:
-    """All dependencies of a program. Nodes: items' starts, items' ends, kernels, queue entries, then rendezvous."""
+    """Return all dependencies of a program. Nodes: items' starts, items' ends, kernels, queue entries, rendezvous."""
     items, kernels, entries = len(p.item_kind), len(p.kernel_item), len(p.queue_kernel)
     item, kernel = np.arange(items), np.arange(kernels)
     kernel_node = np.where(p.kernel_group >= 0, 2 * items + kernels + entries + p.kernel_group, 2 * items + kernel)
@@ -103,7 +103,7 @@ def _dependencies(p: Program) -> _Dependencies:
             (since > p.recorded_kernel_start[owner])[mine])
     _add_queue(p, found, kernel_node, 2 * items + kernels)
     found.done()
-    # A rendezvous is one node. That it is one is a guess, which all that leads there rests on.
+    # A rendezvous is one node. All edges into it are inferred, because the rendezvous itself is.
     first = 2 * items + kernels + entries
     meets = (found.target >= first) & (found.kind == FACT)
     found.kind[meets], found.row[meets] = RENDEZVOUS, found.target[meets] - first
@@ -111,7 +111,7 @@ def _dependencies(p: Program) -> _Dependencies:
 
 
 def _add_queue(p: Program, found: _Dependencies, kernel_node: Int64, first: int) -> None:
-    """Each entry leaves after the one before it; a call waits for the entry whose slot it takes."""
+    """Add the queue: each entry leaves after the one before it, and a call waits for the entry whose slot it takes."""
     items = len(p.item_kind)
     entry = np.arange(len(p.queue_kernel))
     found.add(kernel_node[p.queue_kernel], first + entry)
@@ -186,7 +186,7 @@ def _without(p: Program, found: _Dependencies, rows: Int64, left_out: dict[str, 
 
 
 def _has_cycle(source: Int64, target: Int64, nodes: int) -> bool:
-    """Return whether the edges from ``source`` to ``target`` close a cycle; an edge of a node to itself is one."""
+    """Return whether the edges from ``source`` to ``target`` close a cycle; an edge from a node to itself does too."""
     edges = len(source)
     return take_away(np.ascontiguousarray(source, np.int64), np.ascontiguousarray(target, np.int64),
                       np.zeros(nodes, np.int64), np.zeros(nodes + 1, np.int64),
@@ -196,14 +196,14 @@ def _has_cycle(source: Int64, target: Int64, nodes: int) -> bool:
 def without(program: Program, kernels: Bool, items: Bool) -> Program:
     """Return a program without some kernels and calls. Durations and costs are left to the caller.
 
-    Rows stay where they are, so that every other column of the program keeps its meaning. A kernel that is gone takes
-    no time and adds none: no latency, no gap, no lag, no rendezvous and no entry of the launch queue. A call that is
-    gone waits for nothing.
+    Rows keep their numbers, so that every other column of the program keeps its meaning. A removed kernel takes no time
+    and adds none: no latency, no gap, no lag, no rendezvous and no entry of the launch queue. A removed call waits for
+    nothing.
 
     Args:
         program: the program. Columns of its dependencies that do not change are kept as they are (``same_order``).
-        kernels: those that are gone.
-        items: calls that are gone.
+        kernels: mask of the kernels to remove.
+        items: mask of the calls to remove.
     """
     p = program
     return replace(
@@ -213,7 +213,7 @@ def without(program: Program, kernels: Bool, items: Bool) -> Program:
 
 
 def same_order(program: Program, other: Program) -> bool:
-    """Return whether a program differs from another one it was made of in times alone."""
+    """Return whether a program has the dependencies of the one it was made of, so that only times differ."""
     return all(getattr(program, name) is getattr(other, name)
                for name in ("wait_kernel", "kernel_group", "queue_kernel"))
 
@@ -238,8 +238,8 @@ def _groups(p: Program, gone: Bool) -> dict[str, np.ndarray]:
 
 
 def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
-    """Return the launch queues without the entries of kernels that are gone, and without calls that are; as they are
-    where no launch waits for room."""
+    """Return the launch queues without entries of removed kernels and without removed calls; unchanged where no launch
+    waits for room."""
     kept = ~gone[p.queue_kernel]
     if kept.all() or not (entries_waited_for(p) >= 0).any():
         return {}
@@ -253,13 +253,13 @@ def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
 
 
 def with_residuals(program: Program) -> Program:
-    """Return the same program with each kernel's and each call's residual against its recorded time added (ns).
+    """Return the program with each kernel's and each call's difference from its recorded time (residual) added, ns.
 
     A replay with residuals is a playback: it checks the bookkeeping, not the model. It is the starting point for edits
     that should keep every recorded irregularity in place.
 
     A residual is the recorded time less the time that the program gives for *recorded* inputs. The program takes each
-    time as a maximum of terms; the residual is added to each term, so the recorded times solve the program again.
+    time as a maximum of terms. The residual is added to each term, so that the program gives the recorded times.
     """
     p, changed = program, {}
     kernels = len(p.kernel_item)
@@ -286,7 +286,7 @@ def with_residuals(program: Program) -> Program:
     said_end = np.maximum(said_end, np.where(slot > NEVER, slot + p.item_return, NEVER))
     said_end = np.maximum(said_end, p.item_external)
     residual_end = item_end - said_end
-    # A call's own cost cannot fall below zero; what is left of a negative residual sits in the other terms.
+    # A call's own cost cannot fall below zero; the other terms have the whole negative residual.
     return replace(p, **changed, item_cost=np.maximum(p.item_cost + residual_end, 0),
                    wait_lag=p.wait_lag + residual_end[owner], item_return=p.item_return + residual_end,
                    item_external=p.item_external + np.where(p.item_external > NEVER, residual_end, 0))
@@ -294,10 +294,10 @@ def with_residuals(program: Program) -> Program:
 
 def _kernel_start(p: Program, item_start: Int64, item_end: Int64, start: Int64, end: Int64) -> tuple[
         Int64, Int64, Int64]:
-    """Return when the program lets each kernel start, given recorded times of everything it depends on (ns).
+    """Return the earliest start of each kernel by the program, given recorded times of everything it depends on (ns).
 
-    Also returns how far launch and stream terms lie below what they were clamped to: no kernel starts before its
-    call or before its stream's previous kernel does.
+    Also returns by how much the launch and stream terms were raised: no kernel starts before its call, or before its
+    stream's previous kernel.
     """
     launched = p.kernel_item >= 0
     said = p.kernel_external.copy()

@@ -26,18 +26,18 @@ from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE, KernelKind, LaunchKind, SyncKind
 
 EXPLAINED_NS = 12_000
-"""A kernel this much later than its launch and stream explain waited for something (jitter stays below)."""
+"""A kernel that starts this much after its launch and stream allow waited for something (jitter stays below)."""
 JUST_ENDED_NS = 15_000
 """A blocker ended at most this long before the kernel started: event latency is 1–14 µs on V100 and A100."""
 CLOCK_NS = 1_000
-"""Older traces round times to a microsecond."""
+"""Rounding of times in older traces: a microsecond."""
 EDGE_LAG_DEFAULT_NS = 2_000
-"""Lag of a wait across streams where no wait of the trace shows one."""
+"""Lag of a wait across streams if the trace shows no such wait."""
 
 
 @dataclass(slots=True)
 class KernelEdges:
-    """Edges ``source → target`` among one rank's kernels, the external starts, and what stayed unexplained (ns)."""
+    """Edges ``source → target`` among one rank's kernels, the external starts, and the unexplained delays (ns)."""
 
     target: Int64
     source: Int64
@@ -47,7 +47,7 @@ class KernelEdges:
     counts: dict[str, int] = field(default_factory=dict)
     unexplained_ns: int = 0
     unexplained: list[tuple[int, int]] = field(default_factory=list)
-    """(kernel, ns) of the kernels that start later than any rule says."""
+    """(kernel, ns) of the kernels that start later than every rule explains."""
 
 
 def infer_kernel_edges(view: RankView, constants: LaunchConstants) -> KernelEdges:
@@ -56,12 +56,12 @@ def infer_kernel_edges(view: RankView, constants: LaunchConstants) -> KernelEdge
     n = len(kernels)
     external = np.full(n, NEVER, np.int64)
     orphan = view.k_call < 0
-    # The first orphan of a stream starts when it was seen to; the ones behind it follow from their durations.
+    # The first orphan of a stream starts at its recorded time; the orphans behind it follow from their durations.
     first_orphan = orphan & ((view.k_previous < 0) | ~orphan[view.k_previous])
     external[first_orphan] = kernels.start_ns[first_orphan]
 
     explained = explained_start(view, constants)
-    # Launches of the others were not recorded: a kernel that starts after a pause was launched then.
+    # The other orphans' launches were not recorded: a kernel that starts after a pause was launched then.
     paused = orphan & ~first_orphan & (kernels.start_ns - explained > EXPLAINED_NS)
     external[paused] = kernels.start_ns[paused]
     edges: set[tuple[int, int]] = set()
@@ -122,7 +122,7 @@ def infer_kernel_edges(view: RankView, constants: LaunchConstants) -> KernelEdge
 
 
 def explained_start(view: RankView, constants: LaunchConstants) -> Int64:
-    """Return when launch and stream alone, with the constants, would let each kernel start (ns; recorded inputs)."""
+    """Return the start of each kernel if only launch and stream decide it, by the constants (ns; recorded inputs)."""
     kernels = view.graph.kernels
     kind = kernels.kind
     by_launch = launch_latency(view, constants) + np.where(view.k_in_call, view.k_call_start, view.k_call_end)
@@ -144,7 +144,7 @@ def launch_latency(view: RankView, constants: LaunchConstants) -> Int64:
 
 
 def _recorded(view: RankView) -> list[tuple[int, int]]:
-    """Edges from ``cuda_sync`` rows: the waiting stream's next kernel after the last kernel before the record."""
+    """Return edges of ``cuda_sync`` rows: the waiting stream's next kernel waits for the last one before the record."""
     graph, kernels = view.graph, view.graph.kernels
     syncs = graph.syncs
     pairs: list[tuple[int, int]] = []
@@ -168,7 +168,7 @@ def _recorded(view: RankView) -> list[tuple[int, int]]:
 
 
 def _structural(view: RankView) -> list[tuple[int, int]]:
-    """Edges from StreamWaitEvent calls: next kernel launched on that thread ← last kernel of every other stream."""
+    """Return edges of StreamWaitEvent calls: the thread's next kernel waits for each other stream's last kernel."""
     calls = view.graph.launches
     launched = np.nonzero((view.k_call >= 0) & ~view.k_in_graph)[0]
     waits = np.nonzero(calls.kind == LaunchKind.STREAM_WAIT)[0]
@@ -237,7 +237,7 @@ class _Running:
 
 
 def _edge_lags(view: RankView, explained: Int64, target: Int64, source: Int64, fraction: Float64) -> Int64:
-    """One constant per (source is a collective, target is a collective): median start - end where the edge bound."""
+    """Return a lag for each edge: the median start - end of edges that bound, by whether both ends are collectives."""
     lag = np.zeros(len(target), np.int64)
     if not len(target):
         return lag
@@ -258,15 +258,15 @@ def _edge_lags(view: RankView, explained: Int64, target: Int64, source: Int64, f
 CUDA_DEPTH = 1_022
 """Seen on V100 and H100 (launches outstanding on one stream saturate at 1,022–1,023)."""
 ENTRIES_PER_GRAPH = 9
-"""(1,022 - 919) / 11 entries: from the A100 figures above."""
+"""(1,022 - 919) / 11 entries: from the A100 figures in ``LaunchQueue``."""
 NEARLY_FULL = 850
-"""Entries: the A100 above, where graphs take several, was full at 908."""
+"""Entries: the A100 of ``LaunchQueue``, where graphs take several, was full at 908."""
 BLOCKED_NS = 30_000
 """A launch call this long with a nearly full queue was blocked."""
 RETURNS_WITHIN_NS = 30_000
 """A call that returns at most this long after a kernel's end can have waited for that kernel."""
 FEW_BLOCKED = 5
-"""Fewer calls that agree on a depth may do so by chance."""
+"""Fewer calls that agree on a depth may agree by chance."""
 CONTRADICTED_NS = 20_000
 """A call that returned this long before its slot was free did not wait for it (clocks of host and device differ)."""
 
@@ -284,14 +284,14 @@ class LaunchQueue:
     Attributes:
         kernel: kernel row of every entry, channel by channel in launch order (a graph's last kernel several times).
         count: entries of each channel.
-        channel: of each call of ``launches``; -1 for calls that submit nothing, and for calls that by the recording did
-            not wait for a slot.
+        channel: channel of each call of ``launches``; -1 for calls that submit nothing, and for calls that returned
+            although the inferred queue was full.
         before_call: entries of its channel submitted before each call; -1 for calls that submit nothing.
         depth: entries a channel holds; 0 if unbounded.
         source: where the depth comes from: "measured", "default" or "unbounded".
         cost: cost of every call without blocking by the queue (ns).
         blocked: number of calls that the queue blocked.
-        contradicted: number of calls that returned although the queue was full by this account.
+        contradicted: number of calls that returned although the inferred queue was full.
         shared: whether all streams share one channel.
     """
 
@@ -311,7 +311,7 @@ def infer_launch_queue(view: RankView, cost: Int64, constants: LaunchConstants) 
     """Measure the queue's depth where it filled, and take its blocking out of the launch calls' costs."""
     own = _Channels(view, np.arange(len(view.streams)))
     together = _Channels(view, np.zeros(len(view.streams), np.int64)) if len(view.streams) > 1 else own
-    # Where both readings explain the blocked calls, the one nearer to the depth of the hardware is right.
+    # Where both readings explain the blocked calls, the reading nearer to the hardware's depth is used.
     shared = together.agreeing > own.agreeing + FEW_BLOCKED or (
         together.agreeing > own.agreeing - FEW_BLOCKED
         and abs(together.depth - CUDA_DEPTH) < abs(own.depth - CUDA_DEPTH))
@@ -339,7 +339,7 @@ class _Channels:
         held = (outstanding >= NEARLY_FULL) & (calls.duration_ns[self.calls] > BLOCKED_NS) & (
             since <= RETURNS_WITHIN_NS)
         values, counts = np.unique(outstanding[held], return_counts=True)
-        # Clearly unfinished entries of a call that had returned: a channel that never held a call holds more than that.
+        # Entries clearly unfinished when their call returned: a channel that never blocked a call is deeper than that.
         reached = self._unfinished(view.c_end + CONTRADICTED_NS)
         usual = int(values[np.argmax(counts)]) if len(values) else 0
         self.agreeing = int((np.abs(outstanding[held] - usual) <= 1).sum())
@@ -352,7 +352,7 @@ class _Channels:
         return [(np.nonzero(own == c)[0], ends) for c, ends in enumerate(self.ends)]
 
     def _unfinished(self, when: Int64) -> Int64:
-        """Entries submitted before each call and unfinished at its time (``when`` has a row a call of ``launches``)."""
+        """Return the entries before each call that are unfinished at ``when`` (one time for each of ``launches``)."""
         found = np.zeros(len(self.calls), np.int64)
         for rows, ends in self._by_channel():
             at = self.calls[rows]
@@ -384,7 +384,7 @@ class _Channels:
 
     def _take_out(self, found: LaunchQueue, freed: Int64, blocked: Bool,
                   constants: LaunchConstants) -> None:
-        """Put the usual cost of its name in place of each blocked call's duration."""
+        """Replace each blocked call's duration by the usual cost of its name."""
         view, calls = self.view, self.view.graph.launches
         lag = (view.c_end[self.calls] - freed)[blocked]
         plausible = (lag >= 0) & (lag <= RETURNS_WITHIN_NS)
@@ -402,8 +402,8 @@ class _Channels:
 
 
 def _entries(view: RankView, channel_of: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Return the queue entries channel by channel in launch order, how many each channel has, every submitting call's
-    channel, and how many entries of it come before that call.
+    """Return the queue entries channel by channel in launch order, and their number by channel. Also return the channel
+    of every submitting call, and the number of the channel's entries before that call.
 
     Args:
         view: The rank.
@@ -412,7 +412,7 @@ def _entries(view: RankView, channel_of: Int64) -> tuple[Int64, Int64, Int64, In
     calls = view.graph.launches
     order = np.argsort(view.k_order, kind="stable")
     call = view.k_call[order]
-    # One entry a piece of work, but a graph's kernels share a few: keep the last kernel to end of each graph call.
+    # Each piece of work has one entry, but a graph's kernels share a few: keep the last kernel to end of each graph.
     in_graph = view.k_in_graph[order]
     single = order[~in_graph]
     last_of: dict[int, int] = {}
@@ -439,7 +439,7 @@ def _entries(view: RankView, channel_of: Int64) -> tuple[Int64, Int64, Int64, In
 
 
 def _nearest_channel(view: RankView, channel: Int64, lost: Int64) -> Int64:
-    """Channel of calls whose work left no record: that of their thread's launch before, else of its first one."""
+    """Return the channel of calls whose work has no record: that of their thread's previous launch, else its first."""
     calls = view.graph.launches
     found = np.full(len(lost), NONE, np.int64)
     known = np.nonzero(channel >= 0)[0]
@@ -454,8 +454,8 @@ def _nearest_channel(view: RankView, channel: Int64, lost: Int64) -> Int64:
 
 
 def slot_freed(ends: Int64, before: Int64, depth: int) -> Int64:
-    """Return when a channel had room after the first ``before`` entries: the first ``before - depth + 1`` of them had
-    left."""
+    """Return when a channel had room after the first ``before`` entries: when the first ``before - depth + 1`` entries
+    have left."""
     leaves = before - depth
     left = np.maximum.accumulate(ends) if len(ends) else ends
     freed = np.full(len(before), NEVER, np.int64)

@@ -44,7 +44,7 @@ def simulate(program: Program, *, structure: Structure | None = None) -> Simulat
 
     Args:
         program: The job.
-        structure: of the program, where it is known from one that differs in times only.
+        structure: its dependencies, if they are known from a program that differs in times only.
 
     Raises:
         SimulationStuck: The dependencies have a cycle.
@@ -66,7 +66,7 @@ def simulate(program: Program, *, structure: Structure | None = None) -> Simulat
 
 
 def _invert(target: Int64, size: int) -> tuple[Int64, Int64]:
-    """Return the CSR of the rows that point to each target (rows with a negative target are left out)."""
+    """Return the CSR of the rows that point to each target; rows with a negative target are left out."""
     rows = np.nonzero(target >= 0)[0]
     order = rows[np.argsort(target[rows], kind="stable")]
     ptr = np.zeros(size + 1, np.int64)
@@ -88,7 +88,7 @@ def _workspace(p: Program) -> Workspace:
 
 
 ROOM = 1024
-"""Segments that there is room for at first; it doubles where that is too few."""
+"""Initial room for segments; it doubles where that is too little."""
 _AT = {"item": AT_ITEM, "kernel": AT_KERNEL}
 
 
@@ -98,7 +98,7 @@ class Path(PathSegments):
 
     @property
     def total_ns(self) -> int:
-        """Sum of the segments, equal to the step's simulated time."""
+        """Return the sum of the segments, ns: the step's simulated time."""
         return int((self.end_ns - self.start_ns).sum())
 
     def by_bound(self) -> dict[str, int]:
@@ -109,8 +109,8 @@ class Path(PathSegments):
 
 @dataclass(frozen=True, slots=True)
 class PathStart:
-    """Where a walk begins and when it ends: ``at`` is ("item" or "kernel", row), ``None`` for nothing; ``end_ns`` its
-    end on the simulated clock."""
+    """Where a walk back begins and stops. ``at`` is its first event, ("item" or "kernel", row) or ``None``; ``end_ns``
+    is that event's end and ``stop_ns`` the time at which the walk stops, on the simulated clock."""
 
     at: tuple[str, int] | None
     end_ns: int
@@ -119,13 +119,13 @@ class PathStart:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Paths behind one another: path ``n`` is the segments ``first[n]`` to ``first[n + 1]`` of ``joined``."""
+    """Several paths in one table: path ``n`` is the segments ``first[n]`` to ``first[n + 1]`` of ``joined``."""
 
     joined: Path
     first: Int64
 
     def one(self, number: int) -> Path:
-        """Return one of them."""
+        """Return one path."""
         low, high = int(self.first[number]), int(self.first[number + 1])
         return Path(*(getattr(self.joined, each.name)[low:high] for each in fields(Path)))
 
@@ -134,9 +134,9 @@ class Causes:
     """The causes of a simulated program's times, laid out once for any number of walks.
 
     Args:
-        program: What was simulated.
+        program: The simulated program.
         simulated: Its times.
-        kinds: ``KernelKind`` of the program's kernels, an array a rank; or the bound of each one's own time
+        kinds: ``KernelKind`` of the program's kernels, an array for each rank; or the bound of each kernel's own time
             (``kernel_bounds``).
     """
 
@@ -146,28 +146,28 @@ class Causes:
 
     @cached_property
     def _columns(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], Int8]:
-        """Return the program, its times, and which items are their thread's first."""
+        """Return the program's columns, its times' columns, and which items are the first of their thread."""
         first = np.zeros(len(self.program.item_kind) + 1, np.int8)
         first[self.program.thread_ptr[:-1]] = 1
         return columns(Program, self.program), columns(Simulated, self.simulated), first
 
     def walk(self, starts: Sequence[PathStart], room: int, across: bool) -> tuple[PathSegments, Int64, Int64]:
-        """Walk back from several places.
+        """Walk back along the critical paths from several events.
 
         Args:
-            starts: the places.
-            room: segments that there is room for at first; 0 where none is kept.
+            starts: where each walk begins and stops.
+            room: initial room for segments; 0 to keep none.
             across: as for ``path_back``.
 
         Returns:
-            Segments, with room behind them; where those of each walk begin; and sums by bound, [walks, bounds], ns.
+            Segments (with unused room at the end); the first segment of each walk; sums by bound, [walks, bounds], ns.
         """
         program, simulated, first = self._columns
         walks = Walks(
             np.array([AT_NOTHING if each.at is None else _AT[each.at[0]] for each in starts], np.int8),
             np.array([-1 if each.at is None else each.at[1] for each in starts], np.int64),
             np.array([each.end_ns for each in starts], np.int64), np.array([each.stop_ns for each in starts], np.int64),
-            # No segments, the first walk, at none of its places yet.
+            # State: no segments yet, at the first walk, at none of its events.
             np.array([0, 0, -1, -1, 0], np.int64), np.zeros(len(starts) + 1, np.int64), first, self._bounds)
         found = PathSegments(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int8),
                              np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.bool_))
@@ -186,9 +186,9 @@ def critical_path(program: Program, simulated: Simulated, graphs: list[Execution
     """Walk back from item ``end`` to the time of item ``begin`` (both items of one thread).
 
     Args:
-        program: What was simulated.
+        program: The simulated program.
         simulated: Its times.
-        graphs: The job's graphs, one a rank of the program.
+        graphs: The job's graphs, one for each rank of the program.
         begin: Item of the step's begin.
         end: Item of the step's end.
     """
@@ -201,12 +201,12 @@ def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tup
     """Walk back from the end of any item or kernel to a time.
 
     Args:
-        program: What was simulated.
+        program: The simulated program.
         simulated: Its times.
-        kinds: ``KernelKind`` of the program's kernels, an array a rank.
-        at: ("item" or "kernel", row) where the path ends.
-        stop_ns: Where it begins, on the simulated clock.
-        across: At a collective go on with the rank that arrived last, rather than wait for it.
+        kinds: ``KernelKind`` of the program's kernels, an array for each rank.
+        at: ("item" or "kernel", row) at whose end the path ends.
+        stop_ns: Time at which the path begins, on the simulated clock.
+        across: Continue at a collective with the rank that arrived last; otherwise the path waits for it.
     """
     causes = Causes(program, simulated, kinds)
     return walks_back(causes, [PathStart(at, causes.end_ns(at), stop_ns)], across=across).one(0)
@@ -224,7 +224,7 @@ def sums_back(causes: Causes, starts: Sequence[PathStart]) -> Int64:
 
 
 def kernel_bounds(kinds: list[Int8]) -> Int8:
-    """Return the bound of each kernel's own time, as numbers of ``Bound``."""
+    """Return the bound of each kernel's own time, as ``Bound`` codes."""
     kind = np.concatenate(kinds) if kinds else np.zeros(0, np.int8)
     found = np.full(len(kind), int(Bound.MEMORY_COPY), np.int8)
     found[kind == KernelKind.COMPUTE] = Bound.COMPUTE

@@ -46,7 +46,7 @@ eleven took 30–40 µs. A kernel ended during four of these, always in their fi
 
 @dataclass(slots=True)
 class AllocationWaits:
-    """Waits of allocating calls for calls of other threads, one row a call of ``launches``.
+    """Waits of allocating calls for calls of other threads, one row for each call of ``launches``.
 
     The driver serves one thread at a time::
 
@@ -82,7 +82,7 @@ def allocation_waits(view: RankView, taking_part: Bool) -> AllocationWaits:
 
     Args:
         view: one rank.
-        taking_part: which calls are items of the program; the others decide nothing.
+        taking_part: which calls are items of the program; other calls are ignored.
 
     A call waits for the last one that began before it and ended between its begin and its end.
     """
@@ -124,7 +124,7 @@ def _after_a_kernel(view: RankView, call: Int64) -> Bool:
 CLOCKS_DIFFER_NS = 20_000
 """Host and device clocks can disagree: on an MI300X a device sync returned 8 µs before the last kernel's end."""
 BLOCKED_COST_DEFAULT_NS = 3_000
-"""Cost of a blocking call none of whose name was seen unblocked."""
+"""Cost of a blocking call if no call of its name was seen unblocked."""
 FREE_SYNC_NS = 40_000
 """A synchronising call with nothing to wait for costs up to this (hipDeviceSynchronize on MI300: 31–33 µs)."""
 
@@ -137,11 +137,11 @@ class HostWaits:
     kernel: Int64
     lag: Int64
     cost: Int64
-    """A row a call of ``launches``."""
+    """One row for each call of ``launches``."""
     blocked: int
     """Number of calls that blocked on device work in the recording."""
     unexplained_ns: int
-    """Time in synchronising calls of more than a plausible cost that no kernel's end explains."""
+    """Time in synchronising calls, beyond a plausible cost, that no kernel's end explains."""
 
 
 def waiting_calls(graph: ExecutionGraph) -> Bool:
@@ -151,9 +151,9 @@ def waiting_calls(graph: ExecutionGraph) -> Bool:
 
 
 def infer_host_waits(view: RankView, constants: LaunchConstants, allocations: AllocationWaits) -> HostWaits:
-    """Find what every blocking call waits for; fits ``constants.returns`` and ``constants.base_cost``.
+    """Return each blocking call's awaited kernels and own cost; fits ``constants.returns`` and ``constants.base_cost``.
 
-    Time that a call waited for another thread's (``allocations``) is in no cost.
+    Time that a call waited for another thread's allocation or free (``allocations``) is not part of its cost.
     """
     calls = view.graph.launches
     waits: dict[int, list[int]] = {}
@@ -200,7 +200,7 @@ def infer_host_waits(view: RankView, constants: LaunchConstants, allocations: Al
     call_of = np.array([c for c, found in waits.items() for _ in found], np.int64)
     kernel_of = np.array([k for found in waits.values() for k in found], np.int64)
     lag_of = np.array([constants.returns.get(view.call_name(int(c)), RETURN_DEFAULT_NS) for c in call_of], np.int64)
-    # A call that found its work done returned when it did: its edge must not push it later than recorded.
+    # A call whose awaited work had already ended did not wait: its edge must not delay it beyond its recorded return.
     if len(call_of):
         lag_of = np.where(np.isin(call_of, list(blocked)), lag_of,
                           np.minimum(lag_of, view.c_end[call_of] - view.k_end[kernel_of]))
@@ -212,7 +212,7 @@ def infer_host_waits(view: RankView, constants: LaunchConstants, allocations: Al
     lag_of = np.concatenate([lag_of, feeding])
     long_syncs = (calls.kind == LaunchKind.BLOCKING_SYNC) & (calls.parent == NONE) & (
         calls.duration_ns > FREE_SYNC_NS)
-    # A call that only waits has no work of its own: what no kernel's end explains it waited for, or did, unseen.
+    # A call that only waits has no work of its own: the rest is a wait, or work, that the trace does not show.
     alone = [int(c) for c in np.nonzero(long_syncs)[0] if int(c) not in blocked or int(c) in own_work]
     beyond = np.array([own_work.get(c, int(calls.duration_ns[c])) - FREE_SYNC_NS for c in alone], np.int64)
     return HostWaits(call=call_of, kernel=kernel_of, lag=lag_of, cost=cost, blocked=len(blocked) + len(behind),
@@ -220,7 +220,7 @@ def infer_host_waits(view: RankView, constants: LaunchConstants, allocations: Al
 
 
 def _behind_the_stream(view: RankView) -> Int64:
-    """Return the staged copies whose call waited for its stream: what was there before ended during the call.
+    """Return the staged copies whose call waited for its stream: the work queued before the copy ended during the call.
 
     ::
 
@@ -279,7 +279,7 @@ def _awaited(view: RankView, index: _StreamIndex, call: int) -> list[int]:
         if int(graph.syncs.wait_stream[row[0]]) in numbers:
             k = index.last(numbers.index(int(graph.syncs.wait_stream[row[0]])), before, returned)
             return [k] if k >= 0 else []
-    # Nothing says what it waits for: a kernel launched before it that ended just before it returned.
+    # Without a record, take a kernel launched before the call that ended just before the call returned.
     near = np.nonzero((view.k_end <= returned) & (view.k_end > max(begin, returned - RETURNS_WITHIN_NS))
                       & (view.k_call_start < begin))[0]
     return [int(near[np.argmax(view.k_end[near])])] if len(near) else []
@@ -298,7 +298,7 @@ def _drained(view: RankView, index: _StreamIndex, call: int, allocations: Alloca
 
 
 def _sync_stream(view: RankView, call: int, row: Int64) -> int:
-    """Stream index a cudaStreamSynchronize waits for, or -1: as recorded, else that of the launch just before it."""
+    """Return the index of the stream a cudaStreamSynchronize waits for (recorded, or of the launch before); else -1."""
     graph = view.graph
     if len(row):
         number = int(graph.syncs.stream[row[0]])
@@ -321,7 +321,7 @@ HAND_OVER_GAP_NS = 100_000
 RESUME_GAP_NS = 20_000
 """A caller's pause this long, with the autograd thread busy, is a wait for it."""
 MOSTLY = 0.5
-"""Share of a pause from which on the other thread's work fills it."""
+"""The other thread's work fills a pause if it takes at least this share of it."""
 LOADER_WAIT_NS = 1_000_000
 """A multi-process loader's largest pause inside ``__next__``, if longer, is the wait for the batch; a ready batch is
 unpacked in 0.1–0.3 ms (8×A100 trace)."""
@@ -344,7 +344,7 @@ class HostItems:
     threads: list[int]
     """Thread numbers of the graph that take part, in item order."""
     thread_start: Int64
-    """Start of each of them."""
+    """Start of each of ``threads``."""
     hand_overs: int
 
 
@@ -387,7 +387,7 @@ def build_host_items(view: RankView) -> HostItems:
     start = np.concatenate([calls.start_ns[top], np.array([m.time for m in markers], np.int64)])
     end = np.concatenate([view.c_end[top], start[len(top):]])
     row = np.concatenate([top, np.array([m.row for m in markers], np.int64)]).astype(np.int32)
-    # At one instant: what ends comes before what begins, and markers of an ended step before those of the next.
+    # Order at one instant: ends before begins, and markers of an ended step before those of the next step.
     rank_in_tie = np.array([4, 3, 1, 0, 2, 0], np.int8)[kind]
     order = np.lexsort((rank_in_tie, start, thread))
     place = np.empty(len(order), np.int64)
@@ -425,7 +425,7 @@ def build_host_items(view: RankView) -> HostItems:
 
 
 def hold_back(items: HostItems, allocations: AllocationWaits) -> None:
-    """Let calls that waited for another thread's call begin when that one returned."""
+    """Let each call that waited for another thread's call begin when that call returned."""
     for call in np.flatnonzero(allocations.holder >= 0).tolist():
         item, holder = int(items.item_of_call[call]), int(items.item_of_call[allocations.holder[call]])
         items.start[item] = max(int(items.start[item]), int(allocations.begins[call]))
@@ -433,7 +433,7 @@ def hold_back(items: HostItems, allocations: AllocationWaits) -> None:
 
 
 def _taking_part(view: RankView) -> list[int]:
-    """Return the threads that run operators or launch work; watchdogs that only poll events decide nothing."""
+    """Return the threads that run operators or launch work; watchdogs that only poll events are left out."""
     launching = view.graph.launches.thread[view.k_call[view.k_call >= 0]]
     running = view.graph.ops.thread[view.graph.ops.kind == OpKind.OPERATION]
     return sorted({int(t) for t in np.unique(launching)} | {int(t) for t in np.unique(running)})
@@ -450,7 +450,7 @@ def _busy(view: RankView, thread: int) -> tuple[Int64, Int64]:
 
 
 def _hand_overs(view: RankView, threads: list[int], markers: list[_Marker]) -> int:
-    """Append the hand-over and resume markers of every (caller, autograd thread) pair; return their number."""
+    """Append the hand-over and resume markers of each pair of caller and autograd thread; return their number."""
     ops = view.graph.ops
     backward = {int(t) for t in np.unique(ops.thread[(ops.phase == Phase.BACKWARD) & (ops.kind == OpKind.OPERATION)])}
     callers = [t for t in threads if t in {int(x) for x in view.graph.steps.thread}]
@@ -473,7 +473,7 @@ def _hand_overs(view: RankView, threads: list[int], markers: list[_Marker]) -> i
 
 
 def _share_lags(caller: int, markers: list[_Marker]) -> None:
-    """Give threads the caller waited for together the lag of the last to finish; the others' slack is waiting."""
+    """Give threads that the caller waited for together the lag of the last to finish; the others' slack is waiting."""
     lags: dict[int, int] = {}
     resumes = [m for m in markers if m.kind == ItemKind.RESUME and m.thread == caller]
     for marker in resumes:
@@ -497,7 +497,7 @@ def _keep_out_of_calls(view: RankView, caller: int, markers: list[_Marker]) -> N
 
 def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], busy: tuple[Int64, Int64],
                     markers: list[_Marker]) -> int:
-    """Find where the autograd thread begins a pass: after the caller's last work before it."""
+    """Find where the autograd thread begins a pass, after the caller's last work before it; return the number."""
     start, end = busy
     pause_from = np.concatenate([[min(int(caller_busy[0][0]), int(start[0]))], end[:-1]])
     length = start - pause_from
@@ -520,7 +520,7 @@ def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
 
 def _caller_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], busy: tuple[Int64, Int64],
                     markers: list[_Marker]) -> int:
-    """Find where the caller goes on: after the autograd thread's last work before it."""
+    """Find where the caller resumes, after the autograd thread's last work before that; return the number."""
     pause_from, pause_to = caller_busy[1][:-1], caller_busy[0][1:]
     length = pause_to - pause_from
     share = covered(busy, pause_from, pause_to)

@@ -1,6 +1,6 @@
 """A job's host time in slices, which edits change by operation, and programs simulated again with other times.
 
-Slices say what each item's work and cost was spent on.
+Slices divide each item's work and cost among operations.
 
 ::
 
@@ -57,7 +57,7 @@ from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 from tracer.step_work import LOADER, WORKERS, operations_like, operations_under
 
 ROOM = 64
-"""Initial room for slices in addition to four a query; it doubles where that is too few."""
+"""Slices to allocate in addition to four for each query; the number doubles until all fit."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class HostTime:
 
     @classmethod
     def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
-        """Return the intervals given in any order."""
+        """Return ``HostTime`` made from intervals in any order."""
         order = np.lexsort((start_ns, thread))
         return cls(thread[order], start_ns[order], end_ns[order], op[order])
 
@@ -100,7 +100,7 @@ class HostTime:
 
     @cached_property
     def latest_end(self) -> Int64:
-        """Return the latest end of a thread's intervals up to each."""
+        """Return for each interval the latest end of its thread's intervals up to it."""
         return np.concatenate([np.zeros(0, np.int64), *(
             np.maximum.accumulate(self.end_ns[low:high]) for low, high in pairwise(self.first.tolist()))])
 
@@ -140,7 +140,7 @@ def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> HostSplit:
         end: End of each.
 
     Returns:
-        The slices, by query; of one those in an operation first, in order of time. They add up to its length exactly.
+        The slices, by query; those of one query in time order, operations first. They add up to its length exactly.
     """
     thread, start, end = (np.ascontiguousarray(each, np.int64) for each in (thread, start, end))
     state: Int64 = np.zeros(2, np.int64)
@@ -179,25 +179,25 @@ def waits(program: Program, rank: int, thread_number: list[int], clock_ns: int) 
 
 
 FETCH = "_SingleProcessDataLoaderIter"
-"""Part of the name of the operation that makes a batch itself."""
+"""Part of the name of the operation in which the training process itself makes a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSlices:
-    """Columns of equal length, the longest tables of a job (four rows an operation): rows of others take 32 bits.
-    Sums by item are the program's ``item_work`` and ``item_cost``.
+    """Columns of a job's slices, of equal length. They are a job's longest table (four rows an operation), so row
+    numbers take 32 bits. Sums by item are the program's ``item_work`` and ``item_cost``.
 
     Attributes:
         rank: position in the job.
-        item: of the recorded program.
+        item: item of the recorded program.
         is_cost: the item's own cost rather than work before it.
         op: row of the rank's ``ops`` around it; -1 in a gap.
         following: in a gap, the top-level operation that comes next on the thread; -1 elsewhere, or at a step's end.
         launch_kind: a ``LaunchKind`` of a call's cost, -1 of work.
         data: host time of loading data.
-        fetched: of it, what the training process does in place of worker processes: making samples, collating, copying.
-        start_ns: when it was recorded to begin, ns of the rank's window.
-        ns: how long.
+        fetched: host time of making samples, collating and copying them in the training process, without workers.
+        start_ns: recorded begin, ns of the rank's window.
+        ns: duration.
     """
 
     rank: Int32
@@ -220,7 +220,7 @@ class HostSlices:
 
 
 def host_slices(built: Built) -> HostSlices:
-    """Return the slices of all ranks of a recorded job, without the profiler where its program is."""
+    """Return the slices of all ranks of a recorded job; free of the profiler's time if the job's program is."""
     if built.without_profiler is not None:
         return built.without_profiler.slices
     parts = [_rank_slices(built, rank) for rank in range(len(built.graphs))]
@@ -256,7 +256,7 @@ def _rank_slices(built: Built, rank: int) -> HostSlices:
     host = exclusive_time(graph)
     end = begin + program.item_work[items]
     found = split(host, number, begin, end)
-    # What is left of a step after its last operation is no gap before the next step's first one.
+    # Host time after a step's last operation is not part of a gap before the next step's first operation.
     left = program.item_kind[items][found.query] == ItemKind.STEP_END
     left &= found.start_ns + found.ns == end[found.query]
     following = np.where((found.op < 0) & ~left, _following(graph, number[found.query], found.start_ns), NONE)
@@ -292,7 +292,7 @@ def _following(graph: ExecutionGraph, thread: Int64, time: Int64) -> Int64:
 
 
 def top_operations(graph: ExecutionGraph) -> Int64:
-    """Return the rows of operations that no other operation is around."""
+    """Return the rows of operations that lie in no other operation."""
     ops = graph.ops
     above = np.append(operation_of(graph), NONE)[ops.parent]
     return np.flatnonzero((ops.kind == OpKind.OPERATION) & (above < 0))
@@ -339,10 +339,10 @@ def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> Boo
 
 
 MOST_KEPT = 16_000_000
-"""Numbers in the arrays that a thread keeps to work in again: 128 MB."""
+"""Most numbers of a scratch array that a thread keeps for its next call (128 MB)."""
 
 Lanes = list[Int64]
-"""Rows of variants, ``LANES`` side by side, [rows, LANES] each; the last one's are repeated."""
+"""Arrays of [rows, LANES], one variant a column; copies of the last variant fill the last array."""
 
 
 def lanes(rows: Int64) -> Lanes:
@@ -364,10 +364,10 @@ class HostRows:
 
 @dataclass(frozen=True, slots=True)
 class HostVariants:
-    """Host time of variants: each variant takes that of one of a few programs, by merged items.
+    """Host time of variants, by merged items. Each variant takes the times of one of a few programs.
 
     Attributes:
-        work, cost: of the programs, ns, [programs, rows] each.
+        work, cost: host time of the programs, ns, [programs, rows] each.
         program: the program of each variant; most are the first one.
     """
 
@@ -376,15 +376,15 @@ class HostVariants:
     program: Int64
 
     def lanes(self) -> Iterator[tuple[Int64, Int64]]:
-        """Return work and cost, [rows, LANES] each, of ``LANES`` variants after the other; the last one is repeated.
-        They are made as they are asked for: together they would be the largest arrays of a prediction."""
+        """Yield work and cost of the next ``LANES`` variants, [rows, LANES] each; the last variant is repeated.
+        They are made one pair at a time: together they would be the largest arrays of a prediction."""
         program = np.append(self.program, np.repeat(self.program[-1:], -len(self.program) % LANES))
         for of in program.reshape(-1, LANES):
             yield _side_by_side(self.work, of), _side_by_side(self.cost, of)
 
 
 def _side_by_side(rows: Int64, of: Int64) -> Int64:
-    """Return such programs of rows, [programs, rows], side by side, [rows, programs]."""
+    """Return the programs ``of`` of ``rows``, [programs, rows], as columns, [rows, len(of)]."""
     found: Int64 = np.empty((rows.shape[1], len(of)), np.int64)
     found[:] = rows[of[0], :, None]
     for lane in np.flatnonzero(of != of[0]).tolist():
@@ -398,9 +398,9 @@ class WorkingOrder:
 
     Args:
         program: the program.
-        structure: of it.
-        rows: where its times are. Items of one row have the same work and cost, kernels of one row the same duration.
-        items, kernels: those whose ends are asked for of variants, in any shape.
+        structure: its dependencies.
+        rows: rows of its times. Items of one row have the same work and cost, kernels of one row the same duration.
+        items, kernels: items and kernels whose ends ``ends`` returns, in any shape.
 
     Raises:
         SimulationStuck: the dependencies have a cycle.
@@ -420,7 +420,7 @@ class WorkingOrder:
         return _SharedTape.of(self)
 
     def lags(self, program: Program) -> Int64:
-        """Return the constants of a program as the tape takes them, to be kept for others with the same."""
+        """Return the constants of a program in the tape's order; programs with the same constants can share them."""
         return constants_of(program)[self._tape.tape.constant]
 
     def simulate(self, lags: Int64, host: HostRows, duration: Int64, floor: Int64) -> Simulated:
@@ -429,7 +429,7 @@ class WorkingOrder:
         Args:
             lags: its constants.
             host: its host time, [1, rows].
-            duration: of its kernels, [rows].
+            duration: durations of its kernels, [rows].
             floor: the floors of its items, [rows].
         """
         t = self.times
@@ -447,7 +447,7 @@ class WorkingOrder:
             kernel_source=source[kernels], group_last=source[t.met:], order=self._nodes)
 
     def host_variants(self, host: HostRows, program: Int64) -> HostVariants:
-        """Return the host time of variants, each that of one of the programs, as ``ends`` takes it."""
+        """Return the host time of variants for ``ends``; ``program`` is the row of ``host`` for each variant."""
         return HostVariants(*self._tape.summed(host), program)
 
     def ends(self, lags: Int64, host: HostVariants, duration: Lanes, floor: Lanes) -> tuple[Int64, Int64]:
@@ -469,9 +469,9 @@ class _SharedTape:
     """The tape that variants share.
 
     Attributes:
-        tape: with every time, and ``placed`` over places of times; ``places`` how many, ``at_items`` and ``at_kernels``
-            those of the ends asked for.
-        chain, pointer: the recorded rows that the work of each of its rows is the sum of, its own last.
+        tape, placed: a tape that keeps every time, and one that reuses ``places`` places for times. The ends asked for
+            are at ``at_items`` and ``at_kernels``.
+        chain, pointer: for each row of the tape, the recorded rows whose work it sums; the row's own is last.
     """
 
     tape: Tape
@@ -484,7 +484,7 @@ class _SharedTape:
 
     @classmethod
     def of(cls, order: WorkingOrder) -> _SharedTape:
-        """Make it."""
+        """Return the tape of an order."""
         p, alike, count = order.program, order.rows.item, order.times.items
         opens = np.zeros(count, np.bool_)
         opens[p.thread_ptr[:-1][np.diff(p.thread_ptr) > 0]] = True
@@ -515,7 +515,7 @@ class _SharedTape:
                    alike[chain], pointer)
 
     def summed(self, host: HostRows) -> tuple[Int64, Int64]:
-        """Work of items and all that they took in before them, and their own cost, [programs, rows]."""
+        """Return each item's work (merged items included) and own cost, [programs, rows] each."""
         last = self.pointer[1:] - 1
         work, cost = (np.take(each, self.chain, axis=1) for each in (host.work, host.cost))  # a program after another
         own = np.take(cost, last, axis=1)
@@ -524,8 +524,8 @@ class _SharedTape:
 
 
 def _taken_in(p: Program, opens: Bool, alike: Int64, kept: Bool) -> Bool:
-    """Return which items are waited for by the next one of their thread alone, and wait for nothing but the one before:
-    with all those alike."""
+    """Return which items can be merged into the next one of their thread: only that one waits for them, and they wait
+    only for the one before. Items of one row are merged together or not at all."""
     follows = np.zeros(len(p.item_work), np.bool_)
     follows[:-1] = ~opens[1:]
     free = follows & ~kept & (p.item_kind != ItemKind.STEP_BEGIN) & (p.item_external <= NEVER)
@@ -533,7 +533,7 @@ def _taken_in(p: Program, opens: Bool, alike: Int64, kept: Bool) -> Bool:
     free[p.after_item] = False
     free[p.kernel_item[p.kernel_item >= 0]] = False
     size = int(alike.max(initial=-1)) + 1
-    # The same items must be before those alike: an item at the end of a copy is before the first of the next one.
+    # Items of one row merge only where the items before them are of one row; at the borders of copies they may differ.
     behind = np.flatnonzero(follows)
     before: Int64 = np.full(size, NONE, np.int64)
     before[alike[behind[::-1] + 1]] = alike[behind[::-1]]

@@ -1,7 +1,7 @@
 """The simulator's input: one job as flat arrays, durations separated from dependencies.
 
 A program holds *host items* (calls and markers, in program order per thread) and *kernels* (device work, in stream
-order), of all ranks. Waiting is nowhere in it: a blocked call has its unblocked cost and edges to what it waited for.
+order), of all ranks. It contains no waiting: a blocked call has its unblocked cost, and edges to what it waited for.
 
 ::
 
@@ -51,7 +51,7 @@ class KernelCause(IntEnum):
 
 
 class Bound(IntEnum):
-    """The bound of a microsecond of the step: what it was spent on."""
+    """The kind of work that a microsecond of the step was spent on."""
 
     HOST = 0
     LAUNCH = 1
@@ -64,7 +64,7 @@ class Bound(IntEnum):
 
     @property
     def label(self) -> str:
-        """Return the name people read."""
+        """Return the name that reports show."""
         return self.name.lower().replace("_", " ")
 
 
@@ -72,17 +72,17 @@ NEVER = np.int64(-(2**62))
 """Time of an external event that does not exist."""
 
 MOST_FACTOR = 1e12
-"""No part of a machine is faster or slower by more: what is beyond is a slip, and overflows."""
+"""Largest factor on the speed of any part of a machine: a larger one is a slip, and overflows."""
 LONGEST_NS = 2.0**56
 """More than two years: sums of simulated times below it stay far from int64's end."""
 
 
 def whole_ns(times: npt.ArrayLike) -> Int64:
-    """Round times to whole nanoseconds for the simulator; every edited time passes through here. Times of several
-    programs, [rows, programs], are checked program by program.
+    """Round times to whole nanoseconds for the simulator; all edited times are rounded here. Times of several programs,
+    [rows, programs], are checked program by program.
 
     Raises:
-        ForetraceError: one is no number, or they last longer together than 64 bits can hold.
+        ForetraceError: a time is no number, or their sum is longer than 64 bits can hold.
     """
     values = np.asarray(times, np.float64)
     # A NaN is not less than anything, so that it is refused too.
@@ -94,7 +94,7 @@ def whole_ns(times: npt.ArrayLike) -> Int64:
 
 
 def total_ratio(before: Int64 | Float64, after: Float64) -> float:
-    """Return the sum of some times over what it was before, 1 where that was nothing."""
+    """Return the sum of times over the sum before; 1 if the sum before is 0."""
     total = float(before.sum())
     return float(after.sum()) / total if total else 1.0
 
@@ -106,9 +106,9 @@ class ItemKind(IntEnum):
     STEP_BEGIN = 1
     STEP_END = 2
     HAND_OVER = 3
-    """The point another thread's work starts from."""
+    """The point at which another thread's work starts."""
     RESUME = 4
-    """The point where a thread goes on after another thread's work."""
+    """The point where a thread resumes after another thread's work."""
     DATA_READY = 5
     """The end of a multi-process data loader's wait: an external event."""
 
@@ -185,7 +185,7 @@ class Program:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks in the program."""
+        """Return the number of ranks in the program."""
         return len(self.kernel_ptr) - 1
 
     def kernel_rank(self) -> Int64:
@@ -203,7 +203,7 @@ class Program:
                              self.recorded_kernel_end)
 
     def with_durations(self, kernel_duration: Int64) -> Program:
-        """Return the same program with other kernel durations (ns)."""
+        """Return the program with other kernel durations (ns)."""
         return replace(self, kernel_duration=np.ascontiguousarray(kernel_duration, dtype=np.int64))
 
     def copy(self) -> Program:
@@ -213,14 +213,14 @@ class Program:
 
 @dataclass(slots=True)
 class Simulated:
-    """Simulated times (ns) of every item and kernel, and what each was bound by.
+    """Simulated times (ns) of every item and kernel, and the cause of each.
 
     Attributes:
-        item_start, item_end, kernel_start, kernel_end: times.
-        item_start_cause, item_end_cause, kernel_cause: a ``StartCause``, ``EndCause`` and ``KernelCause`` each.
-        item_start_source, item_end_source, kernel_source: the item, kernel or edge behind it.
+        item_start, item_end, kernel_start, kernel_end: times, ns.
+        item_start_cause, item_end_cause, kernel_cause: codes of ``StartCause``, ``EndCause`` and ``KernelCause``.
+        item_start_source, item_end_source, kernel_source: row of the item, kernel or edge that is the cause.
         group_last: the kernel that arrived last at each rendezvous.
-        order: items by their row and kernels by theirs behind all items, in an order in which they became known.
+        order: rows of items, and of kernels (plus the number of items), in an order in which they were computed.
     """
 
     item_start: Int64
@@ -249,11 +249,11 @@ class EventTimes:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A program's dependencies, without times: rows grouped by the row they depend on, each group with a CSR pointer.
+    """A program's dependencies without times: rows grouped by the row they depend on, each group with a CSR pointer.
 
     Attributes:
-        launched: kernels by the item that launches them; ``successor``: by the kernel before them on their stream.
-        out_edge: edges by the kernel they begin at; ``owner``: the kernel each edge ends at.
+        launched: kernels by the item that launches them; ``successor``: by the previous kernel of their stream.
+        out_edge: edges by the kernel they start from; ``owner``: the kernel at which each edge ends.
         member: kernels by their rendezvous.
     """
 
@@ -269,17 +269,17 @@ class Structure:
 
 
 def pointers(counts: np.ndarray | Sequence[int]) -> Int64:
-    """Return where each group of rows begins, and where the last one ends, of their numbers."""
+    """Return the first row of each group, and the end of the last one, from the groups' numbers of rows."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def owners(pointer: Int64) -> Int64:
-    """Return the group of each row."""
+    """Return the group of each row, given the groups' CSR pointer."""
     return np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
 
 
 def entries_waited_for(p: Program) -> Int64:
-    """Return for each item the queue entry that must leave before the item's entry fits; -1 where there is room."""
+    """Return for each item the queue entry that must leave before the item's own fits; -1 if there is room."""
     if not len(p.queue_depth):
         return np.full(len(p.item_kind), NONE, np.int64)
     channel = np.maximum(p.item_channel, 0)

@@ -25,7 +25,7 @@ IN_CALL_COPIES = ("hipMemcpyWithStream", "cudaMemcpy", "hipMemcpy", "cudaMemcpy_
 
 @dataclass(slots=True)
 class RankView:
-    """Arrays derived from one graph; ``k_*`` have a row a kernel, ``c_*`` a row a call. Times in ns of its window.
+    """Arrays derived from one graph: ``k_*`` have a row for each kernel, ``c_*`` for each call. Times: ns of a window.
 
     ``k_call`` is the top-level launch call of a kernel (-1: orphan) and ``k_call_start`` / ``k_call_end`` its times.
     ``k_order`` ranks the kernels by launch time, orphans first. ``k_previous`` is the kernel before it on its stream.
@@ -50,12 +50,12 @@ class RankView:
     """(device, stream) of each stream index."""
 
     def call_name(self, call: int) -> str:
-        """Name of a row of ``launches``."""
+        """Return the name of a row of ``launches``."""
         return self.graph.string(int(self.graph.launches.name[call]))
 
 
 def view_rank(graph: ExecutionGraph) -> RankView:
-    """Prepare a graph for the builders."""
+    """Return the arrays that the builders need of a graph."""
     calls, kernels = graph.launches, graph.kernels
     c_end = calls.start_ns + calls.duration_ns
     c_top = outermost(calls.parent)
@@ -80,7 +80,7 @@ def view_rank(graph: ExecutionGraph) -> RankView:
     queued = running_maximum(index[by_stream], k_call_start[by_stream])
     k_queued = np.empty(len(kernels), np.int64)
     k_queued[by_stream] = queued
-    # At one time: device order, so that a kernel never precedes its stream predecessor.
+    # Kernels queued at one time keep device order, so that a kernel never precedes its stream predecessor.
     in_stream = np.empty(len(kernels), np.int64)
     in_stream[by_stream] = np.arange(len(kernels))
     order[np.lexsort((in_stream, kernels.start_ns, k_queued))] = np.arange(len(kernels))
@@ -119,11 +119,11 @@ def running_maximum(group: Int32, value: Int64) -> Int64:
 
 def _copies(graph: ExecutionGraph, launched: Bool, call_end: Int64) -> tuple[
         Bool, Bool]:
-    """Return the copies their own call waits for (to pageable memory, or a synchronous copy call), and staged copies.
+    """Return copies that their own call waits for (to pageable memory, or a synchronous copy call), and staged copies.
 
     A large copy *from* pageable memory is staged by the call piece by piece: the copy runs during the call and ends
-    when the call has staged the last piece. One that began after its call had returned was staged before, all of it,
-    and launched like any other, as a small one is.
+    when the call has staged the last piece. A copy that began after its call had returned was staged completely before
+    it, and launched like any other work, as small copies are.
     """
     kernels = graph.kernels
     none = np.zeros(len(kernels), np.bool_)
@@ -142,17 +142,17 @@ def _copies(graph: ExecutionGraph, launched: Bool, call_end: Int64) -> tuple[
 
 
 ENDS_AGREE_NS = 1_000_000
-"""Recorded ends of one collective agree within 1–7 µs; clocks of different hosts may add up to this."""
+"""Recorded ends of one collective agree within 1–7 µs; different clocks of hosts may add up to this."""
 HOST_RANGE = "gloo:"
-"""Begin of the names of the ranges of a host backend's threads."""
+"""Prefix of the names of ranges of a host backend's threads."""
 HOST_ENDS_AGREE_NS = 50_000_000
-"""The same tolerance for collectives that threads of the host run (gloo). Their ends depend on each rank's scheduler:
+"""``ENDS_AGREE_NS`` for collectives that threads of the host run (gloo). Their ends depend on each rank's scheduler:
 on two busy cores they are 5 ms apart. Wrong matches are further apart, or differ in order."""
 
 
 @dataclass(slots=True)
 class Rendezvous:
-    """Groups of kernels, as (rank position, kernel row) lists; ``intrinsic_ns`` one a group.
+    """Groups of kernels, as lists of (rank position, kernel row); ``intrinsic_ns`` has one value for each group.
 
     A collective starts its transfer when its last rank arrives, and ends on all ranks together after the intrinsic
     time. This is the shortest recorded duration over the ranks: the last rank to arrive waited least. Ranks are matched
@@ -166,8 +166,8 @@ class Rendezvous:
 
 
 def match_collectives(views: list[RankView], clock_ns: list[int], drifts: list[float]) -> Rendezvous:
-    """Match the recorded collective kernels of all ranks; ``clock_ns`` is each window's start on the job's clock, and
-    ``drifts`` how much faster than it each rank's runs (``clocks``)."""
+    """Match the recorded collective kernels of all ranks. ``clock_ns`` is the start of each window on the job's clock,
+    and ``drifts`` the relative rate by which each rank's clock is faster than the job's (see ``job_clock``)."""
     result = Rendezvous()
     apart: dict[str, list[float]] = defaultdict(list)
     for name, members in recorded_meetings(views, result.notes):
@@ -184,24 +184,23 @@ def match_collectives(views: list[RankView], clock_ns: list[int], drifts: list[f
 
 
 def recorded_meetings(views: Sequence[RankView], notes: list[str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Yield what each recorded collective is called and its (rank position, kernel row) pairs, whenever they ended.
+    """Yield each recorded collective's name and (rank position, kernel row) pairs, without a check of their ends.
 
-    What cannot be matched is put into ``notes``.
+    Collectives that cannot be matched are reported in ``notes``.
     """
     ends = [view.k_end + view.graph.meta.base_time_ns for view in views]
     return _meetings([_recorded_sequences(view) for view in views], notes, ends)
 
 
 def runs_on_host(views: Sequence[RankView], members: list[tuple[int, int]]) -> bool:
-    """Return whether threads of the host make a collective (gloo)."""
+    """Return whether threads of the host run a collective (gloo)."""
     return all(views[p].graph.string(int(views[p].graph.kernels.name[k])).startswith(HOST_RANGE) for p, k in members)
 
 
 def match_in_order(graphs: list[ExecutionGraph]) -> Rendezvous:
     """Match the collectives of ranks that never ran, by process group and the order in which each launches them.
 
-    A collective takes what it takes on the slowest rank. Sends and receives are no rendezvous (see
-    ``synthesis.program``).
+    A collective takes the time of its slowest rank. Sends and receives are no rendezvous (see ``synthesis.program``).
     """
     result = Rendezvous()
     for _, members in _meetings([_sequences(graph, np.flatnonzero(graph.kernels.kind == KernelKind.COLLECTIVE),
@@ -213,8 +212,8 @@ def match_in_order(graphs: list[ExecutionGraph]) -> Rendezvous:
 
 def _meetings(ranks: list[dict[tuple[str, ...], list[int]]], notes: list[str],
               ends: Sequence[Int64] | None = None) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Yield what each collective is called, and its (rank position, kernel row) pairs, by ``_sequences`` of each
-    rank; ``ends`` of every rank's kernels, on one clock, tell where a shorter sequence belongs."""
+    """Yield the name of each collective, and its (rank position, kernel row) pairs, from the ``_sequences`` of each
+    rank. ``ends`` are the ends of every rank's kernels, on one clock: they align sequences of different lengths."""
     buckets: dict[tuple[str, ...], dict[int, list[int]]] = defaultdict(dict)
     for position, sequences in enumerate(ranks):
         for key, rows in sequences.items():
@@ -239,8 +238,8 @@ def _meetings(ranks: list[dict[tuple[str, ...], list[int]]], notes: list[str],
 
 
 def _aligned(by_rank: dict[int, list[int]], ends: Sequence[Int64]) -> list[list[tuple[int, int]]] | None:
-    """Return the members of each collective of the longest sequence, where others are parts of it without gaps that
-    end with it; ``None`` where one is no such part."""
+    """Return the members of each collective of the longest sequence. Every other sequence must be a part of it without
+    gaps, with the same ends; ``None`` if one is not."""
     longest = max(by_rank, key=lambda position: (len(by_rank[position]), -position))
     reference = ends[longest][by_rank[longest]]
     found: list[list[tuple[int, int]]] = [[] for _ in reference]
@@ -262,24 +261,24 @@ def _recorded_sequences(view: RankView) -> dict[tuple[str, ...], list[int]]:
     described = _described(view.graph, pairs=True)
     if not all(int(k) in described for k in rows):
         # Without groups, two overlapping collectives can have been launched in another order on another rank. They
-        # end together everywhere, so the order of their ends is the one to go by.
+        # end together everywhere, so the order of their ends is used.
         rows = rows[np.argsort(view.k_end[rows], kind="stable")]
     return _sequences(view.graph, rows, described)
 
 
 def _described(graph: ExecutionGraph, pairs: bool) -> dict[int, tuple[str, ...]]:
-    """Return what identifies the sequence across ranks that each collective kernel with a process group belongs to.
+    """Return a key for each collective kernel with a process group: it identifies the kernel's sequence across ranks.
 
-    With ``pairs`` a send and the receive of a group of two are one.
+    With ``pairs``, a send and its receive in a group of two ranks have one key.
     """
     table = graph.collectives
     described: dict[int, tuple[str, ...]] = {}
     for i in range(len(table)):
-        # A group of one name can differ by rank (a row and a column of a mesh): its ranks tell them apart.
+        # Groups of one name can differ by rank (a row and a column of a mesh): the list of their ranks separates them.
         if table.kernel[i] >= 0 and table.group[i] >= 0:
             kind = graph.string(int(table.kind[i]))
             if pairs and kind in ("send", "recv") and table.group_size[i] == 2:
-                # Of two ranks, what one sends the other receives.
+                # In a group of two ranks, one rank's send is the other's receive.
                 kind = "send_recv"
             described[int(table.kernel[i])] = (
                 "group", graph.string(int(table.group[i])), graph.string(int(table.ranks[i])), kind)
@@ -288,7 +287,7 @@ def _described(graph: ExecutionGraph, pairs: bool) -> dict[int, tuple[str, ...]]
 
 def _sequences(graph: ExecutionGraph, rows: Int64, described: dict[int, tuple[str, ...]]) -> dict[
         tuple[str, ...], list[int]]:
-    """Return the collective kernels of one rank in the given order, by what identifies their sequence across ranks."""
+    """Return the collective kernels of one rank in the given order, by a key that identifies sequences across ranks."""
     named = all(int(k) in described for k in rows)
     sequences: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for k in rows.tolist():
@@ -299,19 +298,19 @@ def _sequences(graph: ExecutionGraph, rows: Int64, described: dict[int, tuple[st
 ONE_CLOCK_NS = 7 * 24 * 3600 * 10**9
 """Windows farther apart were not timed by one clock."""
 ONE_HOST_NS = 20_000
-"""Clocks nearer to each other are taken for one."""
+"""Clocks with a smaller offset count as one clock."""
 STEADY_NS = 100_000
-"""Median deviation of ends from an offset that changes evenly, beyond which it is no clock's."""
+"""Largest median deviation of collectives' ends from a linear offset; beyond it the offset is not that of a clock."""
 LEAST_MEETINGS = 3
-"""Least number of meetings that show how their ends scatter."""
+"""Least number of common collectives that show how their ends scatter."""
 DRIFT_TOLD_NS = 20_000
 """Least change of a clock offset over the window that is reported and corrected; smaller changes are scatter."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobClock:
-    """The clocks of a job's ranks: each window's start on the job's clock, ns from the first; the relative drift of
-    each rank's own clock; and notes on corrections."""
+    """The clocks of a job's ranks, with notes on corrections. ``starts_ns`` are the windows' starts on the job's clock,
+    from the first one. ``drifts`` are relative rates of the ranks' own clocks against the job's."""
 
     starts_ns: list[int]
     drifts: list[float]
@@ -321,7 +320,7 @@ class JobClock:
 def window_starts(graphs: Sequence[ExecutionGraph]) -> list[int]:
     """Return when each rank's window starts by its own clock, ns from the first.
 
-    Windows that lie more than a week apart were not timed by one clock: they are taken to start together.
+    Windows more than a week apart were not timed by one clock: all windows then start together.
     """
     starts = [graph.meta.base_time_ns for graph in graphs]
     first = min(starts, default=0)
@@ -330,24 +329,24 @@ def window_starts(graphs: Sequence[ExecutionGraph]) -> list[int]:
 
 
 def job_clock(views: Sequence[RankView]) -> JobClock:
-    """Return the clock of a recorded job: each rank's own, set by its collectives where it is another host's.
+    """Return the clock of a recorded job: each rank's own clock, corrected by its collectives if its host is another.
 
     Clocks are aligned by the collectives that ranks end together (as dPRO does, Hu et al., MLSys 2022).
 
     ::
 
         rank 0   ────|== all_reduce ==|────────|== all_gather ==|         ends on its own clock
-        rank 1       ────|== all_reduce ==|────────|== all_gather ==|     ends on its own clock, each as much later
+        rank 1       ────|== all_reduce ==|────────|== all_gather ==|     ends on its own clock, later by an offset
 
     Ranks of one host share a clock, and their collectives end within 1 to 7 µs of each other. Hosts' clocks differ by
-    microseconds to milliseconds; ranks that were timed from different origins by anything.
+    microseconds to milliseconds. Ranks timed from different origins can differ by any amount.
     """
     starts = window_starts([view.graph for view in views])
     level = [0.0] * len(views)
     ends = _ends(views, starts) if len(views) > 1 else np.zeros((0, 0))
     if not len(ends):
         return JobClock(starts, level, [])
-    # The rank whose collectives most others met is the reference.
+    # The reference is the rank with the most collectives in common with other ranks.
     reference = int(np.isfinite(ends).sum(axis=0).argmax())
     notes, found, drifts = _other_steps([view.graph for view in views], reference), list(starts), level
     for position, view in enumerate(views):
@@ -377,12 +376,12 @@ def job_clock(views: Sequence[RankView]) -> JobClock:
 
 
 def number_of(graph: ExecutionGraph, position: int) -> int:
-    """Return a rank's number: the recorded one, or its position where none was recorded."""
+    """Return a rank's number: the recorded one, or its position if that is larger (none was recorded)."""
     return max(graph.meta.rank, position)
 
 
 def _other_steps(graphs: Sequence[ExecutionGraph], reference: int) -> list[str]:
-    """Return a sentence for each rank whose profiler marked none of the steps that the reference's marked."""
+    """Return a sentence for each rank whose profiler marked none of the steps that the reference rank's marked."""
     marked = [[graph.string(int(name)) for name in graph.steps.name]
               if graph.meta.step_source == StepSource.PROFILER_STEP else [] for graph in graphs]
     of = marked[reference]
@@ -393,10 +392,10 @@ def _other_steps(graphs: Sequence[ExecutionGraph], reference: int) -> list[str]:
 
 
 def _ends(views: Sequence[RankView], starts: Sequence[int]) -> Float64:
-    """Ends of each collective on each rank's own clock, [collectives, ranks], ns; NaN where a rank was not in it."""
+    """Return each collective's ends on each rank's own clock, [collectives, ranks], ns; NaN for ranks not in it."""
     rows = []
     for _, members in recorded_meetings(views, []):
-        if runs_on_host(views, members):  # threads of a host end when its scheduler lets them
+        if runs_on_host(views, members):  # their ends depend on the host's scheduler
             continue
         row = np.full(len(views), np.nan)
         for position, kernel in members:
@@ -406,6 +405,6 @@ def _ends(views: Sequence[RankView], starts: Sequence[int]) -> Float64:
 
 
 def _drift(when: Float64, ahead: Float64) -> float:
-    """Return by how much a clock runs faster than another, by a line through its offsets."""
+    """Return the rate by which a clock runs faster than another: the slope of a line fitted to its offsets."""
     span = float(np.ptp(when))
     return float(np.polyfit((when - when.min()) / span, ahead, 1)[0]) / span if span > 0 else 0.0

@@ -33,22 +33,22 @@ from tracer.arrays import Bool, Int32, Int64
 from tracer.graph import NONE
 
 _CONSTANTS = ("lag", "latency", "gap")
-"""Constants of operations."""
+"""Names of the constants of operations."""
 _TIMES = ("thread_start", "item_external", "item_return", "after_lag", "wait_lag", "kernel_external", "kernel_latency",
           "kernel_gap", "edge_lag")
-"""Columns of a program that they are taken from."""
+"""Columns of a program with the values of these constants."""
 _BEFORE, _START, _AFTER, _END, _ROOM, _WAITS, _LEAST, _FLOOR = range(8)
-"""What is worked out of an item, one after the other."""
+"""Order of the operations within one item."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the times of a program's items and kernels are, and which are needed.
+    """Rows of the tables from which a program's items and kernels take their times.
 
     Attributes:
         item: row of work and cost of each item.
         kernel: row of the duration of each kernel.
-        floor: of each item the row of its floor, the time before which it cannot end; -1 for none.
+        floor: row of each item's floor, the time before which it cannot end; -1 for none.
     """
 
     item: Int64
@@ -57,8 +57,8 @@ class Rows:
 
 
 class TimeNumbers:
-    """Numbers of a program's times, by the first number of each kind. In order: starts of items, their ends
-    (``item_end``), starts of kernels, their ends, queue entries leaving (``left``), all members having ``met``."""
+    """Numbers of a program's times. Attributes are the first number of each kind, in this order: starts of items, their
+    ends (``item_end``), starts of kernels, their ends, queue entries leaving (``left``), rendezvous (``met``)."""
 
     def __init__(self, program: Program) -> None:
         self.items, self.kernels = len(program.item_kind), len(program.kernel_item)
@@ -70,11 +70,11 @@ class TimeNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """Operations in an order in which their inputs are known.
+    """Operations in an order in which each one's inputs are computed before it.
 
     Attributes:
         operations: see ``tape_loop``, [operations, columns].
-        constant: numbers of the program's constants that each operation takes, [operations, 3].
+        constant: indices into ``constants_of`` that each operation takes, [operations, 3].
     """
 
     operations: Int32
@@ -88,14 +88,14 @@ class Tape:
             program: the program; the tape is also valid for programs that differ from it in times alone.
             nodes: rows of items, and of kernels (plus the number of items), in an order of computation. Left-out items
                 are merged into the next item.
-            structure: of the program.
+            structure: dependencies of the program.
             rows: the rows of the program's times.
             follows: for each item, the item before it on its thread among ``nodes``; -1 for none.
         """
         return _Sheet(program, nodes, structure, rows, follows).tape()
 
     def placed(self, kept: Int64, count: int) -> tuple[Tape, Int64, int]:
-        """Return a tape that reuses the places of times that are not needed any more, the places of the ``kept`` times,
+        """Return a tape that reuses the places of times that are no longer needed, the places of the ``kept`` times,
         and the number of places. ``count`` is the number of all times."""
         operations = self.operations.copy()
         stays = np.zeros(count, np.bool_)
@@ -107,12 +107,12 @@ class Tape:
 
 
 def constants_of(program: Program) -> Int64:
-    """Return a program's lags and other times that are no durations, one behind the other; the first is 0."""
+    """Return a program's lags and other times that are no durations, as one array; the first entry is 0."""
     return np.concatenate([np.zeros(1, np.int64), *(getattr(program, name) for name in _TIMES)])
 
 
 class _Sheet:
-    """Operations of one program, each with its place in the order: that of its item or kernel, and one within it."""
+    """Operations of one program. Each has a place in the order: that of its item or kernel, and one within that."""
 
     def __init__(self, program: Program, nodes: Int64, structure: Structure, rows: Rows, follows: Int64) -> None:
         self.p, self.rows, self.follows, self.structure = program, rows, follows, structure
@@ -123,24 +123,24 @@ class _Sheet:
         self.parts: list[tuple[Int64, dict[str, Int64 | int]]] = []
         known: Int64 = np.full(items + kernels, NONE, np.int64)
         known[nodes] = np.arange(len(nodes))
-        # Those of one rendezvous are known together.
+        # Kernels of one rendezvous are known together.
         group = program.kernel_group
         met = np.flatnonzero(group >= 0)
         first = np.full(len(program.group_size), len(nodes), np.int64)
         np.minimum.at(first, group[met], known[items + met])
         known[items + met] = first[group[met]]
         self.item_at, self.kernel_at = known[:items], known[items:]
-        # Items that each takes in: those of its thread between it and the one it follows.
+        # Number of items merged into each item: those of its thread between it and the item it follows.
         begin = np.repeat(program.thread_ptr[:-1], np.diff(program.thread_ptr))
         self.taken = np.arange(items) - np.where(follows >= 0, follows + 1, begin)
         inside = np.flatnonzero((program.kernel_reference == LaunchReference.CALL_START) & (program.kernel_item >= 0))
-        # When in the order each item starts: where a kernel works within its call, before that.
+        # Place in the order at which each item starts: before a kernel that works within its call.
         self.begins = self.item_at.copy()
         np.minimum.at(self.begins, program.kernel_item[inside], self.kernel_at[inside])
-        # Items that follow another one and wait for no other thread, and whose start is only known with them.
+        # Items that follow another one and wait for no other thread, and whose start no kernel needs before their end.
         self.plain = (follows >= 0) & (np.diff(program.after_ptr) == 0) & (self.item_at >= 0)
         self.plain[program.kernel_item[inside]] = False
-        self.within = 4 * (len(nodes) + 2)  # places within one item or kernel, of its inputs; beyond them is its end
+        self.within = 4 * (len(nodes) + 2)  # places for the inputs of an item or kernel; its end comes after
 
     def add(self, code: int, at: Int64, within: Int64 | int, **columns: Int64 | int) -> None:
         """Add operations of one kind at places of the order, with their columns and constants by name."""
@@ -148,14 +148,14 @@ class _Sheet:
             self.parts.append((at * (3 * self.within) + within, {"code": code, **columns}))
 
     def tape(self) -> Tape:
-        """Make all operations, and put them in order."""
+        """Return the tape of all operations, in order."""
         launches, alone = self._alone()
         self._items(launches)
         self._queues(launches)
         self._kernels(launches, alone)
         counts = [len(key) for key, _ in self.parts]
         order = np.argsort(np.concatenate([np.zeros(0, np.int64), *(key for key, _ in self.parts)]), kind="stable")
-        place: Int32 = np.empty(len(order), np.int32)  # where each goes: a table that is sorted is there twice
+        place: Int32 = np.empty(len(order), np.int32)  # where each operation goes: sorting the table would copy it
         place[order] = np.arange(len(order), dtype=np.int32)
         operations: Int32 = np.full((len(order), op.COLUMNS), NONE, np.int32)
         constant: Int32 = np.zeros((len(order), op.CONSTANTS), np.int32)
@@ -168,11 +168,11 @@ class _Sheet:
         return Tape(operations, constant)
 
     def _alone(self) -> tuple[Int64, Bool]:
-        """Return which items are one operation with the kernel they launch (that kernel; -1 for none), and which
-        kernels wait for their call and the kernel before alone."""
+        """Return the kernel of each item that is one operation with the kernel it launches (-1 for none), and which
+        kernels wait for their call and the previous kernel alone."""
         p, times = self.p, self.times
         call, before = p.kernel_item, p.kernel_previous
-        read = np.zeros(times.kernels, np.bool_)  # starts that others wait for
+        read = np.zeros(times.kernels, np.bool_)  # kernels whose start other work waits for
         read[before[(p.kernel_gap < 0) & (before >= 0)]] = True
         read[p.edge_kernel[p.edge_fraction != 1.0]] = True
         alone = ((p.kernel_group < 0) & (call >= 0) & (before >= 0) & (p.kernel_reference == LaunchReference.CALL_END)
@@ -217,7 +217,7 @@ class _Sheet:
                  cause=EndCause.EXTERNAL)
 
     def _item(self, rows: Int64, start: Int64) -> None:
-        """Add items that wait for the one before them alone; ``start`` is where their starts are kept, -1: nowhere."""
+        """Add items that wait only for the item before them; ``start`` numbers their kept starts, -1: not kept."""
         ends = self.times.item_end
         self.add(op.ITEM, self.item_at[rows], _END, to=ends + rows, to_start=start, of=ends + self.follows[rows],
                  row=self.rows.item[rows], taken=self.taken[rows])
@@ -228,7 +228,7 @@ class _Sheet:
                  of=self.times.left + self.entry[rows], source=op.OF_THE_LEFT, lag=self.constants.item_return + rows)
 
     def _queues(self, launches: Int64) -> None:
-        """Let entries leave the queues as far as items wait for them."""
+        """Let entries leave the queues, as far as items wait for that."""
         p, times = self.p, self.times
         self.entry = entry = entries_waited_for(p)
         rows = np.flatnonzero((entry >= 0) & (self.item_at >= 0))
@@ -247,7 +247,7 @@ class _Sheet:
             first_asked.append(mine[np.searchsorted(reached, every, side="left")])
         entries, earlier, asked = (np.concatenate(part) for part in (leaving, before, first_asked))
         kernel = p.queue_kernel[entries]
-        # One entry more, for an item that is one operation with its kernel, is part of that.
+        # If an item is one operation with its kernel, that operation also lets one queue entry leave.
         count = np.bincount(asked, minlength=times.items)
         joined = (launches[asked] >= 0) & (count[asked] == 1) & (earlier >= 0) & (entry[asked] == entries)
         self.queued: Int64 = np.full(times.items, NONE, np.int64)
@@ -264,7 +264,7 @@ class _Sheet:
         p, times, constants, row = self.p, self.times, self.constants, self.rows.kernel
         items = np.flatnonzero(launches >= 0)
         kernel, left = launches[items], self.queued[items]
-        # Where the queue has room already, or an entry that left before is enough, the launch waits for none.
+        # One operation if the queue has room, or if the entry that the launch waits for leaves within that operation.
         waits = (self.entry[items] >= 0) & (left < 0)
         for queued in (False, True):
             some = np.flatnonzero((left >= 0) if queued else (left < 0) & ~waits)
@@ -289,11 +289,11 @@ class _Sheet:
         self._inputs(np.flatnonzero(~alone))
 
     def _inputs(self, k: Int64) -> None:
-        """Work out kernels step by step: their inputs in the order in which they become known, then their ends."""
+        """Add kernels step by step: their inputs in the order in which they become known, then their ends."""
         p, times, constants, row = self.p, self.times, self.constants, self.rows.kernel
         at, start = self.kernel_at, times.kernel_start
         self.add(op.SET, at[k], 4, to=start + k, cause=KernelCause.EXTERNAL, lag=constants.kernel_external + k)
-        ready = np.zeros(times.kernels, np.int64)  # when the last input of each kernel is known
+        ready = np.zeros(times.kernels, np.int64)  # place at which the last input of each kernel is known
 
         def inputs(code: int, rows: Int64, known: Int64, minor: int, **columns: Int64 | int) -> None:
             np.maximum.at(ready, rows, known + 1)

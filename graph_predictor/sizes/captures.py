@@ -23,10 +23,10 @@ from tracer.graph import ExecutionGraph, OpKind
 
 Pair = tuple[int, int]
 _STAYS = range(-2, 3)
-"""Elements of a dimension that are the same at any size: a class token, the last target."""
+"""Possible numbers of elements of a dimension that are the same at any size: a class token, the last target."""
 _MOST_UNEXPLAINED = 0.3
-"""Most occurrences of one unexplained change, as a share of the changes that the named sizes explain. A size that was
-not named causes a single frequent change; rows that depend on data (experts') cause many different ones."""
+"""Most occurrences of one unexplained change, as a share of the changes that the named sizes explain. A changed size
+that was not named causes one frequent change; rows that depend on data (experts') cause many different ones."""
 _SAME_WORK = 0.01
 """Largest relative difference of the number of operations a step between two captures of one size."""
 
@@ -36,9 +36,9 @@ def check_sizes(graphs: tuple[ExecutionGraph, ExecutionGraph], sizes: tuple[Mapp
     """Check that the shapes of two captures differ as their named sizes do.
 
     Args:
-        graphs: of the capture that is predicted from, and of another one.
-        sizes: of each capture, by name.
-        path: of the other capture, for the message.
+        graphs: graph of the capture to predict from, and of another capture.
+        sizes: sizes of each capture, by name.
+        path: path of the other capture, for the message.
 
     Raises:
         EditError: the shapes differ in another way.
@@ -52,7 +52,7 @@ def check_sizes(graphs: tuple[ExecutionGraph, ExecutionGraph], sizes: tuple[Mapp
                             "of one size; give a capture that was made at another size, or leave --also out.")
         return
     if not pairs:
-        return  # another number of operations, by which a size may be one of layers or moments
+        return  # the captures differ in the number of operations: a named size may count layers or moments
     if not changes:
         (a, b), _ = pairs.most_common(1)[0]
         raise EditError(f"{path} is said to be of the same sizes as the first capture, and its shapes differ ({a} and "
@@ -107,7 +107,7 @@ def _distinct(graph: ExecutionGraph) -> Iterator[tuple[str, str]]:
 
 
 def _as_many(first: ExecutionGraph, second: ExecutionGraph) -> bool:
-    """Return whether two captures have the same operations, and about the same number of them a step."""
+    """Return whether two captures have the same operations, and about equally many a step."""
     a, b = (len(graph.ops) / max(len(graph.steps), 1) for graph in (first, second))
     return abs(a - b) <= _SAME_WORK * a and set(_distinct(first)) == set(_distinct(second))
 
@@ -117,7 +117,7 @@ def _follows(pair: Pair, ratio: Fraction) -> bool:
 
 
 def _near(pair: Pair, ratio: Fraction) -> bool:
-    """Return whether a dimension follows a size roughly, as after strided convolutions that each round it."""
+    """Return whether a dimension follows a size roughly, as after strided convolutions with rounded results."""
     ends = sorted((pair[0] + stays) * ratio - stays for stays in (_STAYS[0], _STAYS[-1]))
     return ends[0] <= pair[1] <= ends[1]
 

@@ -31,12 +31,12 @@ from tracer.views import arguments
 LEAST_ROWS = 8
 """Least rows of a selection: fewer may be a number of choices, dimensions or experts, and are hardly any work."""
 _AHEAD = 4
-"""Number of operations after ``nonzero`` among which its result's user is looked for."""
+"""Number of operations after ``nonzero`` among which the user of its result is searched."""
 _SLICES = frozenset({"aten::slice", "aten::narrow"})
 
 
 class Selection(NamedTuple):
-    """Rows that were selected: how many, from what, and in which recorded step."""
+    """Selected rows: their number, the shape they were selected from, the recorded step, and whether a mask did it."""
 
     rows: int
     source: Shape
@@ -46,7 +46,7 @@ class Selection(NamedTuple):
 
 @dataclass(slots=True)
 class _Pieces:
-    """Pieces that were cut off a dimension one after the other."""
+    """Consecutive pieces that were cut off a dimension."""
 
     lengths: list[int] = field(default_factory=list)
     end: int = 0
@@ -56,7 +56,7 @@ def selections(graph: ExecutionGraph, named: Set[int], least: int = LEAST_ROWS) 
     """Return all selections of rows in a rank's recorded steps.
 
     Args:
-        graph: of the rank.
+        graph: the graph of the rank.
         named: recorded sizes that the user names and that no parameter has.
         least: smallest number of rows that is returned.
     """
@@ -113,21 +113,21 @@ def _by_pieces(graph: ExecutionGraph, rows: list[int], named: Set[int]) -> Itera
 
 
 def _unequal(lengths: list[int], shape: Shape, dim: int, named: Set[int], step: int) -> Iterator[Selection]:
-    """Yield pieces that cover a dimension, if they are experts'."""
+    """Yield pieces that cover a dimension, if they are tokens of experts."""
     if sum(lengths) == shape[dim] and len(lengths) > 2 and len(lengths) not in named and len(set(lengths[:-1])) > 1:
         yield from (Selection(length, (shape[dim],), step) for length in lengths)
 
 
 def share_of(graph: ExecutionGraph) -> float | None:
-    """Return the share of all elements of a rank's recorded masks that these select; ``None`` without masks."""
+    """Return the share of elements that a rank's recorded masks select; ``None`` without masks."""
     masks = [one for one in selections(graph, frozenset(), least=0) if one.masked]
     elements = sum(math.prod(one.source) for one in masks)
     return sum(one.rows for one in masks) / elements if elements else None
 
 
 def spread_of(selected: Sequence[Selection]) -> float:
-    """Return the log half-width of the 80% interval of a step's selected rows, from their variation between steps. It
-    is 0 for one recorded step, and if all tokens are shared out in each step."""
+    """Return the log half width of the 80% interval of a step's selected rows, from their variation between steps. It
+    is 0 for one recorded step, and if each step distributes all tokens."""
     totals = dict[int, int]()
     for one in selected:
         totals[one.step] = totals.get(one.step, 0) + one.rows

@@ -1,15 +1,15 @@
 """The machine's drift between two captures of one program at different sizes: ``drift_between``.
 
-Two captures are taken minutes apart, and a shared machine is quicker in one than in the other. What differs between
-them is then partly growth with the size and partly drift. Growth is what the work of an operation says: its shapes in
-the two captures, and the models' ratio of these. The rest is drift, ln ratios of host time per step::
+Two captures are taken minutes apart, and a shared machine is faster in one than in the other. The difference between
+them is then partly growth with the size and partly drift. Growth is predicted from an operation's work: its shapes in
+the two captures, and the models' ratio for these. The rest is drift, ln ratios of host time per step::
 
-    stays     all time that is in no operation of other shapes; models take it to stay     observed x
-    computes  operations of other shapes, over the models' growth                          observed y = drift + error
+    stays     all time outside of operations with other shapes; models keep it as it is    observed x
+    computes  operations with other shapes, over the models' growth                        observed y = drift + error
 
-The models' error is as wide as ``RESIZED_ON_CPU`` says (variance s), and drift as large as what stays shows, or as two
-runs of one program differ (variance v). The mean of a normal drift given y is then y v / (v + s), its variance
-v s / (v + s). Where the machine kept still, v is small and the second capture is believed; else the models' growth is.
+The models' error has the width ``RESIZED_ON_CPU`` (variance s). Drift is as large as x, or as the difference of two
+runs of one program (variance v). The mean of a normal drift given y is then y v / (v + s), its variance v s / (v + s).
+If the machine's speed was constant, v is small and the second capture counts; otherwise the models' growth does.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from tracer.arrays import Bool, Float64
 _TWO_RUNS = 2.0 * (HOST_AT_CAPTURED / END) ** 2
 """Variance of the log ratio of two runs."""
 _NOTED = 0.02
-"""A drift of less is not reported."""
+"""Smaller drifts are not reported."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drift:
-    """How much slower the machine was during a capture than during the first one.
+    """How much slower the machine was during a capture than during the first capture.
 
     Attributes:
-        weight: factor on each slice of the capture's host time that takes the drift out.
+        weight: factor on each slice of the capture's host time that removes the drift.
         spread: log half width of the 80% interval of a step's host time that the drift's uncertainty adds.
-        log: of the whole step, ln of the capture's time over the first one's machine.
+        log: drift of the whole step: ln of the capture's time over its time on the first capture's machine.
     """
 
     weight: Float64
@@ -53,7 +53,7 @@ class Drift:
     log: float
 
     def taken_out(self, scenario: Scenario) -> Scenario:
-        """Return the capture's step as the first capture's machine does it, a step at other sizes among them."""
+        """Return the capture's step (also at other sizes) as the first capture's machine would run it."""
         found = replace(scenario, host=scenario.host.scaled(self.weight).widened(self.spread))
         if abs(self.log) < _NOTED:
             return found
@@ -67,7 +67,7 @@ def drift_between(first: Scenario, other: Scenario) -> Drift | None:
     """Estimate how much slower the machine was during the other capture.
 
     Returns:
-        The drift; ``None`` where the two have not as many ranks, or nothing in common.
+        The drift; ``None`` if the numbers of ranks differ, or nothing can be compared.
     """
     if len(first.built.graphs) != len(other.built.graphs):
         return None
@@ -92,8 +92,8 @@ def drift_between(first: Scenario, other: Scenario) -> Drift | None:
 
 def _of_rank(scenario: Scenario, mine: OperationCosts, theirs: OperationCosts) -> tuple[
         float, float, float, Bool] | None:
-    """Drift of what stays and of what computes, the latter's standard deviation, and which of the other's rows compute
-    at another size; ``None`` where nothing can be compared."""
+    """Return the drift of time that stays and of computation, the latter's standard deviation, and which rows of
+    ``theirs`` compute at another size; ``None`` if nothing can be compared."""
     partner = partners(mine, theirs)
     a = np.flatnonzero(partner >= 0)
     b = partner[a]
@@ -119,8 +119,8 @@ def _of_rank(scenario: Scenario, mine: OperationCosts, theirs: OperationCosts) -
 
 def _growth(scenario: Scenario, mine: OperationCosts, theirs: OperationCosts, a: np.ndarray, b: np.ndarray) -> tuple[
         Float64, Bool]:
-    """Return the factor by which the models let each pair of rows grow with its shapes, and whether it is known. It is
-    known for operations that compute on the host and have other shapes, and 1 for all others."""
+    """Return the models' growth of each pair of rows with its shapes, and whether it is known: only for operations that
+    compute on the host and have other shapes. Unknown growth is 1."""
     one, two = mine.graph, theirs.graph
     number: dict[tuple[str, str, int, int], int] = {}
     rows: list[int] = []

@@ -19,18 +19,18 @@ from tracer.input_file import value_of
 from tracer.views import Argument
 
 Dims = list[tuple[int, Dim]]
-"""Sizes of a tensor, and how each follows the named ones."""
+"""Dimensions of a tensor: each one's size, and how it follows the named sizes."""
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _FEW = 2
-"""Most elements that a slice leaves out of a dimension at any size (a class token, the last target)."""
+"""A slice that omits at most this many elements (a class token, the last target) omits as many at any size."""
 
 
 class Inconsistent(Exception):
-    """No operation of this name takes arguments of these layouts."""
+    """Raised by a rule if no operation of its name takes arguments of these layouts."""
 
 
 class _Untold(Exception):
-    """The trace lacks a number that decides the result."""
+    """Raised by a rule if the trace lacks a number that decides the result."""
 
 
 def whole_number(arguments: Sequence[Argument], place: int) -> int | None:
@@ -59,9 +59,9 @@ class Call:
 
     Attributes:
         sizes: the named sizes.
-        tensors: those among the arguments, in order; of lists each. None of them is a scalar.
-        arguments: all as recorded.
-        guess: what a tensor of a shape probably is, for results of a size that nothing else explains.
+        tensors: the tensors among the arguments, in order, those of lists one by one; no scalars.
+        arguments: all arguments, as recorded.
+        guess: returns the probable layout of a shape, for results of a size that nothing else explains.
     """
 
     sizes: NamedSizes
@@ -83,7 +83,7 @@ class Call:
         return found if found is not None else otherwise or 0
 
     def numbers(self, place: int) -> Shape:
-        """Return the list of whole numbers that an argument is. Raises ``_Untold`` where it is none."""
+        """Return the list of whole numbers that an argument is. Raises ``_Untold`` if it is no such list."""
         text = self.arguments[place].value if place < len(self.arguments) else ""
         found = value_of(text) if text.startswith("[") else None
         if not isinstance(found, list) or not all(type(one) is int for one in found):
@@ -93,7 +93,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A rule's answer: the results, and by position the arguments whose layout follows from the others."""
+    """A rule's answer: the results, and layouts of arguments that follow from the other arguments, by position."""
 
     results: tuple[Tensor, ...] = ()
     refined: dict[int, Layout] = field(default_factory=dict)
@@ -104,7 +104,7 @@ _RULES: dict[str, Rule] = {}
 
 
 def rule_of(name: str) -> Rule:
-    """The rule of an operation; any without one of its own is taken to combine its arguments elementwise."""
+    """Return the rule of an operation. One without a rule of its own combines its arguments elementwise."""
     kind, _, short = name.rpartition("::")
     if kind in ("c10d", "_c10d_functional", "nccl") or name.startswith("nccl:"):
         return _exchange
@@ -112,7 +112,7 @@ def rule_of(name: str) -> Rule:
 
 
 def _rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule, whose result is unknown where the trace lacks what decides it."""
+    """Register a rule for these operations. Its result is unknown where the trace lacks a number that decides it."""
     def register(rule: Rule) -> Rule:
         @wraps(rule)
         def guarded(call: Call) -> Outcome:
@@ -139,7 +139,7 @@ def _elementwise(call: Call) -> Outcome:
 
 
 def _broadcast(sizes: NamedSizes, tensors: tuple[Tensor, ...]) -> Tensor | None:
-    """Tensors broadcast to each other; ``None`` if their shapes do not allow it, or they have none."""
+    """Return tensors broadcast to each other; ``None`` if their shapes do not allow it, or all are scalars."""
     rank = max((len(one.shape) for one in tensors), default=0)
     shape, layout = [1] * rank, [sizes.constant] * rank
     for one in tensors:
@@ -157,7 +157,7 @@ def _broadcast(sizes: NamedSizes, tensors: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def contiguous(shape: Shape) -> Shape:
-    """Strides of a new tensor."""
+    """Return the strides of a new tensor of a shape."""
     return tuple(math.prod(shape[at + 1:]) for at in range(len(shape)))
 
 
@@ -201,14 +201,14 @@ def _linear(call: Call) -> Outcome:
        "embedding_dense_backward", "sort", "lstm", "gru", "_cudnn_rnn", "mkldnn_rnn_layer_backward",
        "set_data", "resize", "set", "repeat", "one_hot")
 def _unknown(call: Call) -> Outcome:
-    """A result whose shape the arguments' shapes alone do not tell."""
+    """Return no result: the arguments' shapes alone do not determine it."""
     del call
     return Outcome()
 
 
 @_rule("index_select")
 def _picked(call: Call) -> Outcome:
-    """As many slices of a dimension as there are indices."""
+    """Return one slice of a dimension for each index."""
     if len(call.tensors) < 2 or len(call.tensors[1].shape) != 1:
         raise _Untold
     dims = call.first().dims
@@ -219,9 +219,9 @@ def _picked(call: Call) -> Outcome:
 
 @_rule("mkldnn_rnn_layer")
 def _recurrent_layer(call: Call) -> Outcome:
-    """One direction of a layer over steps × samples: what it gives at each step, and its last states.
+    """Return what one direction of a recurrent layer outputs at each step (steps × samples), and its two last states.
 
-    Of its tensors the input is the first and the states are the last two (see ``kernel_models.families.recurrent``).
+    Its first tensor is the input, its last two are the states (see ``kernel_models.families.recurrent``).
     """
     if len(call.tensors) < 3 or len(call.first().shape) != 3:
         return Outcome()
@@ -237,7 +237,7 @@ def _recurrent_layer(call: Call) -> Outcome:
        "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_batch_norm_with_update",
        "batch_norm_backward")
 def _by_channel(call: Call) -> Outcome:
-    """Statistics and parameters of channels, however many samples there are."""
+    """Return the first tensor; statistics and parameters of channels (one dimension) follow no size."""
     refined = {at: call.sizes.constants(one.shape) for at, one in enumerate(call.tensors) if len(one.shape) == 1}
     wide = [one for one in call.tensors if len(one.shape) > 1]
     if len({one.layout for one in wide}) > 1:
@@ -248,7 +248,7 @@ def _by_channel(call: Call) -> Outcome:
 @_rule("nll_loss", "nll_loss_forward", "nll_loss_backward", "nll_loss_nd", "nll_loss2d_forward",
        "nll_loss2d_backward", "cross_entropy_loss")
 def _classified(call: Call) -> Outcome:
-    """A class for each sample."""
+    """Return the first tensor, if there is one class for each sample."""
     if len({one.layout[0] for one in call.tensors[:2]}) > 1:
         raise Inconsistent
     return Outcome((call.first(),))
@@ -333,18 +333,18 @@ def _expanded(call: Call) -> Outcome:
 
 
 def _strided(call: Call, sizes: Sequence[tuple[int, int, int]], places: Sequence[int], *, up: bool = False) -> Dims:
-    """Dimensions of the first tensor after windows went over some of them, as PyTorch's documentation of convolutions
-    and pooling has it::
+    """Return the first tensor's dimensions after windows moved over some of them (PyTorch's documentation of
+    convolutions and pooling)::
 
         out = (size + padded - window) / stride + 1          rounded down
         out = (size - 1) × stride - padded + window          transposed
 
     Args:
-        call: of the operation.
-        sizes: stride, elements padded at both ends (in ``up``: and those of the output), and window with its dilation,
-            of each of the places.
-        places: dimensions that windows go over.
-        up: whether it is transposed.
+        call: the operation.
+        sizes: for each place its stride, elements padded at both ends (in ``up`` less the output's padding), and window
+            with its dilation.
+        places: dimensions that windows move over.
+        up: whether the convolution is transposed.
     """
     dims = call.first().dims
     for at, (stride, padded, window) in zip(places, sizes, strict=True):
@@ -424,14 +424,14 @@ def _pooled(call: Call, dilation: Shape, ceiled: str) -> Outcome:
     sizes = [(a, 2 * b + (a - 1) * (ceiled == "True"), c * (size - 1) + 1)
              for a, b, c, size in zip(strides, padded, dilated, window, strict=True)]
     found = _one(_strided(call, sizes, range(rank - count, rank)))
-    return Outcome(found.results * 2)  # and where the largest are
+    return Outcome(found.results * 2)  # max pooling also returns indices
 
 
 @_rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d",
        "_adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
        "mkldnn_adaptive_avg_pool2d")
 def _pooled_to(call: Call) -> Outcome:
-    """Pooling to a size that the program says."""
+    """Return maps pooled to a size that the program fixes."""
     dims, target = call.first().dims, call.numbers(1)
     return _one([*dims[:len(dims) - len(target)], *((size, call.sizes.constant) for size in target)])
 
@@ -439,7 +439,7 @@ def _pooled_to(call: Call) -> Outcome:
 @_rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
        "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa")
 def _upsampled(call: Call) -> Outcome:
-    """Maps a whole number of times as large; of any other the size may be one that is written down."""
+    """Return maps that are a whole number of times as large; the program may have fixed any other size."""
     dims, target = call.first().dims, call.numbers(1)
     first = len(dims) - len(target)
     for at, out in enumerate(target, first):
@@ -463,7 +463,7 @@ def _padded(call: Call) -> Outcome:
 
 @_rule("unfold")
 def _windows(call: Call) -> Outcome:
-    """Windows along a dimension, each as the last dimension."""
+    """Return windows along a dimension; the window becomes the last dimension."""
     at = call.number(1) % len(call.first().shape)
     window, stride = call.number(2), call.number(3)
     return _one([*_strided(call, [(stride, 0, window)], [at]), (window, call.sizes.constant)])
@@ -471,9 +471,9 @@ def _windows(call: Call) -> Outcome:
 
 @_rule("topk")
 def _best(call: Call) -> Outcome:
-    """Return the largest elements of a dimension. Usually the program fixes their number. Choices that together are as
-    many as the elements are those of experts with a capacity: a share of the tokens. The number of experts is fixed; if
-    the choosers grow too (distances between points), each chooses a fixed number (its nearest neighbours)."""
+    """Return the largest elements of a dimension. Usually the program fixes their number. If all choices together are
+    as many as the elements, experts with a capacity choose tokens, and the number is a share of the tokens. If the
+    choosers grow too (distances between points), each chooses a fixed number (its nearest neighbours)."""
     dims, count = call.first().dims, call.number(1)
     at = call.number(2, -1) % len(dims)
     size, dim = dims[at]
@@ -487,9 +487,9 @@ def _best(call: Call) -> Outcome:
 
 @_rule("as_strided")
 def _overlapping(call: Call) -> Outcome:
-    """Windows along the last dimension that are written as strides (a short-time Fourier transform's frames).
+    """Return windows along the last dimension that are written as strides (frames of a short-time Fourier transform).
 
-    A single one over all of the dimension is ``unsqueeze``, which is written as strides too: its 1 follows nothing.
+    A single window over the whole dimension is an ``unsqueeze``, written as strides too. It has no result here.
     """
     one, sizes, strides = call.first(), call.numbers(1), call.numbers(2)
     if len(sizes) != len(one.shape) + 1 or sizes[:-2] != one.shape[:-1] or strides[-1] != 1 or sizes[-2] == 1:
@@ -513,7 +513,7 @@ def _sliced(call: Call) -> Outcome:
 
 
 def _part(call: Call, one: Tensor, at: int, count: int, shape: Shape) -> Dim:
-    """Return how ``count`` elements of a dimension follow the sizes: less a few, or in proportion."""
+    """Return how a slice of ``count`` elements follows the sizes: a fixed number fewer than its dimension, or as it."""
     dim, size = one.layout[at], one.shape[at]
     if not dim.follows:
         guessed = call.guess(shape)[at]
@@ -533,7 +533,7 @@ def _selected(call: Call) -> Outcome:
 
 @_rule("unbind")
 def _unbound(call: Call) -> Outcome:
-    """The slices along a dimension, all alike."""
+    """Return the slices along a dimension, all of one shape."""
     dims = call.first().dims
     at = call.number(1, 0) % len(dims)
     one = _one([*dims[:at], *dims[at + 1:]])
@@ -542,7 +542,7 @@ def _unbound(call: Call) -> Outcome:
 
 @_rule("split_with_sizes", "split", "chunk", "unsafe_split", "unsafe_chunk")
 def _split(call: Call) -> Outcome:
-    """Parts of a dimension that follows nothing; parts of samples are as many as the program says."""
+    """Return one part of a dimension for each different length; each follows the sizes as the whole does."""
     counts, dims = call.numbers(1), call.first().dims
     at = call.number(2) % len(dims)
     powers = dims[at][1].powers
@@ -603,7 +603,7 @@ def _embedded(call: Call) -> Outcome:
 
 @_rule("_embedding_bag", "embedding_bag", "_embedding_bag_forward_only")
 def _bagged(call: Call) -> Outcome:
-    """A row for each bag; one fewer than offsets where the last of these ends the list."""
+    """Return a row for each bag: one for each offset, less one if the last offset is the end of the list."""
     if len(call.tensors) < 3 or len(call.tensors[0].shape) != 2:
         return Outcome()
     weight, _, offsets = call.tensors[:3]
@@ -615,7 +615,7 @@ def _bagged(call: Call) -> Outcome:
 @_rule("empty", "zeros", "ones", "full", "randn", "rand", "empty_strided", "new_empty", "new_zeros", "new_ones",
        "new_full", "new_empty_strided", "randint", "normal")
 def _created(call: Call) -> Outcome:
-    """A new tensor, of sizes that were written down."""
+    """Return a new tensor whose sizes are arguments."""
     lists = [place for place, one in enumerate(call.arguments[:3]) if one.value.startswith("[")]
     shape = call.numbers(lists[0]) if lists else ()
     return Outcome((Tensor(shape, call.guess(shape)),)) if shape else Outcome()
@@ -626,8 +626,8 @@ def _created(call: Call) -> Outcome:
        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable")
 def _attended(call: Call) -> Outcome:
-    """A row of values for each query, and of the fused ones the logarithm of each query's sum, as PyTorch's
-    documentation of ``scaled_dot_product_attention`` has it (a mask is queries × keys)."""
+    """Return a row of values for each query and, for fused kernels, the logarithm of each query's sum, as in PyTorch's
+    documentation of ``scaled_dot_product_attention`` (a mask is queries × keys)."""
     if len(call.tensors) < 3 or min(len(one.shape) for one in call.tensors[:3]) < 3:
         raise _Untold
     query, key, value, *masks = call.tensors
@@ -643,7 +643,7 @@ def _attended(call: Call) -> Outcome:
 
 @_rule("_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_flash_attention_for_cpu_backward")
 def _attended_backward(call: Call) -> Outcome:
-    """Gradients of queries, keys and values."""
+    """Return the gradients of queries, keys and values."""
     if len(call.tensors) < 6 or min(len(one.shape) for one in call.tensors[:5]) < 3:
         raise _Untold
     grad, query, key, value, out, sums = call.tensors[:6]
@@ -654,7 +654,7 @@ def _attended_backward(call: Call) -> Outcome:
 
 
 def _exchange(call: Call) -> Outcome:
-    """Let a collective's flat input and output follow the same sizes, for any share that a rank has."""
+    """Let a collective's flat inputs and outputs follow the same sizes, also where a rank has a share of them."""
     known = next((one.layout[0] for one in call.tensors if one.layout[0].follows), None)
     if known is None:
         return Outcome(call.tensors)
@@ -667,4 +667,4 @@ def _exchange(call: Call) -> Outcome:
 PRODUCTS: frozenset[Rule] = frozenset({_product, _added_product, _linear})
 """Rules of products of matrices."""
 GUESSING: frozenset[Rule] = frozenset({_expanded, _sliced, _created})
-"""Rules that ask what a shape probably is, whose answer changes as the step goes on."""
+"""Rules that guess the layout of a shape; their answer may change as more of the step is seen."""

@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 class Dim(NamedTuple):
-    """One dimension: ``fixed`` elements stay, the others grow with the named sizes to the given powers.
+    """One dimension: ``fixed`` elements stay, the rest grows with the product of the named sizes to these powers.
 
     A batch of 16 × 64 tokens with one token before each is ``(16, 65)``, its second dimension ``Dim((0, 1), 1)``. A
     ``rounded`` dimension is a share of another (after strides, or rows of an expert) and is rounded to be whole.
@@ -37,9 +37,9 @@ class NamedSizes:
 
     Attributes:
         old, new: the sizes of each name.
-        leading: whether the name is a batch, whose samples every tensor holds once at most.
-        derived: dimensions that follow a name but have another size than it, by that size. It identifies them in other
-            tensors.
+        leading: whether the name is a batch, whose samples a tensor has in at most one dimension.
+        derived: by size, dimensions that follow a name although their size differs from the name's. The size identifies
+            them in other tensors.
     """
 
     old: tuple[int, ...]
@@ -61,7 +61,7 @@ class NamedSizes:
         return (self.constant,) * len(shape)
 
     def factor(self, powers: Sequence[int]) -> Fraction:
-        """Return how much a product of the named sizes to these powers grows."""
+        """Return the growth of a product of the named sizes to these powers."""
         found = Fraction(1)
         for power, old, new in zip(powers, self.old, self.new, strict=True):
             found *= Fraction(new, old) ** power
@@ -79,21 +79,21 @@ class NamedSizes:
         return tuple(self.resized(size, dim) for size, dim in zip(shape, layout, strict=True))
 
     def samples(self, layout: Layout) -> int:
-        """Return how often a tensor holds the samples: the largest power of a batch in its number of elements."""
+        """Return the number of times that a tensor holds the samples: the largest power of a batch in its elements."""
         return max((sum(dim.powers[name] for dim in layout) for name, leads in enumerate(self.leading) if leads),
                    default=0)
 
 
 def total(layout: Layout) -> tuple[int, ...]:
-    """Powers of the named sizes in a tensor's number of elements."""
+    """Return the powers of the named sizes in a tensor's number of elements."""
     return tuple(map(sum, zip(*(dim.powers for dim in layout), strict=True)))
 
 
 def reshaped(sizes: NamedSizes, shape: Shape, layout: Layout, target: Shape) -> Layout | None:
-    """The layout of the same elements in another shape; ``None`` where the sizes do not tell.
+    """Return the layout of the same elements in another shape; ``None`` where the sizes do not determine it.
 
-    Dimensions are taken together from the left until both sides hold as many elements. What a group of old dimensions
-    follows goes to the new dimension that equals one of these, or the named size, or is a multiple of it.
+    Dimensions are grouped from the left until old and new groups hold equally many elements. A size that an old group
+    follows goes to the new dimension that equals an old one of these, equals the named size, or is a multiple of it.
     """
     found: list[Dim] = []
     i = j = 0
@@ -169,7 +169,7 @@ def _together(sizes: NamedSizes, parts: list[tuple[int, Dim]], size: int) -> Dim
 
 
 def _home(after: list[int], taken: list[Dim], own: set[int], old: int) -> int:
-    """Return which of the new dimensions holds what one name counts: the first that fits best."""
+    """Return the new dimension that a name's growth goes to: the first of those that fit best."""
     def rank(at: int) -> tuple[bool, bool, bool, bool, int]:
         size = after[at]
         return (size not in own, size != old, bool(size % old) or size == 1, taken[at].follows, at)

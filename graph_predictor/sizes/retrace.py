@@ -1,8 +1,8 @@
 """``retrace``: predict a step at other sizes by tracing its program again; and parse sizes as a user writes them.
 
 The program runs by shapes alone at the new sizes (needs PyTorch, no device). Each of its operations takes its time from
-the recorded operation that represents it (``synthesis.recorded_times``). So everything that the sizes change is
-changed: numbers of operations, other kernels, memory. The program is a workload of the suite that the capture names, or
+the recorded operation that represents it (``synthesis.recorded_times``). The result includes everything that the sizes
+change: numbers of operations, other kernels, memory. The program is a workload of the suite that the capture names, or
 a user's function that builds the step and takes the sizes as arguments.
 """
 
@@ -35,18 +35,18 @@ _WORD = re.compile(r"(\w+)=([A-Za-z_][\w.+-]*|-?\d*\.\d+(?:e-?\d+)?|-?\d+e-?\d+)
 _ALSO = re.compile(r"(?P<path>.+?)(?::(?P<sizes>\w+=\d+(?:,\w+=\d+)*))?")
 SEED = "seed"
 LEADING = frozenset({"batch", "b", "bs", "batch_size"})
-"""Names of the dimension that comes first in activations: a rank's samples. Other names may be at any place."""
+"""Names of the dimension that comes first in activations: a rank's samples. Other sizes may be at any place."""
 MOST = 2**31 - 1
-"""The largest size that is understood: PyTorch's kernels index dimensions by 32 bits."""
+"""Largest possible size: PyTorch's kernels index dimensions by 32 bits."""
 _SHOWN = 24
-"""Digits of a refused size that are shown."""
+"""Number of digits that a message shows of a refused size."""
 
 
 def parse_sets(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
-    """Old sizes, where they were named, and new ones, from "batch=32:128" or "batch=128".
+    """Return old sizes, where they are named, and new sizes, from "batch=32:128" or "batch=128".
 
     Raises:
-        EditError: a text names no size, or one that PyTorch does not index.
+        EditError: a text names no size, or a size that PyTorch cannot index.
     """
     old: dict[str, int] = {}
     new: dict[str, int] = {}
@@ -71,11 +71,11 @@ def parse_sets(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def parse_settings(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int | str]]:
-    """As ``parse_sets``; the new ones are also words and fractions, such as "opt=fused" or "lr=0.1", as texts. Only a
-    program that is traced again can be asked for these.
+    """Return old sizes and new settings as ``parse_sets`` does; new ones may also be words and fractions as texts, such
+    as "opt=fused" or "lr=0.1". Only a program that is traced again can use these.
 
     Raises:
-        EditError: a text is neither, or a setting is set twice.
+        EditError: a text is no size and no setting, or a setting is set twice.
     """
     words = {text.strip(): match for text in texts if (match := _WORD.fullmatch(text.strip())) is not None}
     old, sizes = parse_sets([text for text in texts if text.strip() not in words])
@@ -88,12 +88,12 @@ def parse_settings(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int 
 
 
 def are_sizes(settings: Mapping[str, int | str]) -> bool:
-    """Return whether all of these are sizes: one capture can be scaled to them."""
+    """Return whether all settings are sizes, to which one capture can be scaled."""
     return not any(isinstance(value, str) for value in settings.values())
 
 
 def _size(name: str, digits: str) -> int:
-    """A size. Raises ``EditError`` for one above ``MOST``: functions may take 0, so that users of sizes refuse that."""
+    """Return a size. Raises ``EditError`` above ``MOST``; callers refuse 0, since functions may accept it."""
     digits = digits.lstrip("0") or "0"
     if len(digits) > len(str(MOST)) or int(digits) > MOST:
         raise no_size(name, digits if len(digits) <= _SHOWN else digits[:_SHOWN] + "…")
@@ -101,12 +101,12 @@ def _size(name: str, digits: str) -> int:
 
 
 def no_size(name: str, value: int | str) -> EditError:
-    """The refusal of a value that is no size."""
+    """Return the error for a value that is no size."""
     return EditError(f"{name}={value} is no size: give a whole number from 1 to {MOST:,}.")
 
 
 def parse_also(text: str) -> tuple[str, dict[str, int]]:
-    """Path of a capture and its sizes, from "runs/b:batch=64,seq=128" or the path alone."""
+    """Return the path of a capture and its sizes, from "runs/b:batch=64,seq=128" or the path alone."""
     match = _ALSO.fullmatch(text)
     if match is None:
         raise EditError("--also needs the path of a capture, such as runs/b:batch=64.")
@@ -122,11 +122,11 @@ def samples_of(settings: Mapping[str, Any]) -> int | None:
 
 def captured_sizes(graphs: Sequence[ExecutionGraph], named: Sequence[Mapping[str, int]],
                    new: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return the sizes of each capture: those that the user named, and those that a workload of the suite noted.
+    """Return the sizes of each capture: sizes that the user named, and sizes that a workload of the suite recorded.
 
     Args:
-        graphs: one of each capture.
-        named: sizes of each capture that the user named.
+        graphs: one graph of each capture.
+        named: for each capture, the sizes that the user named.
         new: sizes to predict.
 
     Raises:
@@ -157,7 +157,7 @@ def captured_sizes(graphs: Sequence[ExecutionGraph], named: Sequence[Mapping[str
 
 
 def nearest(captured: Sequence[Mapping[str, int]], wanted: Mapping[str, int]) -> int:
-    """Return the index of the capture whose sizes are nearest to the wanted ones by ratio; the first of equals.
+    """Return the index of the capture with sizes nearest to the wanted ones by ratio; the first if several are.
 
     Raises:
         EditError: a size is not possible.
@@ -187,7 +187,7 @@ def why_not(baseline: Baseline, code: str | None = None) -> str | None:
 
 def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, int] | None = None, *,
             code: str | None = None, selected: float | None = None) -> Baseline:
-    """Return a recorded step as its program runs it at other sizes.
+    """Return the baseline of a recorded step as its program runs it at other sizes, by shapes.
 
     Args:
         baseline: the recorded step.
@@ -195,11 +195,11 @@ def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, 
         old: recorded sizes that the user named; they are checked if the capture has them.
         code: "train.py:build", a function that takes the sizes as arguments and returns the step; by default the
             workload of the suite that was captured.
-        selected: share of their elements that masks made of data select; by default that of the recorded steps, where
-            they have such masks.
+        selected: share of elements that masks made of data select; by default that of the recorded steps, if they have
+            such masks.
 
     Raises:
-        EditError: it cannot be traced again (``why_not``), a size is none, or was not the recorded one.
+        EditError: the program cannot be traced again (``why_not``), a size is not valid, or an old size is wrong.
         ShapeOnlyError, WorkloadError: the program has no such size, or cannot be traced.
     """
     reason = why_not(baseline, code)
@@ -216,7 +216,7 @@ def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, 
               for graph, share in zip(baseline.built.graphs, shares, strict=True)]
     for graph, captured in zip(graphs, baseline.built.graphs, strict=True):
         counted = [table for table in tables_of(captured) if table.reuse]
-        if counted:  # says more than the law that the program states
+        if counted:  # counted look-ups are more precise than the law that the program states
             note_tables(graph, counted)
     known = {**(old or {}), **baseline.built.graphs[0].meta.workload.get("settings", {})}
     said = ", ".join(f"{name} {known.get(name, '?')} → {size}" for name, size in new.items())
@@ -232,24 +232,24 @@ def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, 
 
 
 def recorded_sizes(baseline: Baseline) -> dict[str, int]:
-    """The sizes that a capture of a workload of the suite says of itself."""
+    """Return the sizes that a capture of a workload of the suite recorded."""
     settings = baseline.built.graphs[0].meta.workload.get("settings", {})
     return {name: value for name, value in settings.items() if type(value) is int}
 
 
 def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], device: str | TracedDevice,
                 code: str | None = None, selected: float | None = None) -> ExecutionGraph:
-    """A step's program traced by shapes at other sizes; of a step that is a cycle, as many steps of the program.
+    """Return a step's program traced by shapes at other sizes; a step that is a cycle has as many of its steps.
 
     Args:
-        graph: of the step; of a workload of the suite unless ``code`` is given, which needs none for a single rank.
-        sizes: other ones, and other settings, by name.
-        device: name of the device it is traced for.
-        code: see ``retrace``; it runs in a process of its own, as it may have run in this one.
+        graph: the step, of a workload of the suite unless ``code`` is given; ``None`` for ``code`` on a single rank.
+        sizes: other sizes and settings, by name.
+        device: name of the device to trace for.
+        code: see ``retrace``; it runs in a process of its own, because it may have run in this one before.
         selected: see ``retrace``.
 
     Raises:
-        EditError: a size is none.
+        EditError: a size is not valid.
         ShapeOnlyError, WorkloadError: the program has no such size, or cannot be traced.
     """
     for name, size in sizes.items():
@@ -258,7 +258,7 @@ def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], de
     if graph is None:
         return whole_cycle(lambda steps: _traced(graph, sizes, device, code, selected, steps), 1)
     found = whole_cycle(lambda steps: _traced(graph, sizes, device, code, selected, steps), graph.meta.cycle)
-    # What the recording's processor multiplies in: edits of the new step ask for it as those of the recorded one do.
+    # Edits of the new step need the number formats in which the recording's processor multiplies.
     return replace(found, meta=replace(found.meta, host_units=list(graph.meta.host_units)))
 
 

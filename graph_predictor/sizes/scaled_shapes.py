@@ -49,9 +49,9 @@ _ORDINALS = ("1st", "2nd", "3rd", "4th", "5th")
 _SHOWN = 2
 """Number of inputs whose following dimension a note shows, for each size."""
 _MAP = 4
-"""Dimensions of a batch of images' maps: samples, channels, rows, columns."""
+"""Number of dimensions of a batch of images' feature maps: samples, channels, rows, columns."""
 _FLAT = 2
-"""Most dimensions of a tensor whose samples may come later than first (transposed, or stacked lists of samples)."""
+"""Most dimensions of a tensor whose samples need not come first (transposed, or stacked lists of samples)."""
 
 
 class ScaledShapes:
@@ -71,11 +71,11 @@ class ScaledShapes:
         self._states = _states(graph)
         self._sizes_of_parameters = {size for shape in self.parameters for size in shape}
         self.shapes = {shape for text in _texts(graph) for shape in tensors_in(text)} - self.parameters
-        # NamedSizes that are products of a named one with those beside it, and lengths of lists of indices.
+        # Sizes that are products of a named size and dimensions next to it, and lengths of lists of indices.
         self._products: dict[int, tuple[int, ...]] = {}
-        self._twins: set[int] = set()  # products that are the size of something beside the samples too
+        self._twins: set[int] = set()  # products that are also the size of a dimension after the samples
         self._lists: dict[int, tuple[int, ...]] = {}
-        self._rows: set[int] = set()  # that data select: no tensor has them and all samples too
+        self._rows: set[int] = set()  # numbers of rows that data select; a tensor with samples too is not selected rows
         self._find_products()
         self._find_lists()
         self.selected = selections(graph, {*self.sizes.old} - self._sizes_of_parameters)
@@ -83,7 +83,7 @@ class ScaledShapes:
 
     @cached_property
     def flow(self) -> SizeFlow:
-        """Return how every tensor of the step follows the sizes; computed on first use, as shapes alone may refuse."""
+        """Return how every tensor of the step follows the sizes; computed on first use, as ``check`` may fail first."""
         return SizeFlow(self.graph, self.sizes, self._by_shape, self._list, self.parameters, _role)
 
     def check(self) -> None:
@@ -119,7 +119,7 @@ class ScaledShapes:
                 raise EditError(f"{changes} changes parameters of the model: one of {by(self.flow.changed[0])} is as "
                                 f"large as {name} makes it, and one capture scales what the data change. "
                                 f"{_TRACED_AGAIN}.")
-            strided = [] if leading else [  # by a flow that is known by now
+            strided = [] if leading else [  # after the flow, which finds derived sizes
                 side for side in strided_maps(self.shapes, old) if side not in self.sizes.derived]
             if strided:
                 maps = " and ".join(f"{size}×{size}" for size in strided)
@@ -284,7 +284,7 @@ class ScaledShapes:
         return None
 
     def _elsewhere(self, shape: Shape) -> Layout:
-        """Return how dimensions follow the names that are no batch and may be at any place."""
+        """Return how dimensions follow the names other than a batch; such a size may be at any place."""
         dims = []
         for size in shape:
             name = next((at for at, (old, leads) in enumerate(zip(self.sizes.old, self.sizes.leading, strict=True))
@@ -362,7 +362,7 @@ class ScaledShapes:
                 self._rows.add(rows)
 
     def _powers_of(self, source: Shape) -> tuple[int, ...]:
-        """Return the powers that a mask follows, or tokens that are repeated once for each of their experts."""
+        """Return the powers that a mask's shape follows; it may be of tokens repeated for each of their experts."""
         powers = total(self._by_shape(source)[0])
         for size in () if any(powers) else source:
             of = [known for known in self._products if known == size or (

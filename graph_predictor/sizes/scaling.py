@@ -43,22 +43,22 @@ MOST_GROWTH = 1000
 """Largest ratio of new to recorded size, and inverse of the smallest (``prediction.pricing.MOST_RATIO``): beyond it a
 recorded time does not help."""
 MOST_UNDECIDED = 0.05
-"""Largest share of the step's work on matrices that may be parameters or samples."""
+"""Largest share of the step's work on matrices that may be either parameters or samples."""
 MOST_UNSIZED = 0.05
-"""Largest share of the kernels' time without known sizes."""
+"""Largest share of the kernels' time with unknown sizes."""
 MOST_KEPT = 50_000
-"""Operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
+"""Most operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
 LEAST_MOVED = 0.01
-"""Least share of the step's work by which a new size should change it; less is refused, unless ..."""
+"""Least share of the step's work that a new size must change (see ``check_moved``), unless ..."""
 LEAST_SIZED = 0.05
-"""... this share of what computes has the size."""
+"""... at least this share of the computation has the size."""
 
 
 Part = tuple[int, int]
 """A part of a dimension: its begin and its end."""
 _FEW, _MOST_OF = 2, 4
-"""Most elements of a dimension that a loop's parts may leave out (the last target, a class token): this number, and one
-in four."""
+"""A loop's parts may leave out some elements of a dimension (the last target, a class token): at most this number, and
+at most one in four."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Sizes:
     Attributes:
         changes: (name, old, new).
         because: a sentence on why this capture was scaled, for the notes.
-        drift: of the machine since the first capture, if another capture is scaled.
+        drift: drift of the machine since the first capture, if another capture is scaled.
     """
 
     changes: tuple[tuple[str, int, int], ...]
@@ -88,8 +88,7 @@ class Sizes:
 
     @property
     def either(self) -> float:
-        """Return the log half-width of the interval of work that may or may not follow the sizes; it holds both cases.
-        """
+        """Return the log half width of work that may or may not follow the sizes: the interval holds both cases."""
         return math.fsum(abs(math.log(new / old)) for _, old, new in self.changes)
 
     @classmethod
@@ -169,8 +168,8 @@ class Sizes:
         return changed
 
     def check_moved(self, moved: float, of: float) -> None:
-        """Raise ``EditError`` if the sizes hardly change the step: work that follows them in another way would be
-        missing from the prediction.
+        """Raise ``EditError`` if the sizes hardly change the step: the prediction would then miss any work that follows
+        them in another way.
 
         Args:
             moved: change of the step's work, as a share of it.
@@ -513,4 +512,4 @@ _VIEWS: dict[str, tuple[int, Callable[[tuple[Argument, ...], int], list[Part]]]]
     "aten::unsafe_split": (2, _split), "aten::unsafe_split_with_sizes": (2, _split), "aten::chunk": (2, _chunked),
     "aten::unsafe_chunk": (2, _chunked),
 }
-"""Operations that take parts of a tensor: the argument that names the dimension, and which parts they take."""
+"""Operations that take parts of a tensor: place of the argument with the dimension, and a function for the parts."""

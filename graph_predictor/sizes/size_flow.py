@@ -24,15 +24,15 @@ from tracer.graph import NONE, ExecutionGraph, Phase
 from tracer.views import Argument, arguments
 
 MOST_LAYOUTS = 4
-"""Possible layouts of one tensor that are kept, and ..."""
+"""Most layouts that are kept for one tensor."""
 MOST_TOGETHER = 256
-"""... combinations of an operation's arguments that are tried."""
+"""Most combinations of layouts of an operation's arguments that are tried."""
 MOST_RECENT = 4
 """Number of the latest results of one shape among which an argument is looked for."""
 FAR = 100
-"""Operations after which a parameter is likelier than a result of the same shape."""
+"""Number of operations after which a parameter is likelier than a result of the same shape."""
 ALONE = 50
-"""Cost, in ranks, of arguments that do not fit each other: worse than any that do."""
+"""Cost of arguments that do not fit each other, more than of any that do. A layout costs its place in its list."""
 TWICE = 20
 """Cost of a result that holds the samples twice. Few programs make one, and only from two tensors that are surely data
 (a contrastive loss). A tensor with as many rows as samples may also be a parameter."""
@@ -42,7 +42,7 @@ NO_SAMPLES = 2.5
 """Cost of a product that takes no samples, or in forward returns none. Nearly all products have samples, so the cost is
 more than the second choices of two arguments."""
 CLEAR = 1.0
-"""Least extra cost of all other choices at which an operation decides for the cheapest."""
+"""An operation decides for its cheapest choice if all others cost at least this much more."""
 OF_GRADIENTS = frozenset({"t", "transpose", "permute", "view", "reshape", "_reshape_alias", "detach", "copy", "clone",
                           "to", "_to_copy", "mul", "div", "add", "contiguous"})
 """Operations that a parameter's gradient goes through on its way to the optimizer."""
@@ -82,7 +82,7 @@ class Value:
     views: dict[Layout, Layout] = field(default_factory=dict)
 
     def narrow(self, layouts: list[Layout]) -> None:
-        """Keep only these layouts, the likeliest first, and the matching ones of the tensor that this is a view of."""
+        """Keep only these layouts, the likeliest first; likewise for the tensor that this one is a view of."""
         self.layouts[:] = layouts
         self.known |= len(layouts) == 1
         if self.viewed is not None and len(self.viewed.layouts) > 1 and layouts[0] in self.views:
@@ -131,7 +131,7 @@ class SizeFlow:
     """The layouts of every tensor that a rank's operations take.
 
     Args:
-        graph: of the rank.
+        graph: the graph of the rank.
         sizes: the named sizes.
         by_shape: returns the layouts that a tensor may have by its shape alone, the likeliest first.
         sure: returns the layout of a shape that another operation's arguments determine; ``None`` if none do.
@@ -149,7 +149,7 @@ class SizeFlow:
         self._guess, self._sure, self._role = by_shape, sure, role
         self._pool = _Pool()
         self._wide = any(old in shape for old in sizes.old for shape in parameters)
-        self._data: set[Shape] = set()  # of tensors that are for sure no parameters: layers' results, and made of these
+        self._data: set[Shape] = set()  # shapes of tensors that are surely data (see ``_gives_data``)
         self._now = 0
         self._began: dict[int, int] = {}
         self.changed: list[Shape] = []
@@ -212,8 +212,8 @@ class SizeFlow:
             self._forward.setdefault((sequence, _node(name)), op)
 
     def _close(self, parent: int) -> None:
-        """Move the results of operations that have ended behind those of the operations within them. The inner ones are
-        seldom used next: a product's own factors, a tensor before it is transposed."""
+        """Make the results of operations that have ended the latest ones. Results of operations within them are seldom
+        used next: a product's own factors, a tensor before it is transposed."""
         while self._open and self._open[-1][0] != parent:
             _, results = self._open.pop()
             for value in results:
@@ -284,7 +284,7 @@ class SizeFlow:
         if near and near[0].stride is None:
             near[0].stride = stride
         if near and len(near[0].layouts) > 1 and shape not in self.parameters:
-            return near[0]  # seen again, so that what is ruled out here is ruled out there
+            return near[0]  # the same tensor: a layout ruled out at one use is ruled out at all
         guesses = self._by_shape(shape)
         layouts = _in_turn(near)
         if shape in self.parameters and role != Role.DATA:
@@ -375,7 +375,7 @@ class SizeFlow:
         found = [parameter for parameter in (value.shape for value in values if value.shape in self.parameters)
                  if any(loses(value, layout, parameter) for value, layout in zip(values, best.layouts, strict=True))]
         if name == "aten::embedding" and len(values) > 1 and math.prod(values[1].shape) == values[0].shape[0]:
-            # every row of a table once: positions of a map or of frames, of which a larger one has more
+            # every row of a table once: positions of a map or of frames; a larger map has more of them
             found += [values[0].shape for size, dim in zip(values[1].shape, best.layouts[1], strict=True)
                       if size == values[0].shape[0] and dim.follows and (dim.rounded or dim.fixed)]
         return found
@@ -389,8 +389,8 @@ class SizeFlow:
         return len(values) == 1 and values[0].gradient
 
     def _gives_data(self, name: str, values: list[Value]) -> bool:
-        """Return whether a result is surely data: made of data, or by a layer whose input has no parameter's shape. It
-        never is if a parameter has a named size."""
+        """Return whether a result is surely data: made from data, or by a layer with only one argument that has no
+        parameter's shape. Never, if a parameter has a named size."""
         if self._wide:
             return False
         if any(value.shape in self._data for value in values):
@@ -408,7 +408,7 @@ class SizeFlow:
             return self._known_choices[key]
         distinct = {id(value): value for value in values}
         possible = {key: value.layouts for key, value in distinct.items()}
-        if rule in PRODUCTS:  # a matrix that nothing spoke of before may be a parameter that was looked up or computed
+        if rule in PRODUCTS:  # a matrix not seen before may be a parameter that was looked up or computed
             for value in (one for one in values[-2:] if one.shape not in self._data):
                 possible[id(value)] = list(dict.fromkeys((*value.layouts, self.sizes.constants(value.shape))))
         while math.prod(map(len, possible.values())) > MOST_TOGETHER:

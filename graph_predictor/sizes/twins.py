@@ -1,8 +1,8 @@
 """Find twins: dimensions of a step that have a named size by chance and mean something else.
 
 If two independent dimensions have one size, scaling that size would let both grow. Examples: a sequence as long as
-there are samples, as many heads as tokens, a source and a target of one length. Here are the kinds of twins that a
-trace shows. Samples have no twins: they come first, and a tensor holds them once at most (``size_flow``).
+there are samples, as many heads as tokens, a source and a target of one length. This module finds twins that a trace
+shows. Samples have no twins: they come first, and a tensor holds them once at most (``size_flow``).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ COUNTED = frozenset({"indices", "target"})
 """Arguments that come from a step's input, which the samples lead, as the operations' schemas call them."""
 OF_MODELS = frozenset({"heads", "head", "layers", "depth", "hidden", "hidden_size", "d_model", "dim", "embed_dim",
                        "channels", "classes", "experts", "rank", "vocab", "vocab_size", "vocabulary"})
-"""Names of sizes that parameters have, as papers, transformers' and timm's configurations write them: a choice."""
+"""Names of sizes of parameters, as papers and the configurations of transformers and timm write them: a choice."""
 OF_DATA = frozenset({"seq", "seqlen", "seq_len", "sequence", "sequence_length", "length", "len", "tokens", "context",
                      "time", "frames", "steps", "image", "img", "resolution", "size", "points", "nodes", "edges",
                      "patches", "source", "target", "src", "tgt"})
-"""Names of sizes that data have: a choice."""
+"""Names of sizes of data: a choice."""
 _COUNTS = ("n_", "num_", "number_of_")
 _SPLITS = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view", "aten::unflatten", "aten::_reshape_alias"})
 _JOINS = frozenset({"aten::add", "aten::add_", "aten::mul", "aten::cat", "aten::stack"})
 _PICKED = {"aten::index": 1, "aten::index_put": 1, "aten::index_select": 2, "aten::index_add": 2, "aten::gather": 2,
            "aten::scatter_add": 2}
-"""The argument of each operation that has the indices of the rows to pick."""
+"""For each operation, the place of the argument with the indices of rows to pick."""
 _SQUARE = 2
-"""Number of equal dimensions from which a shape may be confused with its transpose."""
+"""Least number of equal dimensions at which a shape may be confused with its transpose."""
 
 
 def bare(name: str) -> str:
@@ -45,10 +45,10 @@ def bare(name: str) -> str:
 
 
 def square_input(graph: ExecutionGraph, size: int) -> Shape | None:
-    """Return the shape of indices or targets with the size first and once more: the samples, and something else.
+    """Return the shape of indices or targets that have the size first and again later: samples, and something else.
 
     ``None`` if there is none. Also ``None`` if another input has the size after another number of samples; then the
-    first dimension of the square one is not samples (buckets of relative positions, a mask).
+    first dimension of the square input is not samples (buckets of relative positions, a mask).
     """
     shapes = [shape for _, _, shape in counted_inputs(graph)]
     if any(shape[0] not in (1, size) and size in shape[1:] for shape in shapes):
@@ -60,12 +60,12 @@ def split_parameter(graph: ExecutionGraph, widths: set[int], size: int) -> tuple
     """Find a width of parameters that the step splits into dimensions, one of this size: heads, or their width.
 
     Args:
-        graph: of the rank.
+        graph: the graph of the rank.
         widths: sizes of parameters' dimensions.
         size: the recorded size of the name.
 
     Returns:
-        The width and its parts; ``None`` where there is none.
+        The width and its parts; ``None`` if there is none.
     """
     for row in _distinct(graph):
         if graph.string(int(graph.ops.name[row])) not in _SPLITS:
@@ -94,17 +94,17 @@ def _split_dimensions(shape: Shape, target: list[int]) -> Iterator[tuple[int, Sh
 
 
 def confused_shape(flow: SizeFlow, size: int) -> Shape | None:
-    """Return a shape that tensors of two kinds share although different dimensions follow the size, so that one kind
-    may have been taken for the other; ``None`` if there is none."""
+    """Return a shape in which different dimensions of two tensors follow the size, so that one tensor may have been
+    taken for the other; ``None`` if there is none."""
     seen: dict[Shape, Layout] = {}
     return next((value.shape for value in flow.every() if value.shape.count(size) >= _SQUARE
                  and seen.setdefault(value.shape, value.layouts[0]) != value.layouts[0]), None)
 
 
 def separate_inputs(graph: ExecutionGraph, size: int) -> list[Shape]:
-    """Return index tensors of that length whose looked-up rows are not added up before a layer takes them: a source and
-    a target, two towers. Empty if one forward pass has fewer than two: those of other steps and micro-batches are the
-    same input again."""
+    """Return shapes of index tensors of that length whose looked-up rows are not added up before a layer takes them: a
+    source and a target, two towers. Empty if one forward pass has fewer than two; the same inputs come again in other
+    steps and micro-batches."""
     waiting: list[tuple[Shape, Shape]] = []  # indices, and the rows that they look up
     apart: list[Shape] = []
     ops = graph.ops
@@ -151,7 +151,7 @@ def counted_inputs(graph: ExecutionGraph) -> Iterator[tuple[str, str, Shape]]:
 
 
 def picks_as_many(graph: ExecutionGraph, size: int) -> bool:
-    """Return whether the step picks rows by a list of that length: edges of a graph, as many as its nodes."""
+    """Return whether the step picks rows by an index list of that length: a graph may have as many edges as nodes."""
     ops = graph.ops
     for name, shapes in {(graph.string(int(ops.name[row])).rstrip("_"), int(ops.shapes[row]))
                          for row in _distinct(graph)}:
@@ -163,7 +163,7 @@ def picks_as_many(graph: ExecutionGraph, size: int) -> bool:
 
 
 def _distinct(graph: ExecutionGraph) -> list[int]:
-    """One row of each operation with its shapes and numbers."""
+    """Return one row of each operation with different shapes or numbers."""
     ops = graph.ops
     if not len(ops):
         return []

@@ -55,13 +55,13 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
 
     Args:
         job: a job, its graphs, or one rank's graph.
-        steps: which steps to repeat, see ``Baseline.recorded``; one traced by shapes alone has a single one.
-        device: where it was recorded, if the trace does not say or is not to be believed; of a step traced by shapes
-            alone, where it would run.
+        steps: which steps to repeat, see ``Baseline.recorded``; a job traced by shapes alone has a single step.
+        device: the device of the recording, if the trace lacks it or states a wrong one; for a step traced by shapes
+            alone, the device it would run on.
         models: fitted models of that device.
-        host: of a step traced by shapes alone, what is known of the host it would run on.
-        collectives: of a step traced by shapes alone, the cluster it would run on.
-        profiled, built: of a recorded job: predict the step under the profiler; its program, already built.
+        host: for a step traced by shapes alone, model of the host it would run on.
+        collectives: for a step traced by shapes alone, the cluster it would run on.
+        profiled, built: for a recorded job: predict the step under the profiler; its program, already built.
 
     Raises:
         ForetraceError: there is nothing to simulate, no step, or no such step.
@@ -110,10 +110,10 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
 
 def anchored_step(graphs: Sequence[ExecutionGraph], recorded: StandInTimes,
                   collectives: CollectiveModel | None = None) -> SynthesizedStep:
-    """Give shape-only graphs the times of the matching recorded operations.
+    """Return a step traced by shapes with the times of matching recorded operations.
 
     Args:
-        graphs: of one job, one a rank.
+        graphs: the graphs of one job, one for each rank.
         recorded: the recorded job that the times come from.
         collectives: model of another cluster; by default collectives take their recorded times.
 

@@ -7,12 +7,12 @@ of their calls in the calls' order. A call that waits returns when its stream is
                                             │ latency
     stream                                  [ kernel ]─gap─[ kernel ]
 
-The simulator computes the times: each rank's graph gets those of its program simulated without the other ranks. So the
-operation at any moment is found as in a recording.
+The simulator computes the times. Each rank's graph gets the times of its program simulated without the other ranks, so
+that the operation at any moment is found as in a recording.
 
 Between the ranks of a pipeline a send does not wait for its receiver (the data is buffered), and a receive waits until
-its sender has begun. A rank that was traced by shapes alone notes sender and receiver of each message; the order
-between two ranks is that of the program.
+its sender has begun. A rank traced by shapes alone records sender and receiver of each message. Messages between two
+ranks keep the program's order.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ STEP = "traced step"
 
 @dataclass(slots=True)
 class DeviceWork:
-    """A piece of device work: its kind, stream, time (ns) and bytes, and the interval of its time.
+    """A piece of device work: its kind, stream, time (ns), bytes (``moved``), and the interval of its time.
 
     Attributes:
         collective: row of the rank's collectives; ``NONE`` for none.
-        source: a ``Source``.
+        source: a ``Source`` code.
         low, high: logs of the 80% interval's ends over the time.
         in_call: whether the call waits for it (a copy to pageable memory).
     """
@@ -86,16 +86,16 @@ class DeviceWork:
 
     @property
     def staged(self) -> bool:
-        """Return whether the call feeds it piece by piece (a large copy from pageable memory, see ``ranks``)."""
+        """Return whether the call feeds the copy piece by piece (a large copy from pageable memory, see ``ranks``)."""
         return (self.kind == KernelKind.MEMCPY and not self.in_call and "Pageable ->" in self.name
                 and self.moved > STAGED_BYTES)
 
 
 @dataclass(slots=True)
 class HostCall:
-    """A runtime call of an operation: what it is, its own cost (ns), and the device work it starts.
+    """A runtime call of an operation: its name and kind, its own cost (ns), and the device work it starts.
 
-    ``stream`` is, of a call that waits, the stream it waits for (``NONE``: all of them).
+    A waiting call waits for ``stream`` (``NONE``: for all streams).
     """
 
     name: str
@@ -110,11 +110,11 @@ class OperationTimes:
     """Times of one rank's operations, ns by row of ``ops``.
 
     Attributes:
-        before: host time before each.
-        inside: host time in each, its calls apart.
-        calls: of the operations that have any.
-        tail: host time after the last one.
-        fetch: host time in which the batch is loaded, before the first one.
+        before: host time before each operation.
+        inside: host time in each operation, without its calls.
+        calls: runtime calls of the operations that make any.
+        tail: host time after the last operation.
+        fetch: host time that loads the batch, before the first operation.
     """
 
     before: Float64
@@ -125,9 +125,9 @@ class OperationTimes:
 
 
 def paired_transfers(graphs: Sequence[ExecutionGraph], kernel_ptr: Int64) -> list[tuple[int, int]]:
-    """Return (receive, send) of every pair, kernels of the program whose ranks begin at ``kernel_ptr``.
+    """Return (receive, send) of every pair, as rows of the program's kernels; rank r's begin at ``kernel_ptr[r]``.
 
-    What has no counterpart among the ranks is left out.
+    Messages without a counterpart among the ranks are left out.
     """
     found: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(lambda: {SEND: [], RECEIVE: []})
     for graph, low in zip(graphs, kernel_ptr.tolist(), strict=False):
@@ -143,7 +143,7 @@ def paired_transfers(graphs: Sequence[ExecutionGraph], kernel_ptr: Int64) -> lis
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """A rank traced by shapes, what its operations cost, and the constants of its launches."""
+    """A rank traced by shapes, the times of its operations, and the constants of its launches."""
 
     graph: ExecutionGraph
     times: OperationTimes
@@ -152,8 +152,8 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class Synthesized:
-    """A step that never ran. For each kernel of all ranks, ``source`` states where its time comes from; ``low`` and
-    ``high`` are the logs of its interval's ends over its time."""
+    """The program of a step that never ran. For each kernel of all ranks, ``source`` states where its time comes from;
+    ``low`` and ``high`` are the logs of (interval's ends / time)."""
 
     built: Built
     source: Int64
@@ -162,13 +162,13 @@ class Synthesized:
 
 
 def plain_constants(latency_ns: int) -> LaunchConstants:
-    """Return the launch constants of a device no launch was recorded on."""
+    """Return launch constants for a device without recorded launches."""
     return LaunchConstants(np.full(KINDS, latency_ns, np.int64), np.full(KINDS, latency_ns, np.int64),
                            np.full((KINDS, KINDS, 2), GAP_DEFAULT_NS, np.int64), queue_depth=CUDA_DEPTH)
 
 
 def synthesize(ranks: Sequence[RankTimes]) -> Synthesized:
-    """Make the program of a job whose ranks were traced by shapes."""
+    """Return the program of a job whose ranks were traced by shapes, with simulated times in its graphs."""
     parts = [_Rank(rank) for rank in ranks]
     alone = assemble([part.rows() for part in parts], [0] * len(parts))
     simulated = simulate(alone)
@@ -206,12 +206,12 @@ class _Rank:
         self.fetch = round(rank.times.fetch)
         passed = self.fetch + np.cumsum(before + inside)
         self.begins = passed - inside
-        """Host time of the step, calls apart, up to each operation's begin; ``ends``: up to its end."""
+        """Host time from the step's begin to each operation's begin, without calls; ``ends``: to its end."""
         self.ends = passed
         at_calls = (self.begins + inside // 2)[self.op_of_call]
         whole = int(passed[-1]) if len(passed) else self.fetch
         self.at_item: Int64 = np.concatenate([[0], at_calls, [whole + round(rank.times.tail)]]).astype(np.int64)
-        """The same up to each item: the step's begin, its calls, its end."""
+        """Host time without calls up to each item: the step's begin, its calls, its end."""
 
     def rows(self) -> RankRows:
         """Return the rank's rows of the program."""
@@ -237,7 +237,7 @@ class _Rank:
             kernel_latency=np.select([in_call, staged], [constants.latency_in_call[self.kind], constants.staged_tail],
                                      constants.latency[self.kind]).astype(np.int64),
             kernel_previous=previous,
-            # A step's first work on a stream follows the last one of the step before.
+            # A step's first work on a stream follows the last work of the step before.
             kernel_gap=constants.gap[self.kind[np.where(previous >= 0, previous, last)], self.kind, 0],
             kernel_duration=self._durations(), kernel_external=np.full(len(self.works), NEVER, np.int64),
             kernel_start=unknown, kernel_end=unknown, edge_target=edge_target, edge_source=edge_source,
@@ -246,7 +246,7 @@ class _Rank:
             queue_depth=max(constants.queue_depth, 0))
 
     def timed(self, program: Program, simulated: Simulated, rank: int) -> ExecutionGraph:
-        """Return the rank's graph with the simulated times: ``rank`` is its position in the program."""
+        """Return the rank's graph with the simulated times; ``rank`` is its position in the program."""
         item = int(program.thread_ptr[rank])
         end = simulated.item_end[item:item + len(self.at_item)]
         start = simulated.item_start[item:item + len(self.at_item)]
@@ -276,7 +276,7 @@ class _Rank:
         row = np.array([work.collective for work in self.works], np.int64)
         collectives.kernel[row[row >= 0]] = np.flatnonzero(row >= 0)
         window = max(int(end[-1]), int(kernel_end.max(initial=0)))
-        # Only a step traced by shapes tells by its format that the device it names is a CPU: recorded ones say "cpu".
+        # A step traced by shapes may name a device that is a CPU; recordings write "cpu".
         device = CPU if self.graph.computes_on_host else self.graph.meta.device
         return replace(
             self.graph, ops=ops, launches=launches, kernels=self._kernels(ops.step, kernel_start, kernel_end, code),
@@ -284,7 +284,7 @@ class _Rank:
             meta=replace(self.graph.meta, era="", device=device, window_ns=window))
 
     def report(self) -> RankReport:
-        """Return what is known of the rank's launches: nothing was inferred."""
+        """Return the report on the rank's launches: its constants; nothing else was inferred."""
         depth = self.constants.queue_depth
         return RankReport(
             constants=self.constants, edges={}, hand_overs=0, blocked_calls=0, blocked_launches=0, queue_depth=depth,
@@ -307,7 +307,7 @@ class _Rank:
         return whole_ns(np.maximum([work.ns for work in self.works], 0.0))
 
     def _neighbours(self) -> tuple[Int64, Int64]:
-        """Return the kernel before each on its stream, ``NONE`` for the first, and the last one of its stream."""
+        """Return the kernel before each kernel on its stream (``NONE`` for the first), and the stream's last kernel."""
         order = np.argsort(self.stream, kind="stable")
         same = self.stream[order][1:] == self.stream[order][:-1]
         previous = np.full(len(order), NONE, np.int64)
@@ -332,7 +332,7 @@ class _Rank:
         return pairs[:, 0], pairs[:, 1]
 
     def _submits(self, channel: Int64) -> tuple[Int64, Int64]:
-        """Channel of the launch queue that each call submits to, and how many entries of it come before the call."""
+        """Return the launch-queue channel that each call submits to, and the number of its entries before the call."""
         call_channel, queued = (np.full(len(self.calls), NONE, np.int64) for _ in range(2))
         callers, first = np.unique(self.call_of_work, return_index=True)
         call_channel[callers] = channel[first]
@@ -374,7 +374,7 @@ class _Rank:
         return kernels
 
     def _syncs(self, launches: LaunchTable) -> SyncTable:
-        """Return what each wait for one stream waits for."""
+        """Return the stream of each call that waits for one stream."""
         rows = [row for row, call in enumerate(self.calls) if call.stream != NONE]
         table = SyncTable.empty(len(rows))
         table.kind[:] = SyncKind.STREAM_SYNC

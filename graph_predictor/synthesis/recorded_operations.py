@@ -11,7 +11,7 @@ The outermost recorded operations with names that occur in the trace have one ro
 
 ``match`` aligns the recorded and the traced operations in program order, over the whole step. Layers look alike, so a
 local match could take a layer for the next one, for instance after a broadcast of buffers. An operation may have no
-partner: it is of an added layer, of a gradient summed elsewhere, or of a later step of a recurrent layer. It matches
+partner: it belongs to an added layer, a gradient summed elsewhere, or a later step of a recurrent layer. It then takes
 the recorded operation of the same name that is nearest in size. Ties are broken by the same neighbours, then by the
 median time: the first of many often took longer. An operation whose name was not recorded has no match.
 """
@@ -42,22 +42,22 @@ from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph
 
 SAME_SIZE = 1e-9
-"""Logs of sizes that differ by no more are of equal ones."""
+"""Sizes whose logs differ by no more than this are equal."""
 NEAR, FAR = 1, 6
-"""Operations on either side whose names tell how alike two places are."""
+"""Number of operations on either side whose names are compared to judge how similar two places are."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedOperations:
-    """One rank's operations of one step, in the order they began, mean times of the steps that were alike.
+    """One rank's operations of one step, in the order they began. Times are means over the steps that were alike.
 
     Attributes:
-        costs: the table of what they cost, step by step.
+        costs: the table of their costs, step by step.
         before, inside: host time before each operation and in it, without calls, ns.
-        compute: of ``inside``, a CPU's own computation.
-        calls: of each operation.
-        call_ns, kernel_ns: what each call costs unblocked, and each kernel.
-        tf32: whether fp32 products ran as TF32.
+        compute: the part of ``inside`` that a CPU computes.
+        calls: calls of each operation.
+        call_ns, kernel_ns: unblocked cost of each call, and duration of each kernel, ns.
+        tf32: whether each operation's fp32 products ran as TF32.
         tail: host time after the last operation, ns.
     """
 
@@ -81,11 +81,11 @@ class RecordedOperations:
 
     @property
     def op(self) -> Int64:
-        """Return the row of ``graph.ops`` of each."""
+        """Return the row of ``graph.ops`` of each operation."""
         return self.costs.op
 
     def host(self) -> Float64:
-        """Return the host time of each operation, with that of its calls and that before it, ns."""
+        """Return the host time of each operation, including its calls and the time before it, ns."""
         return self.before + self.inside + self.calls.by_operation(self.call_ns)
 
     def device(self) -> Float64:
@@ -112,13 +112,13 @@ class RecordedCalls:
     kernel: Int64
 
     def by_operation(self, values: Float64) -> Float64:
-        """Return the sums of the calls' values, by operation."""
+        """Return the sums of ``values`` (one for each call) by operation."""
         total = np.concatenate([[0.0], np.cumsum(values)])
         found: Float64 = total[self.ptr[1:]] - total[self.ptr[:-1]]
         return found
 
     def like(self, other: RecordedCalls) -> bool:
-        """Return whether each operation has as many calls and kernels."""
+        """Return whether each operation has the same number of calls and kernels as in ``other``."""
         return np.array_equal(self.ptr, other.ptr) and np.array_equal(self.kernel_ptr, other.kernel_ptr)
 
 
@@ -149,7 +149,7 @@ def recorded_operations(scenario: Scenario, rank: int, names: Iterable[str]) -> 
 
 
 def _calls(built: Built, rank: int, owner: Int64, rows: Int64, span: tuple[int, int]) -> RecordedCalls:
-    """Return the calls of one step's operations; what is called after the last one is called at its end."""
+    """Return the calls of one step's operations; calls after the last operation count as calls at its end."""
     graph = built.graphs[rank]
     calls, kernels = graph.launches, graph.kernels
     of_op = np.full(len(graph.ops) + 1, NONE, np.int64)
@@ -179,7 +179,7 @@ def _calls(built: Built, rank: int, owner: Int64, rows: Int64, span: tuple[int, 
 
 
 def _call_costs(built: Built, rank: int) -> tuple[Int64, Int64]:
-    """Item of every call of a rank (-1: nested, or of a thread that takes no part) and its unblocked cost, ns."""
+    """Return the item of each call of a rank (-1: nested, or of a thread without items) and its unblocked cost, ns."""
     program, calls = built.program, built.graphs[rank].launches
     item, cost = np.full(len(calls), NONE, np.int64), np.zeros(len(calls), np.int64)
     mine = np.flatnonzero((program.thread_rank[program.item_thread()] == rank) & (program.item_kind == ItemKind.CALL))
@@ -190,7 +190,7 @@ def _call_costs(built: Built, rank: int) -> tuple[Int64, Int64]:
 
 def _hand_overs(built: Built, rank: int, rows: Int64, span: tuple[int, int]) -> Float64:
     """Return the time of hand-overs between threads before each of a step's operations and after the last one, ns. The
-    recorded program has it between its threads; a step traced by shapes has only one thread."""
+    recorded program has this time between its threads; a step traced by shapes has only one thread."""
     program = built.program
     item = np.repeat(np.arange(len(program.item_kind)), np.diff(program.after_ptr))
     start = program.recorded_item_start[item] - built.clock_ns[rank]
@@ -217,12 +217,12 @@ class OperationMatch:
 
 
 def out_of_place(name: str) -> str:
-    """Strip the mark of those that work in place off an operation's name: autograd sums gradients in place or not."""
+    """Return an operation's name without the mark of in-place ones (``add_``): autograd may sum gradients in place."""
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def names_of_both(graph: ExecutionGraph) -> frozenset[str]:
-    """Return the names of a trace's operations, in place and not, by which recorded ones are found."""
+    """Return the names of a trace's operations, in place and out of place, to find recorded ones by."""
     own = {out_of_place(graph.string(code)) for code in np.unique(graph.ops.name).tolist()}
     return frozenset(own | {f"{name}_" for name in own})
 
@@ -253,8 +253,8 @@ def match(graph: ExecutionGraph, recorded: RecordedOperations) -> OperationMatch
 
 
 def _typical(rows: Int64, distance: Float64, neighbours: Bool, took: Float64) -> int:
-    """Choose the recorded operation that took the median time, among those nearest in size, with the same neighbours
-    if any of them has; -1 of none."""
+    """Choose, among the operations nearest in size (with the same neighbours, if any has them), that with the median
+    time; -1 for none."""
     if not len(rows):
         return NONE
     nearest = distance <= distance.min() + SAME_SIZE
@@ -265,8 +265,7 @@ def _typical(rows: Int64, distance: Float64, neighbours: Bool, took: Float64) ->
 
 
 def _alike(graph: ExecutionGraph, tokens: Int64, ops: Int64) -> Int64:
-    """Return what an alignment compares of each operation: its name, the names around it, near and far, and its
-    sizes."""
+    """Return four numbers of each operation for an alignment: its name, names near and far around it, its sizes."""
     sizes = {code: round(1e6 * _log_elements(graph, int(ops[place])))
              for code, place in zip(*np.unique(graph.ops.shapes[ops], return_index=True), strict=True)}
     return np.stack([tokens, _around(tokens, NEAR), _around(tokens, FAR),
@@ -274,12 +273,12 @@ def _alike(graph: ExecutionGraph, tokens: Int64, ops: Int64) -> Int64:
 
 
 def _around(tokens: Int64, reach: int) -> Int64:
-    """Return a number for the tokens up to ``reach`` before and after each, itself included."""
+    """Return for each token a number of the tokens from ``reach`` before it to ``reach`` after it."""
     return run_hashes(np.pad(tokens, reach, constant_values=NONE), 2 * reach + 1).astype(np.int64)
 
 
 def _log_elements(graph: ExecutionGraph, op: int) -> float:
-    """Return the log of the elements of all tensors among an operation's arguments."""
+    """Return the log of the total number of elements of an operation's tensor arguments."""
     def count(shape: object) -> int:
         if not isinstance(shape, tuple) or not shape:
             return 0

@@ -65,17 +65,17 @@ from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Meta, Pla
 from tracer.views import Argument
 
 BUSY = 0.8
-"""Share of the time of a collective in which it occupies as many cores as there are processes, or all of them."""
+"""Share of a collective's time in which it occupies as many cores as there are processes, or all cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedCores:
-    """Ranks on one host.
+    """Ranks that share the cores of one host.
 
     Attributes:
-        ranks: how many.
-        cores: that they have together.
-        threads: that operations of one of them compute with.
+        ranks: number of ranks on the host.
+        cores: number of its cores.
+        threads: threads that one rank computes an operation with.
     """
 
     ranks: int
@@ -84,7 +84,7 @@ class SharedCores:
 
     @property
     def crowding(self) -> float:
-        """Return how many times as long computing takes where all ranks compute at once."""
+        """Return the factor by which computation slows down when all ranks compute at once."""
         return max(self.ranks * self.threads / self.cores, 1.0)
 
     @property
@@ -99,30 +99,30 @@ class SharedCores:
         """Return one rank's times on a host shared with the other ranks. Collectives were measured on it and stay.
 
         Args:
-            graph: of the rank, traced by shapes.
-            times: as if the rank had the host to itself.
+            graph: the rank, traced by shapes.
+            times: its times if it had the host to itself.
         """
         factor = self.crowding
         before, inside = np.append(times.before, times.tail) * factor, times.inside * factor
         at_once = {int(op) for op, beside in zip(graph.collectives.op, graph.collectives.is_async, strict=True)
                    if not beside}
         for op, calls in times.calls.items():
-            # For the others the host itself waits: nothing overlaps them.
+            # The host waits for the other, synchronous collectives: nothing overlaps them.
             if op not in at_once:
                 before[op + 1] += self.taken * sum(
                     work.ns for call in calls for work in call.kernels if work.kind == KernelKind.COLLECTIVE)
         return replace(times, before=before[:-1], inside=inside, tail=float(before[-1]), fetch=times.fetch * factor)
 
     def note(self) -> str:
-        """Return what was assumed, in a sentence."""
+        """Return the assumption as a sentence."""
         return (f"{self.ranks} ranks share {self.cores} cores of the recorded host: their operations take "
                 f"{self.crowding:.2f} times as long, and a collective takes {self.taken:.0%} of its time from "
                 "overlapping computation.")
 
 
 def cores_shared(meta: Meta, ranks: int) -> SharedCores | None:
-    """Return how ranks share the host that one process was recorded on; ``None`` where the recording does not say, or
-    was of several ranks itself."""
+    """Return how ranks share the host that one process was recorded on; ``None`` for a single rank, or if the recording
+    does not state its cores or had several ranks itself."""
     if meta.host_cores < 1 or meta.world_size > 1 or ranks < 2:
         return None
     return SharedCores(ranks, meta.host_cores, min(max(meta.host_threads, 1), meta.host_cores))
@@ -134,7 +134,7 @@ def with_hooks(graph: ExecutionGraph, times: OperationTimes, recorded: RecordedO
 
     Args:
         graph: traced by shapes under a plan.
-        times: of its operations, from the recording.
+        times: times of its operations, from the recording.
         recorded: operations of one process without a plan.
         pairs: the match of each traced operation among them.
     """
@@ -156,10 +156,10 @@ def with_hooks(graph: ExecutionGraph, times: OperationTimes, recorded: RecordedO
 
 
 LANES = 32
-"""Columns that a CPU's products compute together: two vectors of 512 bits of fp32. A dimension below it (a rank) may
-cost what that many do, or what it has."""
+"""Columns that a CPU's matrix products compute together: two vectors of 512 bits of fp32. A smaller dimension (a low
+rank) may cost as much as this many columns, or in proportion to its size."""
 MOST_UNSIZED = 0.05
-"""Share of the recorded work whose sizes may be missing."""
+"""Largest share of the recorded work whose sizes may be missing."""
 _LAUNCH = "cudaLaunchKernel"
 
 
@@ -183,7 +183,7 @@ class StandIn:
         """Return a factor on each slice of the traced job's host time.
 
         Args:
-            slices: of the traced job.
+            slices: slices of the traced job.
             ns: edited times of the recorded job's slices.
         """
         found: Float64 = np.ones(len(slices))
@@ -198,11 +198,11 @@ class StandIn:
         return found
 
     def _ratios(self, rank: int, ns: Float64) -> tuple[Float64, Float64, float, float]:
-        """Return the time with the edit over time without: in each recorded operation and before it (and after the last
-        one), of loading batches, and of all."""
+        """Return the ratios of edited to recorded host time: inside each recorded operation, before each one (and after
+        the last), of loading batches, and of the whole step."""
         slices, cycle, costs = self.scenario.slices, self.scenario.cycle, self.costs[rank]
         mine = (slices.rank == self.ranks[rank]) & cycle.working[slices.item]
-        # Where nothing was recorded, nothing tells another ratio than that of all.
+        # Where no time was recorded, the ratio of the whole step is used.
         overall = float(_ratio(np.zeros(mine.sum(), np.int64), slices.ns[mine], ns[mine], 1, 1.0)[0])
         was, will = slices.ns[costs.slice_row], ns[costs.slice_row]
         inside, before = (_ratio(costs.row[rows], was[rows], will[rows], len(costs) + 1, overall)
@@ -229,13 +229,13 @@ class _Tally:
     host_ns: float = 0.0
     computed_ns: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
-    """Computation on the host that changed, and its ratios; infinite where nothing was recorded."""
+    """Times of changed computation on the host, and ratios of new to recorded time (infinite: nothing was recorded)."""
     guessed_ns: float = 0.0
-    """The part of it without a measured time in its own element type."""
+    """The part of ``computed_ns`` without a measured time in its own element type."""
     doubted_ns: float = 0.0
-    """Computation in another element type, each times the log half width of what is not known of it."""
+    """Computation in an element type that was not recorded, each time × the log half width of its uncertainty."""
     types: set[str] = field(default_factory=set)
-    """These element types."""
+    """Element types of the computation in ``doubted_ns``."""
     narrow_ns: float = 0.0
     """Change of products with a dimension below ``LANES``, which may not change at all."""
 
@@ -243,8 +243,8 @@ class _Tally:
 @dataclass(frozen=True, slots=True)
 class _Change:
     """The change from a recorded operation to a traced one: the ratio of their times, the logs of its interval's ends,
-    and the ratio of their work on the host. ``retyping`` is what another element type (``dtype``) adds to the interval
-    on a CPU. ``narrow`` states whether a dimension of products below ``LANES`` changes."""
+    and the ratio of their work on the host. ``retyping`` is the log half width that another element type (``dtype``)
+    adds on a CPU. ``narrow`` states whether a dimension of products below ``LANES`` changes."""
 
     ratio: float
     low: float
@@ -271,7 +271,7 @@ class StandInTimes:
     scenario: Scenario
     recorded_spread: float
     _tallies: list[_Tally] = field(default_factory=list)
-    _planned: bool = False  # spread over ranks, whose own intervals hold what that changes
+    _planned: bool = False  # a parallel plan was added; the intervals of its collectives cover its uncertainty
     _stand: list[tuple[int, OperationCosts, Int64]] = field(default_factory=list)
 
     @property
@@ -286,14 +286,14 @@ class StandInTimes:
 
     @property
     def change_spread(self) -> float:
-        """Return the log half width of the 80% interval of what changed in the traced step's host time."""
+        """Return the log half width of the 80% interval of the changed part of the traced step's host time."""
         total = sum(tally.host_ns for tally in self._tallies)
         ns, ratio = (np.concatenate([getattr(tally, name) for tally in self._tallies])
                      for name in ("computed_ns", "ratio"))
         doubted = sum(tally.doubted_ns for tally in self._tallies) / max(total, 1.0)
         if not self.on_cpu or self._planned or not len(ratio):
             return math.hypot(resized_on_cpu(ns, ratio, total), doubted)
-        # What the recording has says how much smaller the step gets; the capture and the step are two runs.
+        # Recorded operations determine how much smaller the step gets; the capture and the step are two runs.
         known = np.isfinite(ratio) & (ratio > 0)
         after, before = float(ns[known].sum()), float((ns[known] / ratio[known]).sum())
         less = shrinking(total - float(ns.sum()), total, after / before) if before else 0.0
@@ -302,12 +302,12 @@ class StandInTimes:
 
     @property
     def host_source(self) -> Source:
-        """Return where most of the host's time comes from."""
+        """Return the source of most of the host's time."""
         return Source.ANCHORED if any(sum(tally.computed_ns) for tally in self._tallies) else Source.MEASURED
 
     @property
     def guessed_share(self) -> float:
-        """Return the share of the host's time that models say, rather than a measured time of the same kind."""
+        """Return the share of host time that models predict without a measured time of the same kind."""
         total = sum(tally.host_ns for tally in self._tallies)
         return sum(tally.guessed_ns for tally in self._tallies) / max(total, 1.0)
 
@@ -322,16 +322,16 @@ class StandInTimes:
 
     def times(self, graph: ExecutionGraph, position: int, collectives: dict[int, DeviceWork], *,
               measured_collectives: bool = True) -> OperationTimes:
-        """Return what the operations of a traced rank cost.
+        """Return the times of a traced rank's operations.
 
         Args:
             graph: traced by shapes.
-            position: of the rank in its job.
-            collectives: of each row of the graph's collectives what models say of it.
-            measured_collectives: take recorded times of collectives; not where they run on another cluster.
+            position: position of the rank in its job.
+            collectives: modelled work of each row of the graph's collectives.
+            measured_collectives: use recorded times of collectives; false if they run on another cluster.
 
         Raises:
-            EditError: the recording does not say what its operations worked on.
+            EditError: the recording lacks the sizes of its operations.
         """
         recorded = recorded_operations(self.scenario, self._rank(position), names_of_both(graph))
         pairs = match(graph, recorded)
@@ -345,7 +345,7 @@ class StandInTimes:
         return times
 
     def notes(self, device_ns: float) -> list[str]:
-        """Return what was done, in sentences; ``device_ns`` is the traced step's device time."""
+        """Return notes on the sources of times; ``device_ns`` is the traced step's device time."""
         measured, anchored, modelled = (sum(getattr(tally, name) for tally in self._tallies)
                                         for name in ("measured", "anchored", "modelled"))
         total = max(measured + anchored + modelled, 1)
@@ -385,7 +385,7 @@ class StandInTimes:
             if key not in found:
                 found[key] = _calls_of_pair(graph, op, recorded, row)
             was, will, _ = found[key]
-            # What is the recorded operation itself, as where DDP is added to a recording, need not be compared.
+            # An operation equal to its match, as where DDP is added to a recording, needs no comparison.
             if op not in collective and was != will and any("unsized" in call.flags for call in was):
                 unsized += float(weight[row])
         if unsized > MOST_UNSIZED * float(weight.sum()):
@@ -421,8 +421,8 @@ class _Rank:
         self.tally = _Tally()
 
     def collectives(self, modelled: dict[int, DeviceWork]) -> dict[int, DeviceWork]:
-        """Return collectives as recorded, × the models' ratio where the payload changed; modelled if the group
-        changed."""
+        """Return the work of collectives by row, with recorded time (× the models' ratio if the payload differs), or
+        with modelled time if no match has the same group size."""
         recorded = self.recorded.graph
         by_model = collective_works(recorded, self.source.device, None)
         table, old = self.graph.collectives, recorded.collectives
@@ -512,7 +512,7 @@ class _Rank:
         return found
 
     def _work(self, kernel: int, ns: float, change: _Change, *, within: bool) -> DeviceWork:
-        """A recorded kernel at the new size; one that was launched before the operation does not change with it."""
+        """Return a recorded kernel at the new size. One launched before the operation (not ``within``) is unchanged."""
         graph = self.recorded.graph
         table = graph.kernels
         name, moved = graph.string(int(table.name[kernel])), int(table.bytes[kernel])
@@ -550,7 +550,7 @@ class _Rank:
         return usual[0], usual[1] + computed, [HostCall(_LAUNCH, LaunchKind.KERNEL, usual[2], [work]) for work in works]
 
     def _collective(self, row: int) -> tuple[int, float]:
-        """Return the kernel of a recorded operation's collective, and its time, ns; ``NONE`` where it has none."""
+        """Return the kernel of a recorded operation's collective, and its time, ns; ``NONE`` and 0 if it has none."""
         if row < 0:
             return NONE, 0.0
         calls = self.recorded.calls
@@ -565,7 +565,7 @@ def _types(calls: tuple[OpCall, ...]) -> frozenset[str]:
 
 
 def _key(graph: ExecutionGraph, op: int, recorded: RecordedOperations, row: int) -> tuple[int, ...]:
-    """Return what decides how two operations differ."""
+    """Return a key for a pair of operations; pairs of equal keys differ in the same way."""
     new, old, was = graph.ops, recorded.graph.ops, int(recorded.op[row])
     return (int(new.name[op]), int(new.shapes[op]), int(new.dtypes[op]), int(new.strides[op]), int(new.scalars[op]),
             int(new.place[op]), int(old.name[was]), int(old.shapes[was]), int(old.dtypes[was]), int(old.strides[was]),
@@ -589,7 +589,7 @@ def _calls_of_pair(graph: ExecutionGraph, op: int, recorded: RecordedOperations,
 
 
 def _alike(old: Operation, new: Operation) -> tuple[Operation, Operation]:
-    """Return both with the facts that both state: a fact that only the trace states shows no change."""
+    """Return both operations with only the facts that both state: a fact that only the trace states is no change."""
     pairs = [_both(one, other) for one, other in zip(old.arguments, new.arguments, strict=False)]
     more = len(pairs)
     return (replace(old, arguments=(*(a for a, _ in pairs), *old.arguments[more:])),
@@ -608,7 +608,7 @@ def _both(old: Argument, new: Argument) -> tuple[Argument, Argument]:
 
 
 def _narrow(was: tuple[OpCall, ...], will: tuple[OpCall, ...]) -> bool:
-    """Return whether a dimension of products changes that is below ``LANES`` before or after."""
+    """Return whether a dimension of a matrix product changes and is below ``LANES`` before or after."""
     return any(old.family is new.family is Family.GEMM and any(
         a != b and min(a, b) < LANES for a, b in zip(old.dims[1:], new.dims[1:], strict=True))
         for old, new in zip(was, will, strict=False))

@@ -1,8 +1,8 @@
-"""A step that was traced by shapes alone, with the times that models give it.
+"""A step that was traced by shapes alone, with times from models.
 
 Every call of an operation is priced on the device and becomes a kernel on one compute stream. Collectives run on a
 stream of their own and start after the work launched before them; the operation that first needs a result (``wait_op``)
-waits for it. Shapes do not determine host time: it is that of a given host, or a default with a wide interval.
+waits for it. Shapes do not determine host time: it comes from a given host, or a default with a wide interval.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from kernel_models.collectives import CollectiveModel
 
 LEAST_US = 1e-3
-"""Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
+"""Least time of a collective in the ratio of its interval, µs: collectives that launch nothing take no time."""
 _COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
            ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
 """Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``simulation.ranks``)."""
 MOST_CALLS = 0.8
-"""Share of an operation's host time that its launches take at most."""
+"""Largest share of an operation's host time that its launches take."""
 HOST_DEVICE = "cpu"
-"""The device whose models price work on tensors in a GPU's host."""
+"""The device whose models price work on tensors in the host's memory of a GPU machine."""
 WAIT = "cudaStreamSynchronize"
 HOST_WORK_TOLD_NS = 1e6
-"""Computing on the host that is reported: an optimizer's step counters of some hundred parameters take half of it."""
+"""Least host computation that is reported, ns: an optimizer's step counters of some hundred parameters take half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class HostThread:
 
     Attributes:
         told_ns: time predicted by the host model.
-        computed_ns: time of operations' computation on the host, where the host is the device.
-        width_ns: half width of its 80% interval. Errors within a family are common, between families independent.
+        computed_ns: time of operations' computation on the host, if the host is the device.
+        width_ns: its 80% interval's half width. Errors within a family are common, between families independent.
     """
 
     told_ns: float
@@ -69,7 +69,7 @@ class HostThread:
 
     @classmethod
     def of(cls, told_ns: float, computed: Iterable[DeviceWork]) -> HostThread:
-        """Add up what is computed; a work's name begins with its family."""
+        """Return the sum of the host model's time and the computed work; a work's name begins with its family."""
         widths: dict[str, float] = {}
         total = 0.0
         for work in computed:
@@ -79,12 +79,12 @@ class HostThread:
         return cls(told_ns, total, float(np.sqrt(sum(width * width for width in widths.values()))))
 
     def spread(self, law: float, host: float, device: float) -> float:
-        """Return the log half width of the 80% interval of both together.
+        """Return the log half width of the 80% interval of the sum of both times.
 
         Args:
-            law: that of what the model of hosts tells of a known one.
-            host, device: by how much more the host, and it as a device, may differ from those known: one machine is
-                slow or quick at both.
+            law: log half width of the host model for a known host.
+            host, device: additional log half widths of an unknown machine, as a host and as a device; they add up,
+                because a machine is slow or fast at both.
         """
         whole = self.told_ns + self.computed_ns
         machine_ns = host * self.told_ns + device * self.computed_ns
@@ -114,7 +114,7 @@ def modelled_works(calls: dict[int, tuple[OpCall, ...]], spec: DeviceSpec, model
     priced = sustained(price(every, spec, models), spec)
     ns = (priced.times_us * 1e3).tolist()
     source = priced.source[priced.index].tolist()
-    # A step has many kernels of a family: what each errs by on its own averages out.
+    # A step has many kernels of a family: their independent errors average out, so only the common error is kept.
     low = (priced.common * np.log(priced.low_us / priced.time_us))[priced.index].tolist()
     high = (priced.common * np.log(priced.high_us / priced.time_us))[priced.index].tolist()
     found: dict[int, list[DeviceWork]] = {}
@@ -151,17 +151,17 @@ def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: Colle
 
 @dataclass(frozen=True, slots=True)
 class SynthesizedStep:
-    """A step that never ran, and how sure it is.
+    """A step that never ran, and its uncertainty.
 
     Attributes:
-        made: its program, and where its kernels' times come from.
-        device: where it runs.
+        made: its program, and the sources of its kernels' times.
+        device: the device it runs on.
         host_spread: log half width of the 80% interval of the host's time.
-        host_source: where most of that comes from.
-        change_spread: the same of what changed in anchored host time.
-        notes: what was assumed.
-        warnings: what makes it unsure.
-        guessed: share of the host's time that formulas say.
+        host_source: source of most of the host's time.
+        change_spread: log half width of the change of anchored host time (80%).
+        notes: assumptions.
+        warnings: reasons for less reliable results.
+        guessed: share of the host's time that comes from formulas.
     """
 
     made: Synthesized
@@ -179,14 +179,14 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     """Give shape-only graphs times by models alone.
 
     Args:
-        graphs: of one job, a rank each.
-        device: where they run; by default what they were traced for.
-        models: fitted models of it.
-        host: what is known of the host; by default what is shipped of others (``kernel_models.host.model``).
-        collectives: the cluster's; by default rings over the links of one node.
+        graphs: the graphs of one job, one for each rank.
+        device: the device it runs on; by default the one it was traced for.
+        models: fitted models of the device.
+        host: model of the host; by default the shipped model of other hosts (``kernel_models.host.model``).
+        collectives: the cluster's prices; by default rings over the links of one node.
 
     Raises:
-        DeviceError: the device is not known.
+        DeviceError: the device is unknown.
     """
     spec = device or resolve_device(graphs[0].meta.device)
     check_fits(graphs, collectives)
@@ -212,14 +212,14 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
 
 
 def check_fits(graphs: Sequence[ExecutionGraph], collectives: CollectiveModel | None) -> None:
-    """Check that the cluster has the ranks of the job."""
+    """Raise an error if the cluster has fewer ranks than the job."""
     if collectives is not None:
         collectives.check_fits(max(graph.meta.world_size for graph in graphs))
 
 
 def collective_notes(graphs: Sequence[ExecutionGraph], spec: DeviceSpec, collectives: CollectiveModel | None) -> \
         list[str]:
-    """Say how collectives are priced."""
+    """Return notes on how collectives are priced."""
     if not any(len(graph.collectives) for graph in graphs) or spec.vendor == "host":
         return []
     return ["Collectives are rings over the links of one node of the device, by its data sheet; give --topology for a "
@@ -228,7 +228,7 @@ def collective_notes(graphs: Sequence[ExecutionGraph], spec: DeviceSpec, collect
 
 
 def _host_work_warnings(graphs: Sequence[ExecutionGraph], spec: DeviceSpec) -> list[str]:
-    """Return what to say of operations whose tensors lie in the host's memory: no device that is named computes
+    """Return a warning on operations whose tensors lie in the host's memory of a GPU machine: the GPU does not compute
     them."""
     by_name: dict[str, float] = {}
     number = 0
@@ -259,7 +259,7 @@ def _notes(spec: DeviceSpec, given: bool, host: HostModel) -> list[str]:
 
 
 def _computing(spec: DeviceSpec, thread: HostThread, host: HostModel | None, models: Models | None) -> list[str]:
-    """Return what to say where the host is known and what it computes is not."""
+    """Return a note if the host is known but the speed of its computation is not."""
     if host is None or models is not None or not spec.placeholder or not thread.computed_ns:
         return []
     return [f"What operations compute there, {thread.computed_ns / 1e6:,.3f} ms, is priced for a CPU that stands for "
@@ -267,7 +267,7 @@ def _computing(spec: DeviceSpec, thread: HostThread, host: HostModel | None, mod
 
 
 def _told(host_ns: float, host: HostModel) -> str:
-    """Return what of the step rests on the host's model."""
+    """Return a note on the part of the step that comes from the host's model."""
     python = " and calls of Python between them" if host.with_calls else ""
     return (f"{host_ns / 1e6:,.3f} ms of host time a rank, for its operations{python}, rest on that; the critical path "
             "says how much of it the step waits for.")
@@ -275,7 +275,7 @@ def _told(host_ns: float, host: HostModel) -> str:
 
 def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostModel,
               collectives: dict[int, DeviceWork]) -> tuple[OperationTimes, HostThread]:
-    """Return everything from models: each call of an operation is a kernel that is launched; and what the host does."""
+    """Return the times of all operations from models alone (each of their calls launches a kernel), and the host's."""
     ops = graph.ops
     row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}
     calls = calls_by_operation(graph, (op for op in range(len(ops)) if op not in row_of))
@@ -289,7 +289,7 @@ def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, ho
     found: dict[int, list[HostCall]] = {}
     for op in range(len(ops)):
         if on_host and op not in row_of:
-            # Where operations compute on the host, calls are part of them.
+            # On a CPU the operation itself computes: it makes no calls.
             inside[op] += on_cpu[op] + computed[op]
             continue
         reads = graph.string(int(ops.name[op])) == HOST_READ
@@ -305,14 +305,14 @@ def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, ho
 
 
 def _launch_of(work: DeviceWork) -> tuple[str, LaunchKind]:
-    """Return the call that starts some work, and its kind."""
+    """Return the name and kind of the call that starts some work."""
     copied = work.kind == KernelKind.MEMCPY
     return ("cudaMemcpyAsync", LaunchKind.MEMCPY) if copied else ("cudaLaunchKernel", LaunchKind.KERNEL)
 
 
 def with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceSpec) -> OperationTimes:
-    """Add the host's waits for collectives on a CPU, where the host itself waits, not a stream. It waits in synchronous
-    calls (FSDP2's are), else where the result is first needed. Recorded host times of CPU jobs include these waits."""
+    """Add the host's waits for collectives on a CPU, where the host waits instead of a stream: in synchronous calls
+    (FSDP2's), else where the result is first needed. Recorded host times of CPU jobs include these waits."""
     if spec.vendor != "host" or not any(work.kind == KernelKind.COLLECTIVE for own in times.calls.values()
                                         for call in own for work in call.kernels):
         return times
