@@ -305,6 +305,7 @@ def read_parquet(stream: BinaryIO) -> pyarrow.Table:
     if unpacked > GROWTH * size + FREE_CELLS:
         raise pyarrow.ArrowInvalid(f"{meta.num_rows:,} rows in {size:,} bytes are more than measurements take")
     table = file.read()
+    table.validate(full=True)  # texts that are no UTF-8, words beyond their dictionary
     for name in texts:
         column = table.column(name)
         longest = max((compute.max(compute.binary_length(chunk.dictionary)).as_py() or 0

@@ -157,7 +157,7 @@ def read_indices(text: str) -> Indices:
     except ModuleNotFoundError:
         raise TableInputError(f"Reading {path} needs PyTorch, which is not installed (pip install "
                               "'foretrace[capture]'); or give the indices as Parquet.") from None
-    except (OSError, EOFError, ValueError, LookupError, TypeError, MemoryError, DecodeError) as error:
+    except (OSError, EOFError, ValueError, TypeError, MemoryError, DecodeError) as error:
         why = str(error).splitlines()[0] if str(error) else "it is damaged"
         raise TableInputError(f"{path} cannot be read as indices: {why}. Give columns table, sample, index, or "
                               "a column a table, or lists of indices and lengths.") from None
