@@ -93,7 +93,7 @@ CONTENTION_ROUNDS = 2
 MOST_LEFT = 0.9
 """Share of a step's host time that is believed to be waits at most."""
 NOTED_STALLS = 0.02
-"""Share of the recorded host time in stopped calls that is reported."""
+"""Share of the recorded host time in stopped calls that is reported. Chosen."""
 UNLIKE_MEASURED = 0.02
 """A steady state this far from the measured steps is reported."""
 

@@ -33,7 +33,7 @@ from tracer.arrays import Bool, Float64, Int64
 
 Calls = Sequence[tuple[OpCall, ...]]
 LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
-"""Beyond them one recorded time says nothing of another."""
+"""Beyond them one recorded time says nothing of another. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from tracer.errors import ForetraceError
 from tracer.shape_only.devices import TracedDevice
 
 KEPT = 6
-"""Results of each kind that are kept: points of a sweep come grouped."""
+"""Results of each kind that are kept: points of a sweep come grouped. Chosen."""
 LARGE = 500_000
 """Items and kernels of a job from which on fewer results are kept, as each takes tens of MB (a choice)."""
 LARGE_KEPT = 2

@@ -32,7 +32,7 @@ STEM_CHANNELS = 4
 """Input channels up to which a convolution is a network's first one, which has kernels of its own."""
 CACHE_PARTS = 1024.0
 """Parts of the last-level cache that bytes are counted in. Set."""
-_ALIGNMENTS = (2, 4, 8, 16, 32, 64)
+_ALIGNMENTS = (2, 4, 8, 16, 32, 64)  # chosen: every power of two up to a row of 128 bytes in 16 bits
 ROWS = {"nn": "kn", "nt": "kn", "tn": "mn", "tt": "mkn"}
 """Sizes that are the length of a row of an operand or of the result, by layout. A kernel reads wide words of rows only
 where these lengths are multiples of the words."""

@@ -29,7 +29,7 @@ from tracer.arrays import Bool, Float64
 LEAST_CALLS, MOST_CALLS = 12, 900
 """Fewer calls say nothing beyond the formulas; more are better left to trees (the work grows with the cube)."""
 REACH = 4.0
-"""A size is covered up to this factor beyond those measured: further off the process returns to the formulas."""
+"""A size is covered up to this factor beyond those measured: further off the formulas remain. Chosen."""
 BLEND_ABOVE, BLEND_FROM = 0.06, 60
 """Trees are tried where the process's mean absolute error is above the first and there are at least this many calls to
 learn from. Chosen, where the process alone is worse than a repeated measurement would be."""

@@ -25,7 +25,7 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 MOST_PATTERNS = 200
 """Patterns of any layer, and of one, that are compared with names: checkpoints have a few."""
 _LONGEST, _MOST_REPEATED = 200, 2
-"""Letters of a pattern, and repetitions within one."""
+"""Letters of a pattern, and repetitions within one. Chosen, so that no pattern takes long to match."""
 _LAYER = re.compile(r"layers\\?\.([0-9]{1,6})(?=[.\\]|$)")
 _UNSAFE = re.compile(r"\)[*+{]|\\[1-9]|\(\?[^:]")
 """Groups that repeat, and what looks back or ahead."""

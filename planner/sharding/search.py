@@ -451,7 +451,7 @@ def _bound(scores: Scores, loads: RankLoads, rest: Float64) -> float:
 FEW_TABLES = 128
 """With no more, every way of each table is weighed when it is its turn, and more seeds are tried."""
 SEVERAL_TABLES = 1_000
-"""With no more, the best baseline is improved as well as the best greedy placement, else the better of the two."""
+"""With no more, the best baseline is improved as well as the best greedy placement, else the better one. Chosen."""
 MOST_CHANGES, ROUNDS, SHAKEN, SHARES = 3_000, 6, 3, (1.0, 0.5, 0.25)
 """Choices. Changes of one local search. Times that a small problem's best sharding is shaken and improved again. Tables
 that go elsewhere each time. Upper limits of a seed's unit, as shares of a rank's mean."""

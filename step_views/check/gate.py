@@ -191,7 +191,7 @@ PAIRS = 8
 FEWEST = 7
 """Pairs that can show anything: all of them longer happen by chance once in 2⁷, less than ``LEVEL``."""
 SIDED = 0.05
-"""Chance that the truth lies beyond one end of the interval."""
+"""Chance that the truth lies beyond one end of the interval: chosen, as usual, a 90% interval."""
 
 
 @dataclass(frozen=True, slots=True)

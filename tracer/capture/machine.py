@@ -38,7 +38,7 @@ STOLEN = 0.03
 SCATTERED = 0.2
 """Interquartile range of timed steps over their median: three times the suite's captures on idle cores."""
 DRIFTED = 0.1
-"""Change of the median from the first to the last third of the timed steps."""
+"""Change of the median from the first to the last third of the timed steps. Chosen."""
 FASTER = 0.95
 """A profiler makes no step shorter: below this share of an unprofiled step, the machine changed."""
 ALTERNATES = 1.15

@@ -125,7 +125,7 @@ MOST_TRIED = 8
 LEVEL = 0.005
 """Chance of naming a rank of a job whose ranks all do the same, where steps differ as logs of a normal distribution do.
 With every seventh step of a rank stalled for as long as a step it is 1 to 5%, of 2 and 8 ranks with 3 and 6 steps."""
-PRIOR_STEPS = 2
+PRIOR_STEPS = 2  # chosen: steps that the usual spread is worth
 ABOVE_MEDIAN = 1.001
 """A rank with no more work than this much of the median's would gain nothing that is worth a simulation."""
 
