@@ -316,6 +316,8 @@ class Family(str, Enum):
 
 DIMENSIONS: dict[Family, tuple[str, ...]] = {family: family.dimensions for family in Family}
 """Names of the numbers of ``OpCall.dims``, by family."""
+PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
+"""Families whose arithmetic may decide; of the others traffic does."""
 
 
 @dataclass(frozen=True, slots=True)

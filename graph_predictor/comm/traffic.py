@@ -26,6 +26,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 from kernel_models.collectives import CollectiveKind, CommError, bus_factor
+from tracer.columns import MOST_RANKS
 from tracer.input_file import DecodeError, from_toml, read_input
 from tracer.parallel_plan import Sharding
 
@@ -150,7 +151,6 @@ def of_boundary(stream: float, tp: int, *, sequence_parallel: bool) -> list[Comm
 _UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1000, "kib": 1 << 10, "m": 10**6, "mb": 10**6, "mib": 1 << 20,
           "g": 10**9, "gb": 10**9, "gib": 1 << 30, "t": 10**12, "tb": 10**12, "tib": 1 << 40}
 MOST_BYTES = 1 << 50  # a pebibyte; chosen
-MOST_RANKS = 1_000_000  # chosen
 
 
 def parse_bytes(text: str) -> float:

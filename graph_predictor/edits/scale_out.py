@@ -12,10 +12,9 @@ from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.recorded.facts import further_out
 from graph_predictor.simulation.build import kernel_kinds
 from kernel_models.collectives import CollectiveModel, CommError, price_calls, topology_of
+from tracer.columns import MOST_RANKS
 from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
-
-MOST_RANKS = 1 << 20  # chosen: more than any machine has
 
 
 @dataclass(frozen=True)

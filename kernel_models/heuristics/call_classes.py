@@ -21,13 +21,11 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.work import computed_as, usable_cache_bytes
-from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.op_call import DIMENSIONS, PRODUCTS, Family, OpCall
 from tracer.arrays import Float64, Int64
 
 _Named = tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int, int], ...]]
 _Key = tuple[Family, str, str, str, tuple[str, ...], tuple[object, ...]]
-PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
-"""Families whose arithmetic may decide; of the others traffic does."""
 STEM_CHANNELS = 4
 """Input channels up to which a convolution is a network's first one, which has kernels of its own."""
 CACHE_PARTS = 1024.0

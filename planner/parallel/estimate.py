@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import NormalDist
 
 import numpy as np
 
+from graph_predictor.recorded.facts import slowest_of
 from planner.parallel.buckets import bucket_shares
 from planner.parallel.corrections import PUBLISHED, UNCORRECTED, Z80, CorrectionFactors, PlanSpreads, features
 from planner.parallel.plan_costs import CallName, PlanCosts
@@ -233,11 +233,6 @@ def _graphed(plan: ParallelPlan, rates: CorrectionFactors) -> CorrectionFactors:
 def passes_us(costs: PlanCosts, rates: CorrectionFactors) -> tuple[Float64, Float64, Float64 | None]:
     """Return µs of a micro-batch's forward, backward and, if split off, weights' gradients, each [stage, chunk]."""
     return _passes(costs, _graphed(costs.plan, rates))[2:]
-
-
-def slowest_of(ranks: int) -> float:
-    """Return by how many standard deviations the slowest of equal GPUs is expected to miss the mean (Blom, 1958)."""
-    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def exchange_us(exchange: Exchange, rates: CorrectionFactors) -> float:

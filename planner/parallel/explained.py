@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
 
+from graph_predictor.recorded.facts import slowest_of
 from planner.parallel.calibrate import MOST_OFF
 from planner.parallel.corrections import PUBLISHED, Z80, CorrectionFactors
-from planner.parallel.estimate import Estimate, estimate, slowest_of
+from planner.parallel.estimate import Estimate, estimate
 from planner.parallel.frameworks import PLAIN, profile_of
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.plan_costs import costs_of_plan

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.figures import signed_percent
+from graph_predictor.recorded.facts import slowest_of
 from graph_predictor.request.memory_fit import Fit, StageMemory, fit_of, fit_probability
 from kernel_models.collectives import CollectiveModel, Topology
 from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
-from planner.parallel.estimate import Estimate, estimate, exchange_us, passes_us, slowest_of
+from planner.parallel.estimate import Estimate, estimate, exchange_us, passes_us
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from planner.parallel.layer_costs import BlockKernels, LayerCosts
 from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, state_of, timeline
