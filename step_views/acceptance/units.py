@@ -24,7 +24,7 @@ SIZES = ((64, 1024), (512, 1024), (2048, 1024), (8192, 1024), (8192, 4096), (163
 """Of element-wise operations from some 3 to some 500 µs on an H100."""
 SHORTEST_US, LONGEST_US = 2.0, 1_000.0
 LEAST_JUDGED = 3
-"""Kernels of these times are compared, at least so many. Chosen."""
+"""Times of the kernels that are compared, and their least number. Chosen."""
 
 Row = Mapping[str, Any]
 
