@@ -7,14 +7,13 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from graph_predictor.recorded.facts import slowest_of
 from planner.parallel.buckets import bucket_shares
 from planner.parallel.corrections import PUBLISHED, UNCORRECTED, Z80, CorrectionFactors, PlanSpreads, features
 from planner.parallel.plan_costs import CallName, PlanCosts
 from planner.parallel.schedule import BACKWARD, WEIGHTS, Pipelined, order_of, simulate
 from planner.parallel.work import NOTHING, Exchange, LayerWork
 from tracer.arrays import Float64
-from tracer.parallel_plan import Graphs, ParallelPlan, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import Graphs, ParallelPlan, Recomputation, Schedule, Sharding, slowest_of
 
 
 @dataclass(frozen=True, slots=True)

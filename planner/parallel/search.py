@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.figures import signed_percent
-from graph_predictor.recorded.facts import slowest_of
 from graph_predictor.request.memory_fit import Fit, StageMemory, fit_of, fit_probability
 from kernel_models.collectives import CollectiveModel, Topology
 from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
@@ -39,7 +38,7 @@ from planner.parallel.stages import recomputed, spread
 from planner.parallel.work import NOTHING, Exchange
 from tracer.arrays import Float64
 from tracer.device_memory import MemoryAccount
-from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding, slowest_of
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import TransformerShape
 
