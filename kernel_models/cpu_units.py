@@ -11,12 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from kernel_models.op_call import Family, OpCall, itemsize
+from kernel_models.op_call import PRODUCTS, OpCall, itemsize
 
 NARROW = ("bf16", "fp16", "int8")
-PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
-"""Families whose operations multiply on such units; autocast runs them in 16 bits (torch.amp, "CUDA Ops that can
-autocast to float16")."""
 _PEAKS = {
     "bf16": {"amx_bf16": 16.0, "avx512_bf16": 2.0, "bf16": 4.0},
     "fp16": {"amx_fp16": 16.0, "avx512_fp16": 2.0, "asimdhp": 2.0},
@@ -73,6 +70,7 @@ def retyped(was: tuple[OpCall, ...], will: tuple[OpCall, ...], units: tuple[str,
     old, new = _narrow(was), _narrow(will)
     if old == new or not was or not will:
         return Retyped(will)
+    # Autocast runs these in 16 bits (torch.amp, "CUDA Ops that can autocast to float16").
     product = any(call.family in PRODUCTS for call in will)
     if measured:
         return Retyped(will, 1.0, MEASURED, new or old)

@@ -42,8 +42,8 @@ UNITS_OF_A_DIE = {"cdna3": 38, "cdna4": 32}
 """Compute units of an accelerator die (AMD CDNA 3 and CDNA 4 white papers); a partition consists of whole dies."""
 PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4}
 """Parts into which a mode divides a device (AMD SMI reference, compute partitions); CPX makes each die a part."""
-_ATTRIBUTES = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_bandwidth_gbps",
-               "launch.latency_us": "launch_latency_us"}
+ATTRIBUTES = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_bandwidth_gbps",
+              "launch.latency_us": "launch_latency_us"}
 """Attributes of ``DeviceSpec`` whose names differ from the figure's key in the file."""
 _AS_ALIKE = {"compute.shared_memory_per_sm_kb", "compute.registers_per_sm_kb", "links.pcie_generation",
              "links.pcie_width", "links.host_gbps", "launch.kernel_floor_us", "launch.latency_us"}
@@ -443,7 +443,7 @@ def scaled(spec: DeviceSpec, factors: Mapping[str, float]) -> DeviceSpec:
 
     figures: dict[str, Any] = {}
     for key, factor in factors.items():
-        name = _ATTRIBUTES.get(key, key.rpartition(".")[2])
+        name = ATTRIBUTES.get(key, key.rpartition(".")[2])
         value = getattr(spec, name)
         figures[name] = (MappingProxyType({dtype: rate * factor for dtype, rate in value.items()})
                          if isinstance(value, Mapping) else value * factor)
@@ -479,7 +479,7 @@ def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping
                                  if name.startswith(f"{table}.")})
 
     figures: dict[str, Any] = {
-        _ATTRIBUTES.get(key, key.partition(".")[2]): int(values[key]) if figure.whole else values.get(key, 0.0)
+        ATTRIBUTES.get(key, key.partition(".")[2]): int(values[key]) if figure.whole else values.get(key, 0.0)
         for key, figure in FIGURES.items()}
     return DeviceSpec(
         name=data["name"], vendor=data["vendor"].lower(), architecture=data["architecture"].lower(),

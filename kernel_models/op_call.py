@@ -316,6 +316,8 @@ class Family(str, Enum):
 
 DIMENSIONS: dict[Family, tuple[str, ...]] = {family: family.dimensions for family in Family}
 """Names of the sizes in ``OpCall.dims``, by family."""
+PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
+"""Families whose time arithmetic may determine; the time of other families depends on traffic."""
 
 
 @dataclass(frozen=True, slots=True)

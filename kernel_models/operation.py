@@ -20,7 +20,7 @@ from kernel_models.device import device
 from kernel_models.families import registry
 from kernel_models.families.copy import transfer
 from kernel_models.families.registry import Inputs, Unpriceable, unsized
-from kernel_models.op_call import Family, OpCall, itemsize, scalar_type
+from kernel_models.op_call import PRODUCTS, Family, OpCall, itemsize, scalar_type
 from kernel_models.pricing import price
 from tracer.graph import ExecutionGraph, Place
 from tracer.views import Argument
@@ -186,7 +186,6 @@ HOST_TENSOR_NS = 2_000.0
 takes 1.8 to 2.3 µs a tensor (PyTorch 2.13, one thread of an AMD EPYC)."""
 HOST_BYTES_PER_NS = 4.0
 """Reads and writes on the host, bytes/ns: ``torch.stack`` of 32 and 256 images reaches 4.6 and 2.1 on the same EPYC."""
-_PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 _NON_BLOCKING = {"aten::_to_copy": 5, "aten::copy_": 2}
 """Position of the ``non_blocking`` argument. A non-blocking copy is assumed to use pinned host memory."""
 
@@ -233,7 +232,7 @@ def work_on_host_ns(operation: Operation) -> float:
     tensors = max((len(tensors) for tensors in inputs.lists()), default=0) or 1
     calls = [call for call in calls_of(operation) if "unsized" not in call.flags]
     by_bytes = tensors * HOST_TENSOR_NS + sum(call.bytes_moved for call in calls) / HOST_BYTES_PER_NS
-    products = [call for call in calls if call.family in _PRODUCTS]
+    products = [call for call in calls if call.family in PRODUCTS]
     return max(by_bytes, 1e3 * price(products, device("cpu")).total_us) if products else by_bytes
 
 

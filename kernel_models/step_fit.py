@@ -19,7 +19,7 @@ import scipy.sparse
 from scipy.optimize import minimize
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.call_classes import PRODUCTS, grouped
+from kernel_models.heuristics.call_classes import grouped
 from kernel_models.heuristics.corrections import (
     KNOTS,
     LARGEST,
@@ -36,7 +36,7 @@ from kernel_models.heuristics.corrections import (
 )
 from kernel_models.heuristics.roofline import Least, Parts, RooflineModel
 from kernel_models.heuristics.work import SHARPNESS, overlapped
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import PRODUCTS, Family, OpCall
 from tracer.arrays import Float64, Int64
 
 TOLERANCE, KERNEL_TOLERANCE = 0.1, 0.2

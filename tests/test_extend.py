@@ -59,6 +59,8 @@ COMMANDS = re.findall(r"^\$ foretrace (.*)$", PAGE.read_text(encoding="utf-8"), 
 RUN = """
 import sys, shlex
 from foretrace.commands import main
+from tried_edits import EVERY  # what tests try, without a further row
+assert ("host-load", "20%") in [(option.name, value) for option, value in EVERY]
 for command in sys.argv[1:]:
     print("$", command, flush=True)
     sys.argv = ["foretrace", *shlex.split(command)]
@@ -72,8 +74,9 @@ for command in sys.argv[1:]:
 
 def test_what_the_page_adds_works(copied: Path) -> None:
     pytest.importorskip("torch")
+    places = os.pathsep.join([str(copied), str(ROOT / "tests")])
     ran = subprocess.run([sys.executable, "-c", RUN, *COMMANDS], cwd=copied, capture_output=True, text=True,
-                         check=False, env={**os.environ, "PYTHONPATH": str(copied)})
+                         check=False, env={**os.environ, "PYTHONPATH": places})
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr
     said = dict(part.split("\n", 1) for part in ran.stdout[2:].split("\n$ "))
     for start, words in SAYS.items():

@@ -43,7 +43,7 @@ APART_WINDOWS = 10
 """Two ranks' windows belong to different jobs if they lie more than 10 s *and* ten window lengths apart. Ranks of
 one job start their windows together: up to 7.5 ms apart in the eight-rank DLRM recording."""
 
-_EPOCH_NS = 10**17
+EPOCH_NS = 10**17
 """Smaller absolute times (before 1973) do not come from the epoch clock, so that they cannot date a window."""
 
 
@@ -446,7 +446,7 @@ def _check_one_job(graphs: list[ExecutionGraph]) -> None:
             raise JobError(f"{last.source} is rank {last.rank}, but the job has only {size} ranks: files of "
                            "different jobs are mixed; give those of one job.")
     windows = sorted((g.meta.base_time_ns, g.meta.base_time_ns + g.meta.window_ns, g.meta.source) for g in graphs
-                     if g.meta.base_time_ns > _EPOCH_NS)
+                     if g.meta.base_time_ns > EPOCH_NS)
     longest = max((end - start for start, end, _ in windows), default=0)
     reached, reached_by = (windows[0][1], windows[0][2]) if windows else (0, "")
     for start, end, source in windows:

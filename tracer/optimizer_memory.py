@@ -21,8 +21,8 @@ from tracer.graph import ExecutionGraph, OpKind, Phase
 STATES = {"adam": 2, "sgd": 1, "adagrad": 1, "rmsprop": 1}
 """Values that an optimizer keeps for each parameter: Adam's two moments, SGD's momentum, or a mean of squares."""
 MUCH = 0.1
-"""Operations on fewer elements than this share of the largest work on the optimizer's step counters, not on
-parameters."""
+"""Operations on fewer elements than this share of the largest work on the optimizer's step counters, not on parameters.
+Chosen: a counter has one element, a step all parameters."""
 _BYTES = {"double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 """Bytes of an element by the profiler's name of its type. All other types, and lists of tensors, count 4: most
 parameters are in fp32."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import Enum, IntEnum
+from statistics import NormalDist
 
 from tracer.errors import ForetraceError
 from tracer.guard import MOST_RANKS
@@ -473,6 +474,11 @@ class ParallelPlan:
             raise PlanError(f"The plan {text!r} does not fill the world: its sizes multiply to {plan.world_size}, "
                             f"which is not the world size {world_size}.")
         return plan
+
+
+def slowest_of(ranks: int) -> float:
+    """Return the expected largest of ``ranks`` normal values, in standard deviations from their mean (Blom 1958)."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def said(value: object) -> object:

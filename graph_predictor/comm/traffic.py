@@ -213,7 +213,7 @@ SHARDING = {"ddp": Sharding.NONE, "zero1": Sharding.OPTIMIZER, "zero2": Sharding
             "zero3": Sharding.PARAMETERS}
 SCHEMES = (*SHARDING, "none")
 TOLERANCE = 0.05
-"""Volumes within 5% agree: buckets are padded, losses and norms are reduced too."""
+"""Volumes within this share agree: buckets are padded, losses and norms are reduced too. Chosen."""
 
 
 MOST = 1e18

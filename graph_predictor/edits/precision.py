@@ -9,8 +9,8 @@ import numpy as np
 from graph_predictor.prediction.operation_costs import computing_operations, every_operation, operation_costs
 from graph_predictor.prediction.pricing import change_ratios, prices_of, resized_on_cpu
 from graph_predictor.prediction.scenario import CallEdit, EditError, Scenario
-from kernel_models.cpu_units import PRODUCTS, Retyped, retyped, said_of
-from kernel_models.op_call import Family, OpCall, itemsize
+from kernel_models.cpu_units import Retyped, retyped, said_of
+from kernel_models.op_call import PRODUCTS, Family, OpCall, itemsize
 from kernel_models.operation import Operation, calls_of
 from tracer.arrays import Float64
 

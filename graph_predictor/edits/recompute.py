@@ -12,8 +12,7 @@ from graph_predictor.prediction.result import kept_when_recomputed
 from graph_predictor.prediction.rewriting import host_weight
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.host_slices import top_operations
-from kernel_models.cpu_units import PRODUCTS
-from kernel_models.op_call import Family
+from kernel_models.op_call import PRODUCTS, Family
 from kernel_models.operation import family_of
 from tracer.arrays import Bool, Int64
 from tracer.columns import within

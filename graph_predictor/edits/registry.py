@@ -34,6 +34,7 @@ class EditOption:
         help: what the option does.
         takes: "nothing", "on|off" or "FACTOR"; any other word is the name of a text, which the class or its ``parse``
             takes.
+        example: such a text; tests try the edit with it.
         tries: values that are worth trying on any step, by their labels.
         bounds: values that no real change reaches, to bound what a change could save; by their labels.
     """
@@ -43,6 +44,7 @@ class EditOption:
     name: str
     help: str
     takes: str = NOTHING
+    example: str = ""
     tries: Mapping[str, Value] = field(default_factory=dict)
     bounds: Mapping[str, Value] = field(default_factory=dict)
 
@@ -80,10 +82,10 @@ class EditOption:
 OPTIONS = (
     EditOption("precision", "Precision", "dtype",
                "Element type, such as bf16: products in bf16 or fp16 (autocast), tf32 or fp32.", takes="TYPE",
-               tries={"bf16 autocast": "bf16", "TF32 products": "tf32"}),
+               example="bf16", tries={"bf16 autocast": "bf16", "TF32 products": "tf32"}),
     EditOption("remove", "Remove", "remove",
                "Leave out operations with all inside them, by name or pattern: aten::gelu or aten::*dropout*.",
-               takes="OPERATION"),
+               takes="OPERATION", example="aten::mm|aten::mul*"),
     EditOption("scale", "ScaleClock", "clock", "GPU clock × FACTOR.", takes=FACTOR, bounds={"2× compute clock": 2.0}),
     EditOption("scale", "ScaleBandwidth", "bandwidth", "GPU memory bandwidth × FACTOR.", takes=FACTOR,
                bounds={"2× memory bandwidth": 2.0}),
@@ -110,10 +112,11 @@ OPTIONS = (
                bounds={"no waits for the device": True}),
     EditOption("compile", "Compile", "compile", "torch.compile, approximately.",
                tries={"torch.compile (approximate)": True}),
-    EditOption("straggler", "Straggler", "straggler", "One rank slower, such as 3:10%.", takes="RANK:PERCENT%"),
+    EditOption("straggler", "Straggler", "straggler", "One rank slower, such as 3:10%.", takes="RANK:PERCENT%",
+               example="0:50%"),
     EditOption("lookups", "OtherIndices", "indices",
                "Indices that embedding tables are looked up by: Parquet, CSV, dlrm_datasets, or a Zipf law.",
-               takes="FILE|zipf:S"),
+               takes="FILE|zipf:S", example="zipf:1.05"),
     EditOption("link", "ScaleLink", "link", "Links within and between nodes × FACTOR.", takes=FACTOR),
     EditOption("peers", "RanksAlike", "ranks-alike",
                "Ranks that were not recorded arrive as the recorded ones do: collectives only transfer.",
@@ -121,7 +124,7 @@ OPTIONS = (
     EditOption("without_profiler", "TakeOutProfiler", "without-profiler",
                "Take out what the profiler's events cost the host, where no step was timed without."),
     EditOption("scale_out", "ScaleOut", "scale-out", "The recorded job on so many ranks, each with the same work.",
-               takes="RANKS[@NET]"),
+               takes="RANKS[@NET]", example="16"),
 )
 """Edits in the order in which they are applied, as far as that order is free."""
 

@@ -93,7 +93,7 @@ CONTENTION_ROUNDS = 2
 MOST_LEFT = 0.9
 """Upper bound of the estimated share of host time that is waits for a processor."""
 NOTED_STALLS = 0.02
-"""Calls that stalled for more than this share of the recorded host time are reported."""
+"""Calls that stalled for more than this share of the recorded host time are reported. Chosen."""
 UNLIKE_MEASURED = 0.02
 """A steady state that differs from the measured step by more than this share is reported."""
 

@@ -33,7 +33,7 @@ from tracer.arrays import Bool, Float64, Int64
 
 Calls = Sequence[tuple[OpCall, ...]]
 LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
-"""Limits of a ratio: beyond them a recorded time gives no information about another."""
+"""Limits of a ratio: beyond them a recorded time gives no information about another. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)

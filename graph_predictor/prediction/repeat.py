@@ -35,7 +35,7 @@ from tracer.errors import ForetraceError
 from tracer.shape_only.devices import TracedDevice
 
 KEPT = 6
-"""Results kept of each kind. Few suffice: the points of a sweep that share results follow each other."""
+"""Results kept of each kind. Few suffice: the points of a sweep that share results follow each other. Chosen."""
 LARGE = 500_000
 """A job with more items and kernels keeps fewer results, as each takes tens of MB (a choice)."""
 LARGE_KEPT = 2

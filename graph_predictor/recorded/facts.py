@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from tracer.columns import union_ns
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import Job
+from tracer.parallel_plan import slowest_of
 from tracer.step_work import captured_launches, captured_of_steps
 
 
@@ -211,11 +211,6 @@ def further_out(graphs: Sequence[ExecutionGraph], ranks: int, of: int) -> tuple[
     further = sigma * (slowest_of(of) - slowest_of(ranks))
     return further, (f"Ranks' kernels vary by {sigma:.2%} from step to step, so that the slowest rank's take "
                      f"{signed_percent(np.expm1(further), 2)}.")
-
-
-def slowest_of(ranks: int) -> float:
-    """Return the expected largest of ``ranks`` normal values, in standard deviations from their mean (Blom 1958)."""
-    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def kernel_jitter(graphs: Sequence[ExecutionGraph]) -> float | None:

@@ -25,6 +25,7 @@ def plain_name(name: str) -> str:
     return name.removeprefix("autograd::engine::evaluate_function: ")
 
 
+ACCUMULATE = "torch::autograd::AccumulateGrad"
 _ACCUMULATE = "AccumulateGrad"
 
 

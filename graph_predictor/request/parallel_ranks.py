@@ -30,6 +30,7 @@ from graph_predictor.prediction.operation_costs import operations_named, rows_wi
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.recorded.module_paths import ACCUMULATE
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.collectives import CollectiveModel
 from kernel_models.op_call import itemsize, short_dtype
@@ -63,7 +64,6 @@ from tracer.shape_only.devices import TracedDevice
 if TYPE_CHECKING:
     from graph_predictor.prediction.predictor import Baseline
 
-READY = "torch::autograd::AccumulateGrad"
 ALL_REDUCE = "c10d::allreduce_"
 GROUP = "0"
 _DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -124,7 +124,7 @@ def gradients_of(graph: ExecutionGraph, begin_ns: int, end_ns: int) -> list[Grad
         EditError: as ``spread_recording``.
     """
     ops = graph.ops
-    rows = np.flatnonzero((ops.name == _code(graph, READY)) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns))
+    rows = np.flatnonzero((ops.name == _code(graph, ACCUMULATE)) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns))
     if not len(rows):
         raise EditError("The recording does not show when gradients become ready (autograd's AccumulateGrad), so that "
                         "DDP's buckets are not known; record a whole training step on the CPU side too.")

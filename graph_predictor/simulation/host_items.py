@@ -124,7 +124,7 @@ def _after_a_kernel(view: RankView, call: Int64) -> Bool:
 CLOCKS_DIFFER_NS = 20_000
 """Host and device clocks can disagree: on an MI300X a device sync returned 8 µs before the last kernel's end."""
 BLOCKED_COST_DEFAULT_NS = 3_000
-"""Cost of a blocking call if no call of its name was seen unblocked."""
+"""Cost of a blocking call if no call of its name was seen unblocked. Chosen."""
 FREE_SYNC_NS = 40_000
 """A synchronising call with nothing to wait for costs up to this (hipDeviceSynchronize on MI300: 31–33 µs)."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.recorded.module_paths import ACCUMULATE
 from graph_predictor.sizes.layout_rules import GUESSING, PRODUCTS, Call, Inconsistent, Outcome, Tensor, rule_of
 from graph_predictor.sizes.layouts import Layout, NamedSizes, Shape, reshaped, total
 from tracer.graph import NONE, ExecutionGraph, Phase
@@ -46,7 +47,6 @@ CLEAR = 1.0
 OF_GRADIENTS = frozenset({"t", "transpose", "permute", "view", "reshape", "_reshape_alias", "detach", "copy", "clone",
                           "to", "_to_copy", "mul", "div", "add", "contiguous"})
 """Operations that a parameter's gradient goes through on its way to the optimizer."""
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 class Role(Enum):
@@ -469,4 +469,4 @@ def _node(name: str) -> str:
 
 def _is_constant(name: str, phase: int) -> bool:
     """Return whether an operation works on parameters, gradients of parameters and the optimizer's states alone."""
-    return phase == Phase.OPTIMIZER or name.startswith(_ACCUMULATE)
+    return phase == Phase.OPTIMIZER or name.startswith(ACCUMULATE)

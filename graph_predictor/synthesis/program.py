@@ -57,7 +57,7 @@ from tracer.graph import (
 )
 from tracer.shape_only.devices import CPU
 
-COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20
+COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20  # names only; PyTorch on CUDA records such numbers
 SEND, RECEIVE = "send", "recv"
 STEP = "traced step"
 

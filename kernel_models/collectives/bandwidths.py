@@ -32,7 +32,7 @@ from tracer.table_input import TableInputError, cell_error, read_rows
 
 KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 """Kinds of collectives, in their order in an option's text."""
-UNKNOWN = (0.0, 0.0)
+UNKNOWN = (0.0, 0.0)  # a line of no measured rate
 LASTING = 0.5
 """Least share of one node's busbw that several nodes keep for infinitely large buffers. The rest of the loss counts as
 a latency of each step. Chosen: Hugging Face's cluster has 0.47 to 0.67 of it on 8 and 16 nodes in its quicker half."""

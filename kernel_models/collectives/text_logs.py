@@ -193,8 +193,8 @@ def _guess(algbw: float, busbw: float, ranks: int, where: str) -> CollectiveKind
 
 _PARAM_HEADER = re.compile(r"^\s*COMMS-RES\s+(total-)?size \(B\)")
 _PARAM_ROW = re.compile(r"^\s*COMMS-RES-([a-z_0-9]+)\s+(.*)$")
-COLUMNS = 9
-MOST_RANKS = 4096
+COLUMNS = 9  # numbers of PARAM's rows, by its header
+MOST_RANKS = 4096  # chosen: largest group that two bandwidths are searched for
 _TYPE_OF_WIDTH = {1: "int8", 2: "float16", 4: "float32", 8: "float64"}
 
 

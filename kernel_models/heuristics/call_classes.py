@@ -21,18 +21,16 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.work import computed_as, usable_cache_bytes
-from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.op_call import DIMENSIONS, PRODUCTS, Family, OpCall
 from tracer.arrays import Float64, Int64
 
 _Named = tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int, int], ...]]
 _Key = tuple[Family, str, str, str, tuple[str, ...], tuple[object, ...]]
-PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
-"""Families whose time arithmetic may determine; the time of other families depends on traffic."""
 STEM_CHANNELS = 4
 """Most input channels of a network's first convolution, which has kernels of its own."""
 CACHE_PARTS = 1024.0
 """Parts of the last-level cache, as the unit of bytes. Set."""
-_ALIGNMENTS = (2, 4, 8, 16, 32, 64)
+_ALIGNMENTS = (2, 4, 8, 16, 32, 64)  # chosen: every power of two up to a row of 128 bytes in 16 bits
 ROWS = {"nn": "kn", "nt": "kn", "tn": "mn", "tt": "mkn"}
 """Sizes that are the length of a row of an operand or of the result, by layout. A kernel reads wide words only if these
 lengths are multiples of a word."""

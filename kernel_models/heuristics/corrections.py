@@ -25,9 +25,9 @@ import msgspec
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.call_classes import PRODUCTS, Classes, grouped
+from kernel_models.heuristics.call_classes import Classes, grouped
 from kernel_models.heuristics.work import CallTable, usable_cache_bytes
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import PRODUCTS, Family, OpCall
 from tracer.arrays import Float64
 
 SHIPPED_FILE = Path(__file__).with_name("corrections.json.gz")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.work import CallTable, KernelWork, overlapped, work
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import PRODUCTS, Family, OpCall
 from tracer.arrays import Float64
 
 DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
@@ -38,8 +38,6 @@ _BOUNDS = {"compute": (0.005, 2.5), "memory": (0.01, 3.0), "fixed": (0.25, 12.0)
 """Limits of the fitted values, wider than all defaults (``efficiencies.toml``)."""
 _HOST_BOUNDS = _BOUNDS | {"fixed": (0.25, 200.0)}
 """Limits on a CPU: an operation allocates, gets a library's kernel and orders its operands before it computes."""
-_PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
-"""Families whose arithmetic is fitted; for others only traffic, look-ups' waits and fixed costs are."""
 TELLING = 0.35
 """Least share of a call's time due to a parameter for the call to determine it; fitting needs ``FEW`` such calls."""
 _LEVELS = 6
@@ -171,7 +169,7 @@ def keys(family: Family, dtype: str, kind: str) -> tuple[str, ...]:
     """
     name = family.value
     layout = kind[kind.index(":"):] if ":" in kind else ""
-    if family in _PRODUCTS:
+    if family in PRODUCTS:
         return f"{name}/{dtype}/{kind}", f"{name}/{dtype}", f"{name}//{kind}", name
     if layout:
         return (f"{name}/{dtype}/{kind}", f"{name}//{kind}", f"{name}/{dtype}/{layout}", f"{name}//{layout}",
@@ -345,7 +343,7 @@ def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], sta
         seen["compute"].append((compute > least) & (compute >= memory))
         seen["memory"].append((memory > least) & (memory >= compute))
     rows = {name: np.concatenate(columns) for name, columns in seen.items()
-            if name != "compute" or family in (*_PRODUCTS, Family.EMBEDDING)}
+            if name != "compute" or family in (*PRODUCTS, Family.EMBEDDING)}
     return {name: column for name, column in rows.items() if column.sum() >= FEW}
 
 

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec, device
-from kernel_models.heuristics.call_classes import PRODUCTS
 from kernel_models.heuristics.corrections import Corrections, accumulates_at_half, shipped_corrections
 from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, together
 from kernel_models.heuristics.work import CallTable, computed_as, memory_us, most_floors, peak_tflops, work
-from kernel_models.op_call import Arrays, Family, OpCall, Source, Times
+from kernel_models.op_call import PRODUCTS, Arrays, Family, OpCall, Source, Times
 from kernel_models.spreads import (
     ASSUMED_SIZES,
     END,

@@ -29,7 +29,7 @@ from tracer.arrays import Bool, Float64
 LEAST_CALLS, MOST_CALLS = 12, 900
 """Fewest calls that show more than the formulas, and most: trees suit more calls (the work grows with the cube)."""
 REACH = 4.0
-"""A size is covered up to this factor beyond the measured ones: further out the process returns to the formulas."""
+"""A size is covered up to this factor beyond the measured ones: further out the formulas remain. Chosen."""
 BLEND_ABOVE, BLEND_FROM = 0.06, 60
 """Trees are tried where the process's mean absolute error is above the first figure and there are at least as many
 calls as the second. Chosen: there the process alone is worse than a repeated measurement would be."""

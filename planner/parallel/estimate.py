@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import NormalDist
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from planner.parallel.plan_costs import CallName, PlanCosts
 from planner.parallel.schedule import BACKWARD, WEIGHTS, Pipelined, order_of, simulate
 from planner.parallel.work import NOTHING, Exchange, LayerWork
 from tracer.arrays import Float64
-from tracer.parallel_plan import Graphs, ParallelPlan, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import Graphs, ParallelPlan, Recomputation, Schedule, Sharding, slowest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +232,6 @@ def _graphed(plan: ParallelPlan, rates: CorrectionFactors) -> CorrectionFactors:
 def passes_us(costs: PlanCosts, rates: CorrectionFactors) -> tuple[Float64, Float64, Float64 | None]:
     """Return µs of a micro-batch's forward, backward and, if split off, weights' gradients, each [stage, chunk]."""
     return _passes(costs, _graphed(costs.plan, rates))[2:]
-
-
-def slowest_of(ranks: int) -> float:
-    """Return the expected excess of the slowest of equal GPUs over the mean, in standard deviations (Blom, 1958)."""
-    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 def exchange_us(exchange: Exchange, rates: CorrectionFactors) -> float:

@@ -18,13 +18,13 @@ from typing import Any
 
 from planner.parallel.calibrate import MOST_OFF
 from planner.parallel.corrections import PUBLISHED, Z80, CorrectionFactors
-from planner.parallel.estimate import Estimate, estimate, slowest_of
+from planner.parallel.estimate import Estimate, estimate
 from planner.parallel.frameworks import PLAIN, profile_of
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.plan_costs import costs_of_plan
 from planner.parallel.planning import PlanJob, job_of
 from planner.parallel.search import REPEATED
-from tracer.parallel_plan import Dispatcher, Graphs, ParallelPlan, PlanError, Recomputation, Sharding
+from tracer.parallel_plan import Dispatcher, Graphs, ParallelPlan, PlanError, Recomputation, Sharding, slowest_of
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import TransformerShape
 

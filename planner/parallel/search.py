@@ -21,7 +21,7 @@ from graph_predictor.request.memory_fit import Fit, StageMemory, fit_of, fit_pro
 from kernel_models.collectives import CollectiveModel, Topology
 from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
-from planner.parallel.estimate import Estimate, estimate, exchange_us, passes_us, slowest_of
+from planner.parallel.estimate import Estimate, estimate, exchange_us, passes_us
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from planner.parallel.layer_costs import BlockKernels, LayerCosts
 from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, state_of, timeline
@@ -38,7 +38,7 @@ from planner.parallel.stages import recomputed, spread
 from planner.parallel.work import NOTHING, Exchange
 from tracer.arrays import Float64
 from tracer.device_memory import MemoryAccount
-from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding, slowest_of
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import TransformerShape
 

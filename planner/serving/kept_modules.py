@@ -25,7 +25,7 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 MOST_PATTERNS = 200
 """Most patterns for any layer, and for one layer, that are compared with names: checkpoints have a few."""
 _LONGEST, _MOST_REPEATED = 200, 2
-"""Most letters of a pattern, and most repetitions in it."""
+"""Most letters of a pattern, and most repetitions in it. Chosen, so that no pattern takes long to match."""
 _LAYER = re.compile(r"layers\\?\.([0-9]{1,6})(?=[.\\]|$)")
 _UNSAFE = re.compile(r"\)[*+{]|\\[1-9]|\(\?[^:]")
 """Repeated groups, back references, and look-around groups."""

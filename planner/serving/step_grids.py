@@ -21,7 +21,8 @@ SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 20)
 PIECES = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 PASTS = (0, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072, 1 << 20)
-"""Points of the grids: tokens of a step; sequences; contexts; tokens of a prompt's piece; tokens before the piece."""
+"""Points of the grids: tokens of a step; sequences; contexts; tokens of a prompt's piece; tokens before the piece.
+Chosen."""
 COMPANY = 8
 """Number of prompts in one attention kernel from which a prompt's share is priced: one kernel reads a step's pieces."""
 COLUMNS = 6

@@ -451,7 +451,7 @@ def _bound(scores: Scores, loads: RankLoads, rest: Float64) -> float:
 FEW_TABLES = 128
 """Up to this number of tables, each table tries all its choices at its turn, and more seeds are tried."""
 SEVERAL_TABLES = 1_000
-"""Up to this number, the best baseline and the best greedy placement are improved; above, only the better of both."""
+"""Up to this number (chosen), the best baseline and the best greedy placement are improved; above, the better one."""
 MOST_CHANGES, ROUNDS, SHAKEN, SHARES = 3_000, 6, 3, (1.0, 0.5, 0.25)
 """Chosen values. Most changes in one local search. How often a small problem's best sharding is shaken and improved.
 Tables moved by each shake. Limits of a unit in seeds (``split_above``), as shares of a rank's mean."""

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "tracer" / "workloads" / "unusual
 OPTIONS = ("--warmup", "2", "--timed", "4", "--steps", "2", "--form", "foretrace", "--replace", "--continue")
 LONGEST_S = 120.0
 """Seconds after which a program counts as hanging."""
-PEAK_WITHIN = 0.02
+PEAK_WITHIN = 0.02  # chosen: of peaks of memory
 
 
 class CapturedProgram(NamedTuple):

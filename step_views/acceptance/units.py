@@ -15,6 +15,7 @@ from tracer.campaign.micro import measure
 
 HELD_US, HELD_WITHIN = 1_000.0, 0.05
 IDLE_S, BUSY_RUNS, BUSY_SIDE = 1.0, 2_000, 4096
+"""Chosen: a hold of 1 ms and its tolerance, measured after a second of rest and after products of this side."""
 CACHE_BYTES = 20e6
 """Bytes of input and output of an operation that is timed with and without its data in L2 (H100: 50 MB)."""
 EVENT_US, EVENT_WITHIN = 0.5, 0.01
@@ -23,6 +24,7 @@ SIZES = ((64, 1024), (512, 1024), (2048, 1024), (8192, 1024), (8192, 4096), (163
 """Sizes of element-wise operations that take from about 3 to about 500 µs on an H100."""
 SHORTEST_US, LONGEST_US = 2.0, 1_000.0
 LEAST_JUDGED = 3
+"""Times of the kernels that are compared, and their least number. Chosen."""
 
 Row = Mapping[str, Any]
 

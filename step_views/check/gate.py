@@ -191,7 +191,7 @@ PAIRS = 8
 FEWEST = 7
 """Fewest pairs that can show a slowdown: that all are slower by chance has the probability 2⁻⁷, less than ``LEVEL``."""
 SIDED = 0.05
-"""Probability that the true value lies beyond one given end of the interval."""
+"""Probability that the true value lies beyond one given end of the interval: chosen, as usual, a 90% interval."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,13 +161,9 @@ def _show_topology(where: collectives.Topology) -> None:
                   for key, text in of.sources.items()))
 
 
-_FIELDS = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_bandwidth_gbps",
-           "launch.latency_us": "launch_latency_us"}
-
-
 def _figure(spec: known_devices.DeviceSpec, key: str) -> str:
     """Return a figure by "table.key" in the device's file."""
     table, _, name = key.partition(".")
     if table in ("matrix_tflops", "vector_tflops"):
         return f"{getattr(spec, table)[name]:g}"
-    return f"{getattr(spec, _FIELDS.get(key, name)):g}"
+    return f"{getattr(spec, known_devices.ATTRIBUTES.get(key, name)):g}"

@@ -8,6 +8,7 @@ import typer
 
 from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.prediction import overheads as prediction_overheads
+from graph_predictor.recorded import module_paths
 from kernel_models.host import overheads as host_overheads
 from kernel_models.host import segments
 from step_views.cli.console import Column, Report, print_json, read
@@ -97,7 +98,8 @@ def _one(report: Report, path: str, found: prediction_overheads.JobOverheads, to
 
 
 def _operations(report: Report, found: prediction_overheads.JobOverheads, top: int) -> None:
-    rows = [[_short(row.name), milliseconds(row.step_ns), percent(row.shared_ns / row.step_ns - 1), *_means(row)]
+    rows = [[module_paths.plain_name(row.name), milliseconds(row.step_ns), percent(row.shared_ns / row.step_ns - 1),
+             *_means(row)]
             for row in found.operations(top) if row.step_ns]
     report.table("Operations that cost the host most (mean µs of one event by kind; shared: how far off a step's time "
                  "is with the mean of each kind over all operations)",
@@ -107,7 +109,7 @@ def _operations(report: Report, found: prediction_overheads.JobOverheads, top: i
 def _side_by_side(report: Report, found: list[prediction_overheads.JobOverheads], top: int) -> None:
     """Print a table of the operations that cost the first host most, with the second host's costs next to them."""
     theirs = {row.name: row for row in found[1].operations(ALL)}
-    rows = [[_short(row.name), *(f"{mine} | {other}" for mine, other in zip(
+    rows = [[module_paths.plain_name(row.name), *(f"{mine} | {other}" for mine, other in zip(
         _means(row), _means(theirs[row.name]), strict=True))]
             for row in found[0].operations(ALL) if row.name in theirs][:top]
     report.table("Operations of both hosts (mean µs of one event by kind, first | second)",
@@ -116,10 +118,6 @@ def _side_by_side(report: Report, found: list[prediction_overheads.JobOverheads]
 
 def _means(row: prediction_overheads.OperationRow) -> list[str]:
     return [microseconds(row.kinds[kind].mean_ns) if kind in row.kinds else "–" for kind in row.host_kinds()]
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("autograd::engine::evaluate_function: ")
 
 
 def _difference(report: Report, ratios: dict[segments.Overhead | None, host_overheads.HostRatio]) -> None:

@@ -20,7 +20,7 @@ from step_views.survey import run as survey_run
 from tracer.errors import ForetraceError
 from tracer.lazy import rich_console, rich_progress
 
-LEAST_READ = 0.9
+LEAST_READ = 0.9  # chosen
 
 
 class SurveyCommands(TyperGroup):

@@ -25,15 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.recorded.module_paths import plain_name
+from graph_predictor.recorded.module_paths import ACCUMULATE, plain_name
 from step_views.diff.places import Hunk, HunkCause, Places
-from step_views.diff.result import DifferenceKind
+from step_views.diff.result import DifferenceKind, cause_name
 from step_views.diff.step_tree import StepTree, Vocabulary
 from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, Phase
 from tracer.input_file import DecodeError, from_json
 
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 CASTS = ("aten::to", "aten::_to_copy")
 ZEROS = ("aten::zero_", "aten::_foreach_zero_")
 LIKE_OTHERS = 0.8
@@ -103,13 +102,8 @@ def place_changes(places: Places, hunks: list[HunkCause], trees: tuple[StepTree,
             found[at] = typed
     named = [_hunk_change(hunk, sides, passes, typed, sized) for hunk in places.hunks]
     for at, (own, cause) in enumerate(zip(named, hunks, strict=True)):
-        found[places.of_hunk(at)] = own or named[cause.root] or _plainly(cause)
+        found[places.of_hunk(at)] = own or named[cause.root] or cause_name(cause.kind, cause.what, cause.module)
     return found
-
-
-def _plainly(cause: HunkCause) -> str:
-    """Return the operations of only one program, as in the name of their part."""
-    return f"{cause.kind.value}: {cause.what}" + (f" in {cause.module}" if cause.module else "")
 
 
 def _hunk_change(hunk: Hunk, sides: list[_Program], passes: str, typed: str, sized: str) -> str:

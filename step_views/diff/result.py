@@ -206,7 +206,8 @@ class Difference(Shown):
         that only differ, except for unseen code's times that differ by ``NOTABLE`` of the step or more."""
         parts: dict[str, list[Part]] = {}
         for part in self.parts:
-            key = part.change or (OUTSIDE if part.kind is DifferenceKind.GAP else _named(part))
+            key = part.change or (OUTSIDE if part.kind is DifferenceKind.GAP else
+                                  cause_name(part.kind, part.what, part.module))
             parts.setdefault(key, []).append(part)
         found = {key: _change(key, each) for key, each in parts.items()}
         if OUTSIDE in found:
@@ -259,6 +260,6 @@ def _change(what: str, parts: list[Part]) -> Change:
                   sum(part.hidden_ns for part in parts), steady, certain)
 
 
-def _named(part: Part) -> str:
-    """Return the name of a part from its kind, operation and module."""
-    return f"{part.kind.value}: {part.what}" + (f" in {part.module}" if part.module else "")
+def cause_name(kind: DifferenceKind, what: str, module: str) -> str:
+    """Return the name of a cause: its kind, operation and module."""
+    return f"{kind.value}: {what}" + (f" in {module}" if module else "")

@@ -16,7 +16,7 @@ from graph_predictor.figures import count, milliseconds
 from graph_predictor.prediction.result import PathItem, which_times
 from graph_predictor.prediction.scenario import Scenario
 from kernel_models.device import DeviceSpec
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import PRODUCTS, Family, OpCall
 from step_views.pages.page import notes_part
 from step_views.pages.parts import (
     Cell,
@@ -225,7 +225,6 @@ def path_table(path: Sequence[PathItem]) -> PageTable:
         [e.operation, e.bound, ms_cell(e.time_us * 1e3), share_cell(e.share)] for e in path), most=500)
 
 
-_MATRIX = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 _GROUPS = {"products": (Family.GEMM, Family.CONV, Family.RECURRENT), "attention": (Family.ATTENTION,),
            "norm, softmax, reduction": (Family.NORM, Family.SOFTMAX, Family.REDUCTION, Family.LOSS, Family.POOLING),
            "look-ups, indices": (Family.EMBEDDING, Family.INDEX, Family.SORT), "optimizer": (Family.OPTIMIZER,)}
@@ -312,7 +311,7 @@ def _point(calls: tuple[OpCall, ...], count: float, time_ns: float) -> RoofPoint
     sizes = "×".join(f"{size:,}" for size in most.dims[:6])
     more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
     return RoofPoint(f"{most.kind or most.family.value} {sizes} {most.dtype}{more}", most.family.value, most.dtype,
-                     most.family in _MATRIX, sum(call.flops for call in calls),
+                     most.family in PRODUCTS, sum(call.flops for call in calls),
                      sum(call.bytes_moved for call in calls), count, time_ns)
 
 

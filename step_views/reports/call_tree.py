@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.path_attribution import attribute_paths, bound_sums
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.recorded.module_paths import with_backward_modules
@@ -145,7 +146,6 @@ class _RankTree:
         return self.bases[module, phase]
 
 
-OUTSIDE = "outside any op"
 """Name for host time in no operation (Python, the framework's own code, the profiler), and for work launched then."""
 NO_PHASE = "other"
 """Phase of operations without one."""

@@ -24,7 +24,7 @@ from step_views.survey.discovery import FoundJob
 from tracer.device_memory import memory_timeline
 from tracer.errors import ForetraceError, TraceError, reason_of
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
-from tracer.job import Job, read_job
+from tracer.job import EPOCH_NS, Job, read_job
 from tracer.versions import installed_version
 
 BEST = 5
@@ -33,7 +33,6 @@ LOADING = "no data loading"
 """The change that says what loading costs: a loader in the step's own thread is host time on the critical path."""
 MOST_TEXT = 1000
 """Characters of the sentences in one column."""
-_EPOCH_NS = 10**17  # smaller times are not on the epoch's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def _recorded(job: Job, inspected: Inspection) -> dict[str, Any]:
     """Return what is true of the recording before anything is simulated."""
     graphs, facts = job.graphs, inspected.recorded
     metas = [graph.meta for graph in graphs]
-    began = [meta.base_time_ns for meta in metas if meta.base_time_ns > _EPOCH_NS]
+    began = [meta.base_time_ns for meta in metas if meta.base_time_ns > EPOCH_NS]
     versions = {name: text for meta in reversed(metas) for name, text in meta.versions.items()}
     loss = inspected.loss()
     return {

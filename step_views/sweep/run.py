@@ -24,7 +24,7 @@ from kernel_models.profile import load_profile
 from step_views.exports.tables import write_frame
 from step_views.sweep.files import Journal, draw_sweep
 from step_views.sweep.space import Point, SweepError, SweepSpace
-from tracer.cluster.engines import dask_client, ray_connection
+from tracer.cluster.engines import DASK, ENGINES, LOCAL, RAY, dask_client, ray_connection
 from tracer.cluster.forked import ForkedWorkers, cores
 from tracer.cluster.workers import Failed
 from tracer.cores import safe_paths
@@ -104,8 +104,6 @@ def ranked(table: pd.DataFrame, goal: Goal, memory_limit: float | None = None) -
     return kept.sort_values(str(column), ascending=up, kind="stable", na_position="last")
 
 
-LOCAL, DASK, RAY = "local", "dask", "ray"
-BACKENDS = (LOCAL, DASK, RAY)
 CHUNK = 16
 """Fewest points of a chunk, after which a worker reports: few, so that little is lost if the sweep is stopped; more
 than one, because points share work."""
@@ -208,8 +206,8 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         SweepError: the backend is unknown or not available, or the journal belongs to another sweep.
         ForetraceError: the source cannot be read, or the table not written; the journal is kept then.
     """
-    if backend not in BACKENDS:
-        raise SweepError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
+    if backend not in ENGINES:
+        raise SweepError(f"There is no backend {backend!r}; there are {', '.join(ENGINES)}.")
     if jobs < 1 and jobs != -1:
         raise SweepError(f"{jobs} is no number of processes; give --jobs 1 or more, or -1 for one a core.")
     if scheduler is not None and backend == LOCAL:

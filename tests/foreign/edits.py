@@ -18,7 +18,6 @@ from unittest.mock import patch
 import numpy as np
 from catalogue import Program
 from recordings import slowed
-from tried_edits import TEXTS
 
 import tracer
 from graph_predictor.edits.registry import OPTIONS
@@ -36,8 +35,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "device": ("a100-sxm-40g",), "parallel": ("ddp=4",), "topology": (CLUSTER,)}
 """What each option is given; those whose value depends on the program are in ``edits_of``."""
 EDITS: dict[str, tuple[Any, ...]] = {
-    **{name: (text,) for name, text in TEXTS.items()}, "host": (0.5, 2.0), "clock": (1.5,), "bandwidth": (2.0,),
-    "link": (2.0,), "kernels": (0.5,), "remove": ("aten::*mm*|aten::*conv*",)}
+    **{option.name: (option.example or 0.5,) for option in OPTIONS if not option.switches}, "host": (0.5, 2.0),
+    "clock": (1.5,), "bandwidth": (2.0,), "link": (2.0,), "remove": ("aten::*mm*|aten::*conv*",)}
 """What the edits are given that take a value; those that take none are switched."""
 OF_PROGRAM = {"sizes", "also", "code", "selected", "host_from", "from_topology", "comm_profile", "comm_backend",
               "comm_choices"}

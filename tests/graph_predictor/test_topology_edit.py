@@ -15,7 +15,7 @@ from foretrace.commands import app
 from foretrace.edits import OnTopology, ScaleLink, ScaleOut
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.recorded.facts import further_out, kernel_jitter, slowest_of
+from graph_predictor.recorded.facts import further_out, kernel_jitter
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import (
     CollectiveCall,
@@ -34,7 +34,7 @@ from kernel_models.collectives import (
 from kernel_models.collectives.call import CommError
 from kernel_models.collectives.measurements import join
 from kernel_models.device import device
-from tracer.parallel_plan import PlanError
+from tracer.parallel_plan import PlanError, slowest_of
 from tracer.shape_only.devices import device_names
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,13 +16,13 @@ from kernel_models.collectives import CollectiveModel
 from kernel_models.device import device
 from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan, decoder_of
-from planner.parallel.estimate import Estimate, estimate, slowest_of
+from planner.parallel.estimate import Estimate, estimate
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of, in_flight
 from planner.parallel.plan_costs import PlanCosts, costs_of_plan
 from planner.parallel.schedule import BACKWARD, FORWARD, WEIGHTS, order_of, simulate
 from planner.parallel.search import search
-from tracer.parallel_plan import ParallelPlan, PlanError, Schedule
+from tracer.parallel_plan import ParallelPlan, PlanError, Schedule, slowest_of
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 pytest.importorskip("torch")

@@ -38,7 +38,7 @@ STOLEN = 0.03
 SCATTERED = 0.2
 """Limit of timed steps' interquartile range over median: three times that of the suite's captures on idle cores."""
 DRIFTED = 0.1
-"""Change of the median from the first to the last third of the timed steps, above which they drift."""
+"""Change of the median from the first to the last third of the timed steps, above which they drift. Chosen."""
 FASTER = 0.95
 """A profiler shortens no step: below this share of an unprofiled step, the machine changed."""
 ALTERNATES = 1.15

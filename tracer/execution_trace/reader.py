@@ -12,7 +12,14 @@ import numpy as np
 
 from tracer.columns import NONE
 from tracer.errors import TraceError
-from tracer.execution_trace.trace import COMM_NODE, PROCESS_GROUP_NODE, ExecutionTrace, comm_node, process_groups
+from tracer.execution_trace.trace import (
+    COMM_NODE,
+    PROCESS_GROUP_NODE,
+    ExecutionTrace,
+    comm_node,
+    number_of,
+    process_groups,
+)
 from tracer.kineto.source import TraceSource
 
 KNOWN_SCHEMAS = frozenset({"1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1"})
@@ -180,7 +187,7 @@ def _build(file: _File, nodes: list[Any], notes: list[str]) -> ExecutionTrace:
         columns["input_strides"] = np.full(len(nodes), NONE, np.int32)
     else:
         attributes = [{a.name: a.value for a in node.attrs} for node in nodes]
-        numbers = {name: [_int(found.get(name)) for found in attributes] for name in _NUMBERS}
+        numbers = {name: [number_of(found.get(name)) for found in attributes] for name in _NUMBERS}
         parents = [node.ctrl_deps for node in nodes]
         columns["inputs"] = intern.column(node.inputs.values for node in nodes)
         for part in ("shapes", "types", "strides"):
@@ -213,10 +220,6 @@ def _add_comm(trace: ExecutionTrace, row: int, attributes: dict[str, Any]) -> No
         trace.comms.append(comm)
     else:
         trace.notes.append(f"communication node {int(trace.id[row])} does not name its collective and was skipped.")
-
-
-def _int(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else NONE
 
 
 def _int64(values: Iterable[int]) -> np.ndarray:

@@ -120,10 +120,10 @@ def comm_node(
         if isinstance(values[at - 2], list) and len(values[at - 2]) == 2:
             group, description = (str(part) for part in values[at - 2])
         if len(tail) >= 5:
-            start, stride, size = (_number(part) for part in tail[2:5])
-    size = _number(attributes.get("pg_size", size))
-    start = _number(attributes.get("global_rank_start", start))
-    stride = _number(attributes.get("global_rank_stride", stride))
+            start, stride, size = (number_of(part) for part in tail[2:5])
+    size = number_of(attributes.get("pg_size", size))
+    start = number_of(attributes.get("global_rank_start", start))
+    stride = number_of(attributes.get("global_rank_stride", stride))
     dtype = _TENSOR_TYPE.search(input_types)
     return CommNode(
         node=row,
@@ -133,8 +133,8 @@ def comm_node(
         group_size=size,
         ranks=_ranks(start, stride, size),
         dtype=dtype_name(str(attributes.get("dtype", dtype.group(1) if dtype else ""))),
-        elements_in=_number(attributes.get("in_msg_nelems", _elements(input_shapes, input_types))),
-        elements_out=_number(attributes.get("out_msg_nelems", _elements(output_shapes, None))),
+        elements_in=number_of(attributes.get("in_msg_nelems", _elements(input_shapes, input_types))),
+        elements_out=number_of(attributes.get("out_msg_nelems", _elements(output_shapes, None))),
     )
 
 
@@ -167,7 +167,8 @@ def process_groups(inputs: str) -> tuple[list[dict[str, Any]], bool]:
     return groups, whole
 
 
-def _number(value: object) -> int:
+def number_of(value: object) -> int:
+    """Return a whole number; ``NONE`` for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else NONE
 
 

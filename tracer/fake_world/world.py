@@ -13,8 +13,7 @@ from typing import Any
 
 from tracer.fake_world import shims
 from tracer.fake_world.fit import FakeWorldError, check_world
-
-BACKEND = "fake"
+from tracer.ranks import FAKE
 
 _active: tuple[int, int] | None = None
 
@@ -95,7 +94,7 @@ def _begin(world_size: int, rank: int) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
     except ImportError as error:
         raise FakeWorldError("This torch has no fake process group; use torch 2.6 or newer.") from error
-    shims.original_init()(BACKEND, store=FakeStore(), rank=rank, world_size=world_size)
+    shims.original_init()(FAKE, store=FakeStore(), rank=rank, world_size=world_size)
 
 
 @contextmanager

@@ -24,10 +24,8 @@ from tracer.errors import TraceError
 from tracer.graph import LossReport
 from tracer.guard import FREE_OBJECTS
 from tracer.kineto.events import EVENTS, Event, plain_text
-from tracer.kineto.salvage import ARRAY_END, BOUNDARY, Salvaged, salvage
+from tracer.kineto.salvage import ARRAY_END, BOUNDARY, DECODE_ERRORS, Salvaged, salvage
 from tracer.kineto.scanner import EventBatch, Scanner
-
-DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")

@@ -103,7 +103,7 @@ BOUNDARY = re.compile(rb'\}\s*(?P<comma>,)\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|
 ARRAY_END = re.compile(rb"\}\s*(?:,\s*)?\]")  # not \s*,?\s*: of spaces without end that tries every pair
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _JOINS = 16  # chosen: most pieces from which one event is assembled
-_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Salvaged(NamedTuple):
@@ -120,7 +120,7 @@ def elements(text: bytes, loss: LossReport) -> list[Event] | None:
     """Decode a piece that is valid JSON but whose fields have unexpected types; None if it is not valid."""
     try:
         found = _RAW_LIST.decode(b"".join((b"[", text, b"]")))
-    except _ERRORS:
+    except DECODE_ERRORS:
         return None
     events = []
     for raw in found:
@@ -182,9 +182,9 @@ def _decode(fragment: bytes) -> Event | None:
     except msgspec.ValidationError:
         try:
             return coerce_event(msgspec.json.decode(fragment))
-        except _ERRORS:
+        except DECODE_ERRORS:
             return None
-    except _ERRORS:
+    except DECODE_ERRORS:
         return None
 
 
@@ -195,7 +195,7 @@ def _is_unfinished(fragment: bytes) -> bool:
         return False
     except msgspec.DecodeError as error:
         return "truncated" in str(error)
-    except _ERRORS:
+    except DECODE_ERRORS:
         return False
     return False
 

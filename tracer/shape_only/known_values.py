@@ -42,12 +42,12 @@ _LIKE = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1, "full_l
 """Operators that fill a new tensor with a constant: the constant, or the position of the argument that gives it."""
 _FILLED = frozenset({"zero_", "fill_"})
 """Operators that give every element of a tensor a new value."""
-_LIFTED = torch.ops.aten.lift_fresh.default
+LIFT = torch.ops.aten.lift_fresh.default
 _INDEXED = torch.ops.aten.index.Tensor
 _WHERE = torch.ops.aten.nonzero.default
 _MASKED = torch.ops.aten.masked_select.default
 _ROWS = torch.ops.aten.index_select.default
-_TO_NUMBER = torch.ops.aten._local_scalar_dense.default
+TO_NUMBER = torch.ops.aten._local_scalar_dense.default
 _SCALED_FINITE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 """Gradient scalers ask it whether gradients are finite; it writes the answer into its second argument."""
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
@@ -149,7 +149,7 @@ class KnownValues:
             self._rows = max((one.shape[0] for one in tensors_in((args, kwargs)) if one.dim()), default=0)
         if _RESHAPES in func.tags:
             self._reshape(func, args, kwargs)
-        if self._stands_in and func is _TO_NUMBER:
+        if self._stands_in and func is TO_NUMBER:
             return float(VALUE) if args[0].is_floating_point() else VALUE
         if not any(tag in func.tags for tag in _BY_VALUES) or not any(
                 isinstance(one, FakeTensor) for one in tensors_in((args, kwargs))):
@@ -319,7 +319,7 @@ class KnownValues:
                 with _disable_current_modes():
                     filled = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype).fill_(value)
                 self._kept.keep(result, filled)
-        elif func is _LIFTED and inputs[0].numel() <= MOST_ELEMENTS:
+        elif func is LIFT and inputs[0].numel() <= MOST_ELEMENTS:
             constant = inputs[0].constant if isinstance(inputs[0], FakeTensor) else inputs[0]
             if constant is not None:
                 with _disable_current_modes():

@@ -25,7 +25,7 @@ from tracer.capture.notes import CollectiveNotes, received_tensors
 from tracer.device_memory import Holds
 from tracer.graph import NONE, Phase, Place
 from tracer.python_calls import PythonCalls
-from tracer.shape_only.known_values import KnownValues
+from tracer.shape_only.known_values import LIFT, TO_NUMBER, KnownValues
 from tracer.shape_only.tensors import ArgumentWriter, MemoryTracker, tensors_in
 
 
@@ -108,8 +108,6 @@ class WaitPoints:
 
 
 _DEVICE = torch.ops.prim.device.default
-_TO_NUMBER = torch.ops.aten._local_scalar_dense.default
-_LIFT = torch.ops.aten.lift_fresh.default
 _DETACH = torch.ops.aten.detach.default
 _COPY = torch.ops.aten.copy_.default
 _IGNORED = frozenset({"prim", "prims", "profiler"})
@@ -242,7 +240,7 @@ class OperatorRecorder(TorchDispatchMode):
         if self._placement is not None:
             self._placement.check(func, inputs)
         if self.recording and not (func is _DETACH and self._is_bookkeeping(inputs, backward)) and not (
-                func is _TO_NUMBER and self._is_on_host(inputs[0])):
+                func is TO_NUMBER and self._is_on_host(inputs[0])):
             row = self.tracker.row = self._note(func, args, kwargs, backward, sequence, inputs)
         device = kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
@@ -254,7 +252,7 @@ class OperatorRecorder(TorchDispatchMode):
             result = func(*args, **kwargs) if rule is None else rule(*args, **kwargs)
             self.values.follow(func, args, kwargs, result)
         # A number of torch's own, such as an optimizer's step counter, stays on the host.
-        own = func is _LIFT and self._placement is not None and self._placement.wanted is None and not inputs[0].dim()
+        own = func is LIFT and self._placement is not None and self._placement.wanted is None and not inputs[0].dim()
         on_device = not own and self._place(inputs)
         in_forward = self.recording and (not backward or torch.is_grad_enabled()) and not self._in_optimizer
         outputs = tensors_in(result)

@@ -125,7 +125,7 @@ MOST_TRIED = 8
 LEVEL = 0.005
 """Chance that a rank is named in a job whose ranks do equal work, if steps are log-normal. If every seventh step of a
 rank stalls for as long as a step, the chance is 1 to 5% (2 and 8 ranks, 3 and 6 steps)."""
-PRIOR_STEPS = 2
+PRIOR_STEPS = 2  # chosen: steps that the usual spread is worth
 ABOVE_MEDIAN = 1.001
 """Ranks with at most this multiple of the median's work are not simulated again: the gain would be too small."""
 
