@@ -303,7 +303,7 @@ def step_numbers(names: Sequence[str], wanted: str | int | Sequence[int], fewest
 
 
 def repeat(cycle: Cycle, copies: int) -> Repeated:
-    """Return the program of ``copies`` repetitions of a cycle; it is made once, unless it is large."""
+    """Return the program of ``copies`` repetitions of a cycle. It is kept for the next call, unless it is large."""
     return cycle.shared.once("repeated", (copies,), lambda: _repeated(cycle, copies),
                              keep=lambda found: len(found.item) + len(found.kernel) <= MOST_KEPT)
 
@@ -427,7 +427,7 @@ def _queue(cycle: Cycle, items: _Copies, kernels: _Copies, copies: int) -> tuple
 
 def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owners: _Copies, sources: _Copies,
            twin: Int64 | None) -> tuple[Int64, tuple[np.ndarray, ...]]:
-    """Copy CSR edges. A source outside the cycle is replaced by its ``twin`` in the copy before, or left out."""
+    """Copy CSR edges. A source outside the cycle becomes ``twin[source]`` one copy earlier, or its edge is dropped."""
     owner = owners.of
     count = (pointer[1:] - pointer[:-1])[owner]
     at = np.repeat(np.arange(len(owner)), count)

@@ -33,7 +33,7 @@ from tracer.graph import NONE, ExecutionGraph
 
 
 def units_of(scenario: Scenario) -> WorkUnits:
-    """Return the units of a scenario's cycle, with its edits of sizes and precision."""
+    """Return the device work of a scenario's cycle as rows to replace, with its edits of sizes and precision."""
     return _host_units(scenario) if scenario.built.computes_on_host else _device_units(scenario)
 
 

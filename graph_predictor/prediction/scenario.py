@@ -109,7 +109,7 @@ def describe_work(built: Built) -> Work:
 
 @dataclass(slots=True)
 class WorkUnits:
-    """Columns of equal length, sorted by rank, lane and time.
+    """Units of work that edits can replace, one row each, sorted by rank, lane and time.
 
     Attributes:
         rank: position in the job.
@@ -146,8 +146,8 @@ class WorkUnits:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Other work that replaces units (in time order). The work runs in the place of the first unit, and the other units
-    vanish; without calls all units vanish."""
+    """Other work that replaces units (rows of ``WorkUnits``, in time order). It runs in the place of the first unit,
+    and the other units vanish; without calls all units vanish."""
 
     units: Int64
     calls: tuple[OpCall, ...]

@@ -35,7 +35,7 @@ class StepSpan:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """A simulated job.
+    """The simulated program of a job, and the recording behind it.
 
     Attributes:
         built: the recorded (or synthetic) job behind it.

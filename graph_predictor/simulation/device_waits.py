@@ -361,7 +361,7 @@ class _Channels:
         return found
 
     def queue(self, cost: Int64, constants: LaunchConstants, *, shared: bool) -> LaunchQueue:
-        """Return the queue of this reading, its blocking removed from ``cost``; fits ``constants.queue_return``."""
+        """Return the queue for these channels, its blocking taken out of ``cost``; fits ``constants.queue_return``."""
         calls, strings = self.view.graph.launches, self.view.graph.strings
         names = np.unique(calls.name[self.calls]).tolist()
         unbounded = not self.measured and any(strings[name].startswith("hip") for name in names)

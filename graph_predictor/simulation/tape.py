@@ -95,8 +95,8 @@ class Tape:
         return _Sheet(program, nodes, structure, rows, follows).tape()
 
     def placed(self, kept: Int64, count: int) -> tuple[Tape, Int64, int]:
-        """Return a tape that reuses the places of times that are no longer needed, the places of the ``kept`` times,
-        and the number of places. ``count`` is the number of all times."""
+        """Return a tape that reuses places of times no longer needed. Also return the place of each ``kept`` time, and
+        the number of places. ``count`` is the number of all times."""
         operations = self.operations.copy()
         stays = np.zeros(count, np.bool_)
         stays[kept] = True

@@ -166,7 +166,7 @@ def estimate(costs: PlanCosts, rates: CorrectionFactors = UNCORRECTED) -> Estima
 
 
 def step_schedule(costs: PlanCosts, rates: CorrectionFactors) -> StepSchedule:
-    """Return when each piece of work of a plan's step runs according to ``estimate``."""
+    """Return the tasks of a plan's step, µs, as in ``estimate`` before stragglers and fixed time are added."""
     return _laid_out(costs, rates)[2]
 
 

@@ -309,7 +309,7 @@ USUAL_KERNELS = BlockKernels()
 
 
 class LayerCosts:
-    """Traces and prices pieces of a decoder. Each part is traced once and kept on disk; each kernel is priced once.
+    """Traces and prices a decoder's pieces (``Piece``). Each is traced once, and kept; each kernel is priced once.
 
     Args:
         device: the device that runs the pieces.

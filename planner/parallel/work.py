@@ -65,7 +65,7 @@ class RecomputedWork(dict[Recomputation, LayerWork]):
 
 @dataclass(frozen=True, slots=True)
 class PieceCost:
-    """Costs of a piece for one micro-batch on one rank.
+    """Costs of a decoder's piece, such as a block, for one micro-batch on one rank.
 
     Attributes:
         forward, backward: work of the two passes.
