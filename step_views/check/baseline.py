@@ -172,7 +172,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The reason a baseline was written, its date, and the version of foretrace."""
+    """One update of a baseline: its date, its reason, and the version of foretrace."""
 
     date: str
     reason: str
@@ -180,7 +180,7 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GateBaseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the baseline file."""
+    """The content of the baseline file: each capture's stored figures, and the reason of each update."""
 
     format: str
     version: int

@@ -265,7 +265,7 @@ class _Flows:
 
 
 def _once(known: dict[tuple[Any, ...], int], bodies: list[bytes], key: tuple[Any, ...], make: Any) -> int:
-    """Return the place of a body, which is made at the first request."""
+    """Return the index in ``bodies`` of the body for ``key``, which is made at the first request."""
     if key not in known:
         known[key] = len(bodies)
         bodies.append(make())
