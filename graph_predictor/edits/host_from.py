@@ -126,8 +126,8 @@ def _rank(scenario: Scenario, rank: int, slices: HostSlices, cycle: Cycle, other
 
 
 def _times(mine: OperationCosts, theirs: OperationCosts, partner: Int64) -> tuple[Float64, Float64, Bool]:
-    """Return the other capture's mean time in, and before, each of my operations (its partner's, else the mean of
-    operations with its name), and whether there is any."""
+    """Return the ns that the other capture takes in, and before, each operation of ``mine`` (its partner's, else the
+    mean of operations of its name), and whether they are known."""
     numbers: dict[str, int] = {}
     name, other = (numbered_names(one.graph, one.op, numbers) for one in (mine, theirs))
     count = np.bincount(other, minlength=len(numbers))

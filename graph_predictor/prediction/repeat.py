@@ -355,7 +355,7 @@ def _repeated(cycle: Cycle, copies: int) -> Repeated:
 
 @dataclass(frozen=True, slots=True)
 class _Copies:
-    """The rows of a cycle in every copy: ``first`` and ``stride`` by recorded row, ``of`` and ``copy`` by new row."""
+    """New rows by recorded row: ``first`` + copy × ``stride``. Recorded row and copy by new row: ``of``, ``copy``."""
 
     first: Int64
     stride: Int64

@@ -153,7 +153,7 @@ class Replacement:
     calls: tuple[OpCall, ...]
 
     def carry_out(self, units: WorkUnits) -> None:
-        """Put the new work into the table."""
+        """Put the new work into ``units``."""
         units.alive[self.units[1 if self.calls else 0:]] = False
         if self.calls:
             units.calls[int(self.units[0])] = self.calls
@@ -253,7 +253,7 @@ class KernelSources:
 
 @dataclass(frozen=True)
 class KernelChange:
-    """Device work, by kernel of the recorded program.
+    """Changes of device work, by kernel of the recorded program.
 
     Attributes:
         calls: new calls of the rows of ``Work.calls`` that an edit changed.
@@ -289,7 +289,7 @@ class KernelChange:
 
 @dataclass(frozen=True)
 class HostChange:
-    """Host time, by slice of ``Scenario.slices``.
+    """Changes of host time, by slice of ``Scenario.slices``.
 
     Attributes:
         ns: times of another host, or at other sizes; ``None`` for the recorded times.
@@ -486,7 +486,7 @@ class Scenario:
         return self.regrouped or self.cycle.shared.once("work", (self.built,), lambda: describe_work(self.built))
 
     def claim(self, what: str, edit: str) -> Scenario:
-        """Note that an edit sets something that only one may set. Raises ``EditError`` if another one has."""
+        """Note that ``edit`` sets ``what``, which only one edit may set. Raises ``EditError`` if another has set it."""
         if what in self.set_by and self.set_by[what] != edit:
             raise EditError(f"{edit} and {self.set_by[what]} both change {what}; leave one of them out.")
         return replace(self, set_by={**self.set_by, what: edit})

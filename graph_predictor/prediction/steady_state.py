@@ -151,7 +151,7 @@ TOLD = 0.01
 
 
 def steady_shares(steady: Steady, kinds: Int8) -> Overlapping:
-    """Return each recorded kernel's shares in a copy with other copies before and after it; 0 for other kernels."""
+    """Return each recorded kernel's shares of overlap in a copy between two copies; 0 outside the cycle."""
     repeated, simulated = steady.repeated, steady.simulated
     program = repeated.program
 

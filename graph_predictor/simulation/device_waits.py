@@ -237,7 +237,7 @@ class _Running:
 
 
 def _edge_lags(view: RankView, explained: Int64, target: Int64, source: Int64, fraction: Float64) -> Int64:
-    """Return a lag for each edge: the median start - end of edges that bound, by whether both ends are collectives."""
+    """Return a lag for each edge, ns: the median start - end of edges that delayed a kernel, by kinds of their ends."""
     lag = np.zeros(len(target), np.int64)
     if not len(target):
         return lag

@@ -112,7 +112,7 @@ def constants_of(program: Program) -> Int64:
 
 
 class _Sheet:
-    """Operations of one program. Each has a place in the order: that of its item or kernel, and one within that."""
+    """Collects a program's operations. They are ordered by item or kernel, then by their number within it."""
 
     def __init__(self, program: Program, nodes: Int64, structure: Structure, rows: Rows, follows: Int64) -> None:
         self.p, self.rows, self.follows, self.structure = program, rows, follows, structure

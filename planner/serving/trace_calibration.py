@@ -317,7 +317,7 @@ class TraceCalibration:
     Attributes:
         steps: the recorded steps of known work.
         measured, predicted: sum of kernel times over all steps, by kind, µs.
-        rates: factors with those of each kind included.
+        rates: the model's correction factors × measured / predicted time of each kind.
         factors: further factors, by name of the operation.
         own, ``beside``: shares of the kernels' time: kernels that match an operation by name and order, and kernels
             counted with a neighbour.
