@@ -90,7 +90,7 @@ def _times(scenario: Scenario, chosen: list[Bool], factor: float) -> Scenario:
 
 
 def _around(graph: ExecutionGraph, recomputed: Bool) -> Bool:
-    """Return the backward functions that recomputed operations run in: Python between these operations is their own."""
+    """Return a mask of the backward functions around recomputed operations; Python between these belongs to them."""
     found = np.zeros(len(graph.ops), np.bool_)
     above = graph.ops.parent[recomputed]
     found[above[above >= 0]] = True

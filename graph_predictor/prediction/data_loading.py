@@ -91,8 +91,8 @@ def _rows(built: Built, cycle: Cycle, rank: int) -> Int64:
 
 
 def _of_samples(built: Built, cycle: Cycle, rank: int, batch: int | None) -> float:
-    """Return the least share (0 to 1) of a rank's fetching that samples take. It is the longer of two times: until a
-    list of samples is collated, and the span of an operation that repeats once or more for each sample."""
+    """Return the least share (0 to 1) of a rank's fetching that samples take. Samples take the longer of two times:
+    until a list of samples is collated, and the span of an operation that repeats for each sample."""
     graph = built.graphs[rank]
     ops = graph.ops
     surely = whole = 0.0

@@ -382,7 +382,7 @@ class EditedRepeats:
         return KernelRows(variants.over(duration, rows.kernel, LANES), fed, longest)
 
     def kernels_once(self, kind: str, of: object, make: Callable[[], KernelVariants]) -> KernelRows:
-        """Return ``kernels(make())``, kept for copies with an equal ``of``, which decides the kernels' times."""
+        """Return ``kernels(make())``, or the result kept for an equal ``of``: all that decides the kernels' times."""
         key = (of, self.scenario.launches.hidden_collectives, _loads_in_background(self.scenario))
         return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
 

@@ -205,7 +205,7 @@ class Ladders:
 
 
 def _ladder(family: Family) -> Family:
-    """Return the family whose ladders a family uses."""
+    """Return the family whose ladders ``family`` uses: itself if it has its own, else ``OTHER``."""
     return family if family in (Family.CONV, Family.GEMM, Family.ATTENTION) else Family.OTHER
 
 

@@ -132,7 +132,7 @@ def which_times(profiled: bool, *, ran: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankPrediction:
-    """One rank, µs a step: ``bounds_us`` along its critical path, by bound."""
+    """The prediction of one rank, µs a step; ``bounds_us`` is its critical path by bound."""
 
     rank: int
     step_time_us: float

@@ -354,7 +354,7 @@ def _dead_on_cpu(graph: ExecutionGraph, units: WorkUnits, rank: int, removed: Bo
 
 
 def _within_dead(graph: ExecutionGraph, vanished: Int64, every: Int64) -> Bool:
-    """Return operations with all their rows of ``every`` (at or below them) vanished, and the operations in them."""
+    """Return a mask of operations whose rows of ``every`` (at or below them) all vanished, and operations in them."""
     if not len(vanished):
         return np.zeros(len(graph.ops), np.bool_)
     total = _counts_up(graph.ops.parent, every)

@@ -146,8 +146,8 @@ class WorkUnits:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Other work that replaces units (rows of ``WorkUnits``, in time order). It runs in the place of the first unit,
-    and the other units vanish; without calls all units vanish."""
+    """Other work that replaces units (rows of ``WorkUnits``, in time order). The new work runs in the first unit's
+    place, and the other units vanish; without calls all units vanish."""
 
     units: Int64
     calls: tuple[OpCall, ...]
@@ -368,7 +368,7 @@ class BatchChange:
 
 
 class SizeRoute(Enum):
-    """How a step at other sizes is found."""
+    """The way in which a step at other sizes is predicted."""
 
     AS_CAPTURED = "as captured"
     SCALED = "one capture scaled"
@@ -398,7 +398,7 @@ class OtherSizes:
     """The requested sizes, and the parts of the step that change with them.
 
     Attributes:
-        route: how the step at these sizes is found.
+        route: how the step at these sizes is predicted.
         changes: name, recorded size or setting (``None`` if unknown) and new one.
         following: dimensions of the step's inputs that follow a name; empty if the program was traced again, since the
             program then decides them.

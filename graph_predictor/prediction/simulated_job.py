@@ -69,7 +69,7 @@ class SimulatedJob:
 
     @property
     def gone(self) -> Gone | None:
-        """Return the work that edits removed; ``None`` if all work is there."""
+        """Return the work that edits removed; ``None`` if they removed nothing."""
         return None if self.host is None else self.host.gone
 
     def host_slices(self) -> tuple[HostSlices, Float64]:

@@ -84,12 +84,12 @@ class Gradient:
 
     @property
     def elements(self) -> int:
-        """Return its number of elements."""
+        """Return the gradient's number of elements."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Return its size in bytes."""
+        """Return the gradient's size in bytes."""
         return self.elements * itemsize(short_dtype(self.dtype))
 
 

@@ -384,7 +384,7 @@ class _Channels:
 
     def _take_out(self, found: LaunchQueue, freed: Int64, blocked: Bool,
                   constants: LaunchConstants) -> None:
-        """Replace each blocked call's duration by the usual cost of its name."""
+        """Replace the duration of each blocked call by the usual cost of calls of its name."""
         view, calls = self.view, self.view.graph.launches
         lag = (view.c_end[self.calls] - freed)[blocked]
         plausible = (lag >= 0) & (lag <= RETURNS_WITHIN_NS)

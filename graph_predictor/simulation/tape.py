@@ -223,12 +223,12 @@ class _Sheet:
                  row=self.rows.item[rows], taken=self.taken[rows])
 
     def _room(self, rows: Int64) -> None:
-        """Let items end no earlier than there is room in the launch queue."""
+        """Add operations that let items end no earlier than there is room in the launch queue."""
         self.add(op.LATER, self.item_at[rows], _ROOM, to=self.times.item_end + rows, cause=EndCause.QUEUE,
                  of=self.times.left + self.entry[rows], source=op.OF_THE_LEFT, lag=self.constants.item_return + rows)
 
     def _queues(self, launches: Int64) -> None:
-        """Let entries leave the queues, as far as items wait for that."""
+        """Add the operations by which entries leave the queues, for entries that items wait for."""
         p, times = self.p, self.times
         self.entry = entry = entries_waited_for(p)
         rows = np.flatnonzero((entry >= 0) & (self.item_at >= 0))

@@ -49,7 +49,7 @@ class Tensor:
 
     @property
     def dims(self) -> Dims:
-        """Return its dimensions."""
+        """Return the tensor's dimensions."""
         return list(zip(self.shape, self.layout, strict=True))
 
 
@@ -133,7 +133,7 @@ def _one(dims: Iterable[tuple[int, Dim]]) -> Outcome:
 
 
 def _elementwise(call: Call) -> Outcome:
-    """Broadcast from the last dimension; no result where the shapes do not fit each other."""
+    """Return the tensors broadcast from the last dimension; no result where their shapes do not fit each other."""
     result = _broadcast(call.sizes, call.tensors)
     return Outcome() if result is None else Outcome((result,))
 

@@ -43,7 +43,7 @@ _OPTIMIZER = {"sgd": ("fused_sgd", 2, 1), "adagrad": ("fused_adagrad", 3, 2),
 
 
 class Scope(IntEnum):
-    """Where one unit lies: on a single rank, on all ranks of a node, or on all ranks."""
+    """Where one unit (part of a table) lies: on a single rank, on all ranks of a node, or on all ranks."""
 
     RANK = 0
     NODE = 1

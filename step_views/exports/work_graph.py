@@ -209,7 +209,7 @@ class _Builder:
         self.edges.add(self.main_of_kernel + kernel[early], target[early], rest, why)
 
     def _lagging(self, end: Int64, start: Int64, target: Int64, lag: Int64, why: After) -> None:
-        """Add dependencies on ends plus a lag; with a negative lag they count from the start instead."""
+        """Add dependencies on ``end`` + ``lag``; with a negative lag, on ``start`` plus the time from there."""
         late = lag >= 0
         self.edges.add(end[late], target[late], lag[late], why)
         early = ~late
