@@ -513,7 +513,7 @@ def _sliced(call: Call) -> Outcome:
 
 
 def _part(call: Call, one: Tensor, at: int, count: int, shape: Shape) -> Dim:
-    """Return how a slice of ``count`` elements follows the sizes: a fixed number fewer than its dimension, or as it."""
+    """Return how a slice of ``count`` elements follows the sizes: as its dimension does, or less a fixed number."""
     dim, size = one.layout[at], one.shape[at]
     if not dim.follows:
         guessed = call.guess(shape)[at]

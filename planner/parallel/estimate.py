@@ -60,7 +60,7 @@ class Estimate:
 
     @property
     def exposed_us(self) -> float:
-        """Return the collectives that the step waits for, except the pipeline's, µs."""
+        """Return the time of the collectives that the step waits for, without the pipeline's, µs."""
         return self.layers + self.data
 
     @property

@@ -71,8 +71,8 @@ class PieceCost:
         forward, backward: work of the two passes.
         core: part of forward that selective recomputation runs again: the plan's modules, else attention's core. With
             fused attention the core is empty.
-        recomputed: part of forward that backward runs again, by kind of recomputation that starts at a block's input:
-            all calls, or those before the last product without the calls whose results are kept.
+        recomputed: part of forward that backward runs again, by kind of recomputation that starts at a block's input.
+            It is all calls, or those before the last product whose results are not kept.
         weights: part of backward: products of weight gradients, which the zero-bubble schedule runs later.
     """
 

@@ -278,7 +278,7 @@ def captured_operators(graph: ExecutionGraph, capture: ExecutionGraph) -> dict[i
 
 
 def _captures(capture: ExecutionGraph) -> list[list[str]]:
-    """Return the operation of every launch of each capture."""
+    """Return, for each CUDA graph that was captured, the operation of every launch in it."""
     launches = capture.launches
     found: list[list[str]] = []
     ran = set(capture.kernels.launch.tolist())

@@ -260,7 +260,7 @@ class _Flows:
         return self
 
     def of(self, category: str, track: int, start: int) -> tuple[int, ...]:
-        """Return the arrows at a slice's place, and remove them: of several such slices, the first gets them."""
+        """Return and remove the arrows at this category, track and start: only the first such slice gets them."""
         return tuple(self.ids.pop((category, track, start), ()))
 
 
