@@ -485,7 +485,7 @@ class _Run:
             "families", (family,), lambda: FamilyRows.of(family)))
 
     def _of_times(self, kind: str, rank: int, make: Callable[[], T]) -> T:
-        """Return ``make()``, or the result kept from a prediction with equal kernels' times, the only input."""
+        """Return ``make()``, or the result of an equal call: the result depends on the kernels' times alone."""
         return self.scenario.shared.once(kind, (self.times, self.scenario.cycle, rank), make)
 
     def _flops(self, rank: int) -> float:

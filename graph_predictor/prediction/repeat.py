@@ -165,7 +165,7 @@ class Cycle:
 
     @property
     def working(self) -> Bool:
-        """Return the items whose host time counts: all except begins of steps, whose time lies between steps."""
+        """Return a mask of the cycle's items whose host time counts: all but begins of steps (time between steps)."""
         return self.item & (self.built.program.item_kind != ItemKind.STEP_BEGIN)
 
     def kernel_rows(self, rank: int) -> Int64:

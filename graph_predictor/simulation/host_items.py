@@ -54,7 +54,7 @@ class AllocationWaits:
         thread 2             |=== waits ===|== own work ==|
 
     Such calls seldom wait, and a recording does not show their waits. A wait is claimed only where the rest of the call
-    is nearer to the usual time of its name than the whole call is. The rest must also be at most half of the call.
+    is nearer to the usual time of such calls than the whole call is. The rest must also be at most half of the call.
     """
 
     holder: Int64

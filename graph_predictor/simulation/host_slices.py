@@ -230,7 +230,7 @@ def host_slices(built: Built) -> HostSlices:
 
 
 def with_host(program: Program, slices: HostSlices, ns: Float64) -> tuple[Int64, Int64]:
-    """Return ``item_work`` and ``item_cost`` with other times of the slices (ns)."""
+    """Return ``item_work`` and ``item_cost`` of all items, ns, if each slice takes its time in ``ns``."""
     size = len(program.item_kind)
     work, cost = np.bincount(slices.item + size * slices.is_cost, weights=ns, minlength=2 * size).reshape(2, size)
     return whole_ns(work), whole_ns(cost)

@@ -126,7 +126,7 @@ class Comparison:
 
     @property
     def unsure_us(self) -> float:
-        """Half-width of the 80% interval of that difference, µs."""
+        """Half-width of the 80% interval of the steps' difference, µs."""
         return unsure_us(self.first.estimate, self.second.estimate)
 
 

@@ -338,7 +338,7 @@ class TraceCalibration:
         return model.with_rates(self.rates).with_factors(self.factors)
 
     def rests(self, model: ServingModel, step: ServedStep) -> float:
-        """Return the share of a step's kernels' time, as predicted with the anchor, whose operations were recorded."""
+        """Return the share of a step's predicted kernel time that is in operations which the trace recorded."""
         found = model.operations(step)
         total = sum(each.us for each in found)
         return sum(each.us for each in found if each.name in self.factors) / total if total else 0.0

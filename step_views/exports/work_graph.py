@@ -25,7 +25,7 @@ from tracer.arrays import Int8, Int64
 
 
 class WorkKind(IntEnum):
-    """The kind of a node."""
+    """The kind of a node of a ``WorkGraph``."""
 
     HOST = 0
     """Host work before a call, of one operation."""
@@ -43,7 +43,7 @@ class WorkKind(IntEnum):
 
 
 class After(IntEnum):
-    """The reason of a dependency."""
+    """The reason why one node comes after another."""
 
     PROGRAM_ORDER = 0
     LAUNCH = 1

@@ -265,7 +265,7 @@ def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
 
 
 def _above_median(work: Float64, rank: int) -> float:
-    """Return how many ns a rank works longer than the median rank: the median over steps of [ranks, steps]."""
+    """Return by how many ns a rank exceeds the median rank: the median over steps of ``work`` [ranks, steps]."""
     return float(np.median(work[rank] - _median_low(work)))
 
 
