@@ -22,12 +22,12 @@ def as_shown(ns: float) -> int:
 
 
 def signed_milliseconds(ns: float, decimals: int = 3) -> str:
-    """Return a difference of times in ms, with its sign; without one where it is shown as zero."""
+    """Return a difference of times in ms, with its sign unless the shown figure is zero."""
     return _without_sign_of_zero(f"{ns / 1e6:+,.{decimals}f}")
 
 
 def signed_microseconds(ns: float, decimals: int = 1) -> str:
-    """Return a difference of times in µs, with its sign; without one where it is shown as zero."""
+    """Return a difference of times in µs, with its sign unless the shown figure is zero."""
     return _without_sign_of_zero(f"{ns / 1e3:+,.{decimals}f}")
 
 
@@ -37,7 +37,7 @@ def percent(share: float | None, decimals: int = 1) -> str:
 
 
 def signed_percent(share: float | None, decimals: int = 1) -> str:
-    """Return a change in percent, with its sign; without one where it is shown as zero, a dash if it is not known."""
+    """Return a change in percent, with its sign unless the shown figure is zero; a dash if the change is not known."""
     return "–" if share is None else _without_sign_of_zero(f"{share * 100:+,.{decimals}f}%")
 
 

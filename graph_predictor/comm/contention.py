@@ -41,7 +41,7 @@ class Overlapping:
 
 @dataclass(frozen=True)
 class OverlappingKernels:
-    """Rows of kernels to compute shares of overlap for, and rows of kernels that may overlap them, for any times.
+    """Rows of the kernels whose overlap is wanted, and of the kernels that may overlap them. They hold for any times.
 
     Attributes:
         size: the number of kernels.

@@ -107,8 +107,8 @@ class Mixture:
         return gain, gain - down, gain + up
 
     def step_gain(self, step_us: float, single_us: float) -> tuple[float, float, float]:
-        """Return what a step gains over one with the best single backend, µs, and an interval. A step gains a share of
-        the collectives' gain; the interval is that of the collectives' gain times this share."""
+        """Return the µs that a step saves over a step with the best single backend, and both ends of the 80% interval.
+        A step saves a share of the collectives' gain; the interval is the collectives' interval times this share."""
         gain, (whole, low, high) = single_us - step_us, self.gain_us
         share = gain / whole if whole else 0.0
         low, high = sorted((share * low, share * high))
@@ -202,7 +202,7 @@ def mixture(calls: Sequence[CollectiveCall], counts: Sequence[float], on: Collec
 
 def mixture_of_step(built: Built, of_step: Bool, steps: int, on: CollectiveModel) -> Mixture:
     """Return the best backends for the collectives of a recorded or traced step, as a mean over its ranks. ``of_step``
-    marks the program's kernels in the step or steps; ``steps`` is the number of these."""
+    is a mask of the program's kernels in the steps; ``steps`` is the number of steps."""
     found, _ = find_collectives(built, on.topology)
     pointer, share = built.program.kernel_ptr, 1.0 / (steps * max(len(built.graphs), 1))
     counts: dict[CollectiveCall, float] = defaultdict(float)

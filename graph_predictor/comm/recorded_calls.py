@@ -127,7 +127,7 @@ def _named_ranks(text: str) -> list[int]:
 
 
 def with_transfers(built: Built, collectives: Sequence[RecordedCollective], time_us: npt.ArrayLike) -> Program:
-    """Return the job's program with other transfer times of its collectives, µs, one for each; waiting is simulated."""
+    """Return the job's program in which each of ``collectives`` transfers for its ``time_us``; waiting is simulated."""
     duration: Int64 = built.program.kernel_duration.copy()
     for collective, value in zip(collectives, np.asarray(time_us, np.float64).tolist(), strict=True):
         for position, kernel in collective.members:

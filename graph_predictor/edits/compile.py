@@ -63,7 +63,7 @@ def compiled(_: Scenario | None, units: WorkUnits) -> Rewriting:
 
 
 def _host(scenario: Scenario) -> tuple[Float64, float]:
-    """Return the factor on each slice of host time, and the share of the host time then left that was scaled by it."""
+    """Return a factor on each slice of host time, and the share of the remaining host time in shortened slices."""
     slices = scenario.slices
     on_cpu = scenario.built.computes_on_host
     before = [np.isin(graph.ops.phase, (Phase.FORWARD, Phase.BACKWARD)) for graph in scenario.built.graphs]

@@ -32,14 +32,14 @@ PERSISTENT_COLUMNS = 16384
 
 @dataclass(eq=False, slots=True)
 class _Kernel:
-    """A kernel to be generated.
+    """A kernel that the compiler generates.
 
     Attributes:
-        units: units that it replaces.
+        units: rows of ``WorkUnits`` that it replaces.
         read: bytes read from outside.
         rows: number and length of the rows that it reduces, if it does.
-        values: values that it computes.
-        inputs: values from outside.
+        values: results of operations that it computes.
+        inputs: results of other kernels that it reads.
     """
 
     units: list[int] = field(default_factory=list)
@@ -274,7 +274,7 @@ class _Step:
 
 
 def generated_kernels(units: WorkUnits) -> list[Replacement]:
-    """Return the replacements of operations by the compiler's kernels, changed convolutions included."""
+    """Return the replacements by generated kernels, and by convolutions that the compiler calls in another way."""
     training = bool((units.phase[units.alive] == Phase.BACKWARD).any())
     turned = not units.on_host and channels_last(units, training)
     found: list[Replacement] = []

@@ -35,7 +35,7 @@ class HostFrom:
     operation scale with it. Launch latencies also come from the other capture. Assumes that it ran the same framework
     path: its host time, not its waiting, is taken.
 
-    A step that was traced again at other sizes changes as the recorded step does that its times came from.
+    In a step traced again at other sizes, each operation changes as the recorded operation that its time came from.
 
     Attributes:
         graphs: of the other capture, one a rank. Ranks are paired by position; a missing rank takes the first one.
@@ -99,7 +99,7 @@ class HostFrom:
 
 def _rank(scenario: Scenario, rank: int, slices: HostSlices, cycle: Cycle, other_rank: int, ns: Float64) -> tuple[
         float, float]:
-    """Put the other host's times into ``ns`` for one rank; return (time matched in place, all time) of the source."""
+    """Scale one rank's part of ``ns`` to the other host. Return recorded ns: of matched operations, and of all."""
     mine = operation_costs(scenario.cycle, scenario.slices, rank, outermost_operations(scenario.built.graphs[rank]))
     theirs = operation_costs(cycle, slices, other_rank, outermost_operations(cycle.built.graphs[other_rank]))
     inside, before, tail = mine.inside.mean(axis=0), mine.before.mean(axis=0)[:-1], float(mine.before[:, -1].mean())
@@ -126,8 +126,8 @@ def _rank(scenario: Scenario, rank: int, slices: HostSlices, cycle: Cycle, other
 
 
 def _times(mine: OperationCosts, theirs: OperationCosts, partner: Int64) -> tuple[Float64, Float64, Bool]:
-    """Return the other capture's mean time in, and before, each of my operations (its partner's, else the mean of
-    operations with its name), and whether there is any."""
+    """Return the ns that the other capture takes in, and before, each operation of ``mine`` (its partner's, else the
+    mean of operations of its name), and whether they are known."""
     numbers: dict[str, int] = {}
     name, other = (numbered_names(one.graph, one.op, numbers) for one in (mine, theirs))
     count = np.bincount(other, minlength=len(numbers))

@@ -113,7 +113,7 @@ def _kind(scenario: Scenario) -> str:
 
 
 def _host_weight(scenario: Scenario, heads: list[tuple[int, int]]) -> Float64:
-    """Return a factor on each slice of host time: 0 for the optimizer's, except before and in ``heads``."""
+    """Return a factor on each slice of host time: 0 in the optimizer, except in ``heads`` and before them."""
     chosen = []
     for rank, graph in enumerate(scenario.built.graphs):
         kept = np.zeros(len(graph.ops), np.bool_)

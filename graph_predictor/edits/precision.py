@@ -25,10 +25,9 @@ class Precision:
     """Run matrix products in another format.
 
     ``bf16`` and ``fp16`` mean autocast: products run in 16 bits, and the operations that follow read and write their
-        activations in 16 bits. Softmax, losses and optimizer stay in fp32. ``tf32`` and ``fp32`` switch the products of
-        fp32
-    data, and switch autocast off where the recording computed in 16 bits. Assumes that parameters are fp32, and that
-    casts of weights cost no time of their own (autocast caches them once a step).
+    activations in 16 bits. Softmax, losses and optimizer stay in fp32. ``tf32`` and ``fp32`` set the type of products
+    of fp32 data, and switch autocast off where the recording computed in 16 bits. Assumes that parameters are fp32, and
+    that casts of weights cost no time of their own (autocast caches them once a step).
     """
 
     dtype: str

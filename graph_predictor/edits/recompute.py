@@ -26,12 +26,12 @@ LEAST_BLOCK = 3
 class Recompute:
     """Switch activation checkpointing of every repeated block on or off.
 
-    On: the kernels and host time of the blocks' forward come twice. The repetition is priced where the forward is,
-    rather than within backward: of a step's length that is the same, unless forward and backward are decided by
-    different things. Collectives of the blocks are not repeated, and what Python spends on checkpointing itself is
-    neither added nor taken away. Blocks are modules with a number in their name; where modules were not recorded, the
-    longest run of equal operations in forward. Off: forward operations that run within backward are left out. Memory,
-    known for steps traced by shapes: with it, each block's input and one block's activations are kept.
+    On: the kernels and host time of the blocks' forward come twice. The repetition is priced in forward rather than in
+    backward; the step is equally long, unless different resources decide forward and backward. Collectives of the
+    blocks are not repeated, and what Python spends on checkpointing itself is neither added nor taken away. Blocks are
+    modules with a number in their name; where modules were not recorded, the longest run of equal operations in
+    forward. Off: forward operations that run within backward are left out. Memory (known for steps traced by shapes):
+    with checkpointing, each block's input and one block's activations are kept.
     """
 
     on: bool
@@ -89,7 +89,7 @@ def _times(scenario: Scenario, chosen: list[Bool], factor: float) -> Scenario:
 
 
 def _around(graph: ExecutionGraph, recomputed: Bool) -> Bool:
-    """Return the backward functions that recomputed operations run in: Python between these operations is their own."""
+    """Return a mask of the backward functions around recomputed operations; Python between these belongs to them."""
     found = np.zeros(len(graph.ops), np.bool_)
     above = graph.ops.parent[recomputed]
     found[above[above >= 0]] = True

@@ -25,7 +25,7 @@ NOTHING, ON_OFF, FACTOR = "nothing", "on|off", "FACTOR"
 
 @dataclass(frozen=True, slots=True)
 class EditOption:
-    """An edit and its option.
+    """An edit, and the command-line option that makes it.
 
     Attributes:
         module: name of the edit's file in this folder, without ``.py``.

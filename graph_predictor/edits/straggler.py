@@ -24,7 +24,7 @@ class Straggler:
     slower: float
 
     def __post_init__(self) -> None:
-        """Raise ``EditError`` for a share that no rank can be slower by."""
+        """Raise ``EditError`` unless ``slower`` is above -1 (negative: a faster rank) and at most ``MOST_FACTOR``."""
         if not -1 < self.slower <= MOST_FACTOR:
             raise EditError(f"A rank cannot be slower by {100 * self.slower:g}%; give more than -100%, and less than "
                             f"{100 * MOST_FACTOR:g}%.")

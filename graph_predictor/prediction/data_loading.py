@@ -91,8 +91,8 @@ def _rows(built: Built, cycle: Cycle, rank: int) -> Int64:
 
 
 def _of_samples(built: Built, cycle: Cycle, rank: int, batch: int | None) -> float:
-    """Return the least share (0 to 1) of a rank's fetching that samples take. It is the longer of two times: until a
-    list of samples is collated, and the span of an operation that repeats once or more for each sample."""
+    """Return the least share (0 to 1) of a rank's fetching that samples take. Samples take the longer of two times:
+    until a list of samples is collated, and the span of an operation that repeats for each sample."""
     graph = built.graphs[rank]
     ops = graph.ops
     surely = whole = 0.0
@@ -107,7 +107,7 @@ def _of_samples(built: Built, cycle: Cycle, rank: int, batch: int | None) -> flo
 
 
 def _repeated_ns(graph: ExecutionGraph, rows: Int64, batch: int | None) -> float:
-    """Return the time over which an operation repeats once or more for each sample, its last repetition included."""
+    """Return the longest time, ns, in which one operation repeats for each sample, its last repetition included."""
     longest = 0.0
     for name in np.unique(graph.ops.name[rows]).tolist():
         start = np.sort(graph.ops.start_ns[rows[graph.ops.name[rows] == name]])
@@ -117,7 +117,7 @@ def _repeated_ns(graph: ExecutionGraph, rows: Int64, batch: int | None) -> float
 
 
 def _listed_ns(graph: ExecutionGraph, rows: Int64, batch: int | None, begin: int) -> float:
-    """Return the time until an operation takes a list of samples, in which the samples were made one by one."""
+    """Return the time, ns, from ``begin`` to the end of the last operation on a list of samples; 0 if there is none."""
     until = begin
     for row in rows.tolist():
         lists = [one.shape for one in graph.arguments(row) if one.dtype.startswith("TensorList") or _nested(one.shape)]

@@ -132,7 +132,7 @@ def _first_launches(scenario: Scenario) -> Int64:
 
 
 def _latency(scenario: Scenario, constants: list[LaunchConstants]) -> Int64:
-    """Return launch latencies by other constants; copies within calls and staged copies keep the recorded latency."""
+    """Return each kernel's launch latency, ns, by ``constants``; copies within calls and staged copies keep theirs."""
     program = scenario.built.program
     latency = program.kernel_latency.copy()
     for rank, graph in enumerate(scenario.built.graphs):
@@ -162,7 +162,7 @@ class CycleRows:
             kernel last as long, ``own`` is ``recorded`` and ``kernel`` is ``None``.
         rank: rank of each of ``own``.
         first: which of ``own`` belong to the first copy.
-        of: row of each item and kernel of the copies, and of the items in ``starts``.
+        of: for each item and kernel of the copies, its row of ``items`` or ``own``; and of the floors in ``starts``.
         starts: rows of the first item of each rank in each copy.
         fed: copies from pageable memory that calls feed, by rows of the cycle.
     """
@@ -264,7 +264,7 @@ NUMBERS_KEPT = 16_000_000
 
 @dataclass(frozen=True)
 class KernelRows:
-    """Durations of the kernels in variants of one step.
+    """Durations of the kernels in variants of a step: the step with other times of its kernels or its host.
 
     Attributes:
         duration: by row of ``CycleRows.own``, whole ns, [rows, variants]; variants that fill up a whole vector have
@@ -279,7 +279,7 @@ class KernelRows:
 
     @cached_property
     def lanes(self) -> Lanes:
-        """Return the durations in the form that an order takes."""
+        """Return the durations in the layout that ``WorkingOrder.ends`` takes."""
         return lanes(self.duration)
 
 
@@ -299,7 +299,7 @@ class EditedRepeats:
 
     @classmethod
     def once(cls, repeated: Repeated, scenario: Scenario, host: EditedHost) -> EditedRepeats:
-        """Return the copies with a host and the scenario's launches; kept for as many hosts as take little memory."""
+        """Return the copies with this host and the scenario's launches; results are kept as far as memory allows."""
         of = (host, scenario.launches.waits, scenario.launches.hidden_collectives, _loads_in_background(scenario))
         return repeated.shared.once("copies", of, lambda: cls(repeated, scenario, host),
                                     most=repeated.shared.as_many(len(repeated.item) // repeated.copies * LANES,
@@ -382,7 +382,7 @@ class EditedRepeats:
         return KernelRows(variants.over(duration, rows.kernel, LANES), fed, longest)
 
     def kernels_once(self, kind: str, of: object, make: Callable[[], KernelVariants]) -> KernelRows:
-        """Return ``kernels(make())``, kept for copies with an equal ``of``, which decides the kernels' times."""
+        """Return ``kernels(make())``, or the result kept for an equal ``of``: all that decides the kernels' times."""
         key = (of, self.scenario.launches.hidden_collectives, _loads_in_background(self.scenario))
         return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
 
@@ -458,7 +458,7 @@ class EditedRepeats:
 
     @cached_property
     def _free(self) -> Int64:
-        """Return the floors of first items that nothing holds back, [first items, LANES]."""
+        """Return the floors (earliest ends) of first items that nothing holds back, [first items, LANES]."""
         return np.full((len(self.rows.starts), LANES), NEVER)
 
 

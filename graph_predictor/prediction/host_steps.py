@@ -104,7 +104,7 @@ def _recorded(baseline: Baseline) -> HostStep:
 
 
 def _measured(baseline: Baseline) -> tuple[OperationCosts, float]:
-    """Return the costs of a recording's operations without the profiler, and the share of calls' time that is left."""
+    """Return the costs of operations, and the share of calls' recorded time left, both without the profiler."""
     scenario, slices = baseline.scenario, baseline.scenario.slices
     graph = scenario.built.graphs[0]
     owner = operations_named(graph, (name for name in graph.strings if is_flat(name)))

@@ -56,7 +56,7 @@ class FamilyRows:
 
 @dataclass(frozen=True)
 class GroupEnds:
-    """Variants in which only one group of kernels is at an end of its interval, and two more with expected times.
+    """Variants of a step: in each, one group of kernels is at an end of its interval; two more have expected times.
 
     Attributes:
         group: group of each kernel; -1 for kernels with expected times in all variants.

@@ -17,7 +17,7 @@ from tracer.graph import NONE
 
 @dataclass(slots=True)
 class PathPieces:
-    """Pieces of paths, in no order; together they are as long as the paths, to the nanosecond.
+    """Parts of paths, each in one operation, in no order; together they are as long as the paths, to the nanosecond.
 
     ``op`` is a row of the rank's ``ops`` and ``kernel`` a row of its ``kernels`` (-1: none). ``segment`` is a row of
     the paths.
@@ -32,7 +32,7 @@ class PathPieces:
 
 def attribute_paths(replay: Replay, paths: Paths, rank: int, host: HostTime, operation: Int64,
                     share: Float64 | None = None) -> PathPieces:
-    """Return the pieces of some paths with the operation that each belongs to.
+    """Cut some paths into parts, each with the operation that it belongs to.
 
     Args:
         replay: The replay with the paths.

@@ -100,7 +100,7 @@ UNLIKE_MEASURED = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
-    """Half widths of the host time of an unedited step.
+    """Uncertainty of an unedited step.
 
     Attributes:
         host: log half width of the 80% interval of the mean host time.
@@ -200,15 +200,15 @@ class Baseline:
         return self
 
     def steady_step(self) -> SteadyStep:
-        """Return the steady state of the recorded step: that of a prediction without edits, which adds an interval,
-        prices and evidence."""
+        """Return the steady state of the step without edits; ``predict()`` also gives an interval, prices and
+        evidence."""
         run = _Run(self, self.scenario, [], once=True)
         ranks = explain(run.scenario, run.steady)
         return run.steady_step(ranks, bottleneck_rank(run.steady.period_ns, ranks))
 
     def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None,
                 path: bool = True, evidence: bool = False) -> Prediction:
-        """Predict the step with edits, in any order that makes sense.
+        """Predict the step with edits, applied one after another.
 
         Args:
             edits: changes of the step; none for the recorded step.
@@ -282,7 +282,7 @@ class Baseline:
     @property
     def measured_ns(self) -> float | None:
         """Return the measured time of the unedited step, ns: the mean of the recorded steps if ``scenario.profiled``,
-        else the median without the profiler; ``None`` if that is unknown, or of other steps than were chosen."""
+        else the median without the profiler. ``None`` if not measured; the median also if steps were chosen."""
         facts = self.recorded_facts
         if facts is None:
             return None
@@ -301,7 +301,7 @@ class Baseline:
     @cached_property
     def unlike_measured(self) -> str | None:
         """Return a sentence on why the unedited step differs from the measured one; ``None`` if they agree or no step
-        was measured. It holds for every edit: no edit makes a recording steady."""
+        was measured. The sentence holds for edited steps too: no edit makes a recording steady."""
         measured = self.measured_ns
         if not measured or abs((step_ns := self._unedited.step_ns) / measured - 1.0) <= UNLIKE_MEASURED:
             return None
@@ -360,7 +360,7 @@ class SimulatedStep:
 
 
 class _Run:
-    """One scenario, priced and simulated; ``once``: as recorded, and for nothing else."""
+    """One scenario, priced and simulated. ``once``: with recorded times; no later prediction uses its copies."""
 
     def __init__(self, baseline: Baseline, scenario: Scenario, edits: list[str], *, once: bool = False) -> None:
         self.rewritten = rewrite(scenario)
@@ -485,7 +485,7 @@ class _Run:
             "families", (family,), lambda: FamilyRows.of(family)))
 
     def _of_times(self, kind: str, rank: int, make: Callable[[], T]) -> T:
-        """Return ``make()``, or the result kept from a prediction with equal kernels' times, the only input."""
+        """Return ``make()``, or the result of an equal call: the result depends on the kernels' times alone."""
         return self.scenario.shared.once(kind, (self.times, self.scenario.cycle, rank), make)
 
     def _flops(self, rank: int) -> float:
@@ -623,7 +623,7 @@ class _Run:
 
 
 def checked_edits(edits: Sequence[Edit]) -> Sequence[Edit]:
-    """Return the edits. Raises ``EditError``: they are something else, such as one edit."""
+    """Return the edits. Raises ``EditError`` if they are anything but a sequence of edits, such as a single edit."""
     if is_edit(edits) or not all(map(is_edit, edits)):
         raise EditError("Edits are given as a list of them, such as [edits.ScaleHost(0.5)].")
     return edits

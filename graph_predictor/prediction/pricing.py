@@ -110,7 +110,7 @@ def size_of_change(ratio: Float64) -> Float64:
 
 
 def resized_on_cpu(ns: Float64, ratio: Float64, total_ns: float) -> float:
-    """Return the log half width of the 80% interval of a host's time that includes anchored computation.
+    """Return the log half width of the 80% interval of host time, part of it computation scaled to other sizes.
 
     Args:
         ns: times of the computation after the change.
@@ -205,7 +205,7 @@ class Ladders:
 
 
 def _ladder(family: Family) -> Family:
-    """Return the family whose ladders a family uses."""
+    """Return the family whose ladders ``family`` uses: itself if it has its own, else ``OTHER``."""
     return family if family in (Family.CONV, Family.GEMM, Family.ATTENTION) else Family.OTHER
 
 

@@ -165,7 +165,7 @@ class Cycle:
 
     @property
     def working(self) -> Bool:
-        """Return the items whose host time counts: all except begins of steps, whose time lies between steps."""
+        """Return a mask of the cycle's items whose host time counts: all but begins of steps (time between steps)."""
         return self.item & (self.built.program.item_kind != ItemKind.STEP_BEGIN)
 
     def kernel_rows(self, rank: int) -> Int64:
@@ -303,7 +303,7 @@ def step_numbers(names: Sequence[str], wanted: str | int | Sequence[int], fewest
 
 
 def repeat(cycle: Cycle, copies: int) -> Repeated:
-    """Return the program of ``copies`` repetitions of a cycle; it is made once, unless it is large."""
+    """Return the program of ``copies`` repetitions of a cycle. It is kept for the next call, unless it is large."""
     return cycle.shared.once("repeated", (copies,), lambda: _repeated(cycle, copies),
                              keep=lambda found: len(found.item) + len(found.kernel) <= MOST_KEPT)
 
@@ -355,7 +355,7 @@ def _repeated(cycle: Cycle, copies: int) -> Repeated:
 
 @dataclass(frozen=True, slots=True)
 class _Copies:
-    """The rows of a cycle in every copy: ``first`` and ``stride`` by recorded row, ``of`` and ``copy`` by new row."""
+    """New rows by recorded row: ``first`` + copy × ``stride``. Recorded row and copy by new row: ``of``, ``copy``."""
 
     first: Int64
     stride: Int64
@@ -427,7 +427,7 @@ def _queue(cycle: Cycle, items: _Copies, kernels: _Copies, copies: int) -> tuple
 
 def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owners: _Copies, sources: _Copies,
            twin: Int64 | None) -> tuple[Int64, tuple[np.ndarray, ...]]:
-    """Copy CSR edges. A source outside the cycle is replaced by its ``twin`` in the copy before, or left out."""
+    """Copy CSR edges. A source outside the cycle becomes ``twin[source]`` one copy earlier, or its edge is dropped."""
     owner = owners.of
     count = (pointer[1:] - pointer[:-1])[owner]
     at = np.repeat(np.arange(len(owner)), count)

@@ -156,7 +156,7 @@ class Replay(Shown):
 
     @property
     def step_ns(self) -> float:
-        """Return the step: the mean of the replayed steps that count, of the slowest rank, ns; 0.0 without steps."""
+        """Return the time of a step, ns: the mean of the slowest rank's replayed steps that count; 0.0 without any."""
         return slowest_mean_ns((s.rank, s.replayed_ns) for s in self.steps if s.counts and s.name != WINDOW)
 
     def headline(self) -> str:
@@ -215,7 +215,7 @@ class Replay(Shown):
 
     @property
     def reproducible(self) -> bool:
-        """Return whether the rules explain the GPU timeline."""
+        """Return whether the simulation explains the GPU timeline: ``unexplained_share`` is small enough."""
         return self.unexplained_share <= REPRODUCIBLE_SHARE
 
     def kernel_end_errors_ns(self) -> Int64:

@@ -57,8 +57,8 @@ def with_sizes(scenario: Scenario, factor: float) -> Scenario:
 
 
 def most_activations(graph: ExecutionGraph) -> int:
-    """Return the most bytes of activations that are alive at once in the trace; at the memory peak there may be
-    none."""
+    """Return the most bytes of activations alive at one moment of the trace, which need not be the memory peak's; 0 if
+    the trace does not state memory."""
     return int(memory_moments(graph)[:, 1].max()) if PEAK in graph.meta.memory else 0
 
 
@@ -132,7 +132,7 @@ def which_times(profiled: bool, *, ran: bool = True) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankPrediction:
-    """One rank, µs a step: ``bounds_us`` along its critical path, by bound."""
+    """The prediction of one rank, µs a step; ``bounds_us`` is its critical path by bound."""
 
     rank: int
     step_time_us: float

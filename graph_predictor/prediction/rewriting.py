@@ -33,7 +33,7 @@ from tracer.graph import NONE, ExecutionGraph
 
 
 def units_of(scenario: Scenario) -> WorkUnits:
-    """Return the units of a scenario's cycle, with its edits of sizes and precision."""
+    """Return the device work of a scenario's cycle as rows to replace, with its edits of sizes and precision."""
     return _host_units(scenario) if scenario.built.computes_on_host else _device_units(scenario)
 
 
@@ -354,7 +354,7 @@ def _dead_on_cpu(graph: ExecutionGraph, units: WorkUnits, rank: int, removed: Bo
 
 
 def _within_dead(graph: ExecutionGraph, vanished: Int64, every: Int64) -> Bool:
-    """Return operations with all their rows of ``every`` (at or below them) vanished, and the operations in them."""
+    """Return a mask of operations whose rows of ``every`` (at or below them) all vanished, and operations in them."""
     if not len(vanished):
         return np.zeros(len(graph.ops), np.bool_)
     total = _counts_up(graph.ops.parent, every)

@@ -109,7 +109,7 @@ def describe_work(built: Built) -> Work:
 
 @dataclass(slots=True)
 class WorkUnits:
-    """Columns of equal length, sorted by rank, lane and time.
+    """Units of work that edits can replace, one row each, sorted by rank, lane and time.
 
     Attributes:
         rank: position in the job.
@@ -146,14 +146,14 @@ class WorkUnits:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Other work that replaces units (in time order). The work runs in the place of the first unit, and the other units
-    vanish; without calls all units vanish."""
+    """Other work that replaces units (rows of ``WorkUnits``, in time order). The new work runs in the first unit's
+    place, and the other units vanish; without calls all units vanish."""
 
     units: Int64
     calls: tuple[OpCall, ...]
 
     def carry_out(self, units: WorkUnits) -> None:
-        """Put the new work into the table."""
+        """Put the new work into ``units``."""
         units.alive[self.units[1 if self.calls else 0:]] = False
         if self.calls:
             units.calls[int(self.units[0])] = self.calls
@@ -253,7 +253,7 @@ class KernelSources:
 
 @dataclass(frozen=True)
 class KernelChange:
-    """Device work, by kernel of the recorded program.
+    """Changes of device work, by kernel of the recorded program.
 
     Attributes:
         calls: new calls of the rows of ``Work.calls`` that an edit changed.
@@ -289,7 +289,7 @@ class KernelChange:
 
 @dataclass(frozen=True)
 class HostChange:
-    """Host time, by slice of ``Scenario.slices``.
+    """Changes of host time, by slice of ``Scenario.slices``.
 
     Attributes:
         ns: times of another host, or at other sizes; ``None`` for the recorded times.
@@ -368,7 +368,7 @@ class BatchChange:
 
 
 class SizeRoute(Enum):
-    """How a step at other sizes is found."""
+    """The way in which a step at other sizes is predicted."""
 
     AS_CAPTURED = "as captured"
     SCALED = "one capture scaled"
@@ -398,7 +398,7 @@ class OtherSizes:
     """The requested sizes, and the parts of the step that change with them.
 
     Attributes:
-        route: how the step at these sizes is found.
+        route: how the step at these sizes is predicted.
         changes: name, recorded size or setting (``None`` if unknown) and new one.
         following: dimensions of the step's inputs that follow a name; empty if the program was traced again, since the
             program then decides them.
@@ -486,7 +486,7 @@ class Scenario:
         return self.regrouped or self.cycle.shared.once("work", (self.built,), lambda: describe_work(self.built))
 
     def claim(self, what: str, edit: str) -> Scenario:
-        """Note that an edit sets something that only one may set. Raises ``EditError`` if another one has."""
+        """Note that ``edit`` sets ``what``, which only one edit may set. Raises ``EditError`` if another has set it."""
         if what in self.set_by and self.set_by[what] != edit:
             raise EditError(f"{edit} and {self.set_by[what]} both change {what}; leave one of them out.")
         return replace(self, set_by={**self.set_by, what: edit})

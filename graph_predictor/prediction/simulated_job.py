@@ -35,7 +35,7 @@ class StepSpan:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """A simulated job.
+    """The simulated program of a job, and the recording behind it.
 
     Attributes:
         built: the recorded (or synthetic) job behind it.
@@ -69,7 +69,7 @@ class SimulatedJob:
 
     @property
     def gone(self) -> Gone | None:
-        """Return the work that edits removed; ``None`` if all work is there."""
+        """Return the work that edits removed; ``None`` if they removed nothing."""
         return None if self.host is None else self.host.gone
 
     def host_slices(self) -> tuple[HostSlices, Float64]:

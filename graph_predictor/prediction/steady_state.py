@@ -42,7 +42,7 @@ SAME = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """The periods of copies.
+    """The time from one copy of a cycle to the next, for each rank.
 
     Attributes:
         period_ns: period of a cycle, by rank.
@@ -58,7 +58,7 @@ class Periods:
 
     @classmethod
     def of(cls, repeated: Repeated, simulated: Simulated) -> Periods:
-        """Return the periods of the last copies."""
+        """Return the time between the last two copies."""
         times = np.concatenate([simulated.item_end[repeated.end], simulated.kernel_end[repeated.tail]])
         period = times[:, -1] - times[:, -2]
         before = times[:, -2] - times[:, -3]
@@ -151,7 +151,7 @@ TOLD = 0.01
 
 
 def steady_shares(steady: Steady, kinds: Int8) -> Overlapping:
-    """Return each recorded kernel's shares in a copy with other copies before and after it; 0 for other kernels."""
+    """Return each recorded kernel's shares of overlap in a copy between two copies; 0 outside the cycle."""
     repeated, simulated = steady.repeated, steady.simulated
     program = repeated.program
 

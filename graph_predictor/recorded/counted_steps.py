@@ -137,7 +137,7 @@ class CountedSteps:
         ranks: the lengths of each rank's steps.
         counts: which of each rank's steps count, [steps].
         lost: number of launches in each rank's steps that have no recorded device work, although other steps have it.
-        captured: number of launches in each rank's steps that ran nothing: a CUDA graph was recorded from them.
+        captured: number of launches in each rank's steps that ran nothing, because a CUDA graph captured them.
         unended: which of each rank's steps have no recorded end, [steps].
     """
 
@@ -151,8 +151,8 @@ class CountedSteps:
     def of(cls, graphs: Sequence[ExecutionGraph]) -> CountedSteps:
         """Return the steps of a job. Steps that lost device work, have no recorded end or are not typical do not count.
 
-        Ranks with different numbers of steps are compared by their last steps. If no step is left, all steps count
-        that ran their work instead of recording a CUDA graph from it.
+        Ranks with different numbers of steps are compared by their last steps. If no step is left, all typical steps
+        count except those whose work a CUDA graph captured.
         """
         ranks, lost = [step_lengths(graph) for graph in graphs], [lost_launches(graph) for graph in graphs]
         captured, unended = [captured_of_steps(graph) for graph in graphs], [_unended(graph) for graph in graphs]
@@ -184,7 +184,7 @@ class CountedSteps:
         return longest[first:]
 
     def undamaged(self) -> Bool:
-        """Return which common steps lost no device work on any rank and recorded no CUDA graph, [steps]."""
+        """Return which common steps lost no device work on any rank and captured no CUDA graph, [steps]."""
         fewest = min(len(own) for own in self.counts)
         return np.all([(missing[len(missing) - fewest:] == 0) & (recorded[len(recorded) - fewest:] == 0)
                        for missing, recorded in zip(self.lost, self.captured, strict=True)], axis=0)

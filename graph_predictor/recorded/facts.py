@@ -103,7 +103,7 @@ def _unknown_of_rank(graph: ExecutionGraph) -> str:
 
 
 def _only_captured(graphs: Sequence[ExecutionGraph]) -> int:
-    """Return the number of launches that only recorded a CUDA graph, if each step has some on any rank; else 0.
+    """Return how many launches a CUDA graph captured, if each step has some (without steps: if most are such); else 0.
 
     Ranks with different numbers of recorded steps are compared by their last steps.
     """

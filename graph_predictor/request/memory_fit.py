@@ -40,7 +40,7 @@ class StageMemory:
         stage: number of the stage, from 0.
         moment: phase of the peak, such as "loss".
         account: its bytes; ``reserved`` is memory of the device that the allocator has not handed out.
-        low, high: bounds of the total, bytes.
+        low, high: ends of the total's 80% interval, bytes.
     """
 
     stage: int

@@ -84,12 +84,12 @@ class Gradient:
 
     @property
     def elements(self) -> int:
-        """Return its number of elements."""
+        """Return the gradient's number of elements."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Return its size in bytes."""
+        """Return the gradient's size in bytes."""
         return self.elements * itemsize(short_dtype(self.dtype))
 
 
@@ -270,7 +270,7 @@ def settings_under(plan: ParallelPlan, sizes: Mapping[str, int | str]) -> dict[s
 
 def traced(plan: ParallelPlan, workload: dict[str, Any], device: str | TracedDevice, *,
            sizes: Mapping[str, int | str] | None = None, also: Sequence[int] = ()) -> Job:
-    """Return a workload's step under a plan, traced by shapes: all ranks of a small world, else one of each class.
+    """Return a workload's step under a plan, traced by shapes: all ranks of a small world, else one of each kind.
 
     Args:
         workload: name and settings as a capture or trace keeps them.
@@ -289,7 +289,7 @@ def traced(plan: ParallelPlan, workload: dict[str, Any], device: str | TracedDev
 
 
 def unfolded(job: Job, world_size: int, also: Sequence[int] = ()) -> Job:
-    """Return the ranks of a folded job that are simulated one by one: all of a small world, else one of each class.
+    """Return the ranks of a folded job that are simulated one by one: all of a small world, else one of each kind.
 
     Raises:
         EditError: one of ``also`` is no rank of the world.

@@ -210,7 +210,7 @@ class WithoutProfiler:
 
 @dataclass(slots=True)
 class Built:
-    """A program, where its rows come from, and the reports of its ranks."""
+    """A job's program for the simulator, the recordings behind its rows, and a report on each rank."""
 
     program: Program
     graphs: list[ExecutionGraph]

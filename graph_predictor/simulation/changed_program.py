@@ -194,14 +194,14 @@ def _has_cycle(source: Int64, target: Int64, nodes: int) -> bool:
 
 
 def without(program: Program, kernels: Bool, items: Bool) -> Program:
-    """Return a program without some kernels and calls. Durations and costs are left to the caller.
+    """Return a program without some kernels and calls. The caller sets their durations and costs to 0.
 
-    Rows keep their numbers, so that every other column of the program keeps its meaning. A removed kernel takes no time
-    and adds none: no latency, no gap, no lag, no rendezvous and no entry of the launch queue. A removed call waits for
+    Rows keep their numbers, so that every other column of the program keeps its meaning. A removed kernel delays
+    nothing: it has no latency, gap, lag or rendezvous, and no entry of the launch queue. A removed call waits for
     nothing.
 
     Args:
-        program: the program. Columns of its dependencies that do not change are kept as they are (``same_order``).
+        program: the program. The result shares arrays of unchanged dependencies (``same_order`` compares them).
         kernels: mask of the kernels to remove.
         items: mask of the calls to remove.
     """
@@ -213,7 +213,7 @@ def without(program: Program, kernels: Bool, items: Bool) -> Program:
 
 
 def same_order(program: Program, other: Program) -> bool:
-    """Return whether a program has the dependencies of the one it was made of, so that only times differ."""
+    """Return whether ``program``, made from ``other``, shares its dependencies' arrays, so that only times differ."""
     return all(getattr(program, name) is getattr(other, name)
                for name in ("wait_kernel", "kernel_group", "queue_kernel"))
 

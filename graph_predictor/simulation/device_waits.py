@@ -237,7 +237,7 @@ class _Running:
 
 
 def _edge_lags(view: RankView, explained: Int64, target: Int64, source: Int64, fraction: Float64) -> Int64:
-    """Return a lag for each edge: the median start - end of edges that bound, by whether both ends are collectives."""
+    """Return a lag for each edge, ns: the median start - end of edges that delayed a kernel, by kinds of their ends."""
     lag = np.zeros(len(target), np.int64)
     if not len(target):
         return lag
@@ -361,7 +361,7 @@ class _Channels:
         return found
 
     def queue(self, cost: Int64, constants: LaunchConstants, *, shared: bool) -> LaunchQueue:
-        """Return the queue of this reading, its blocking removed from ``cost``; fits ``constants.queue_return``."""
+        """Return the queue for these channels, its blocking taken out of ``cost``; fits ``constants.queue_return``."""
         calls, strings = self.view.graph.launches, self.view.graph.strings
         names = np.unique(calls.name[self.calls]).tolist()
         unbounded = not self.measured and any(strings[name].startswith("hip") for name in names)
@@ -384,7 +384,7 @@ class _Channels:
 
     def _take_out(self, found: LaunchQueue, freed: Int64, blocked: Bool,
                   constants: LaunchConstants) -> None:
-        """Replace each blocked call's duration by the usual cost of its name."""
+        """Replace the duration of each blocked call by the usual cost of calls of its name."""
         view, calls = self.view, self.view.graph.launches
         lag = (view.c_end[self.calls] - freed)[blocked]
         plausible = (lag >= 0) & (lag <= RETURNS_WITHIN_NS)

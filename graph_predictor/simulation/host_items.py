@@ -54,7 +54,7 @@ class AllocationWaits:
         thread 2             |=== waits ===|== own work ==|
 
     Such calls seldom wait, and a recording does not show their waits. A wait is claimed only where the rest of the call
-    is nearer to the usual time of its name than the whole call is. The rest must also be at most half of the call.
+    is nearer to the usual time of such calls than the whole call is. The rest must also be at most half of the call.
     """
 
     holder: Int64
@@ -497,7 +497,7 @@ def _keep_out_of_calls(view: RankView, caller: int, markers: list[_Marker]) -> N
 
 def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], busy: tuple[Int64, Int64],
                     markers: list[_Marker]) -> int:
-    """Find where the autograd thread begins a pass, after the caller's last work before it; return the number."""
+    """Append markers where the autograd thread begins a pass, after the caller's last work; return how many passes."""
     start, end = busy
     pause_from = np.concatenate([[min(int(caller_busy[0][0]), int(start[0]))], end[:-1]])
     length = start - pause_from
@@ -520,7 +520,7 @@ def _worker_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], 
 
 def _caller_resumes(caller: int, worker: int, caller_busy: tuple[Int64, Int64], busy: tuple[Int64, Int64],
                     markers: list[_Marker]) -> int:
-    """Find where the caller resumes, after the autograd thread's last work before that; return the number."""
+    """Append markers where the caller resumes, after the autograd thread's last work; return how many times it does."""
     pause_from, pause_to = caller_busy[1][:-1], caller_busy[0][1:]
     length = pause_to - pause_from
     share = covered(busy, pause_from, pause_to)

@@ -184,8 +184,8 @@ FETCH = "_SingleProcessDataLoaderIter"
 
 @dataclass(frozen=True, slots=True)
 class HostSlices:
-    """Columns of a job's slices, of equal length. They are a job's longest table (four rows an operation), so row
-    numbers take 32 bits. Sums by item are the program's ``item_work`` and ``item_cost``.
+    """A job's host time, cut into slices of one item and operation each. It is a job's longest table (four rows an
+    operation), so row numbers take 32 bits. Sums by item are the program's ``item_work`` and ``item_cost``.
 
     Attributes:
         rank: position in the job.
@@ -220,7 +220,7 @@ class HostSlices:
 
 
 def host_slices(built: Built) -> HostSlices:
-    """Return the slices of all ranks of a recorded job; free of the profiler's time if the job's program is."""
+    """Return the host time of all ranks in slices, without the profiler's time if the job's program excludes it."""
     if built.without_profiler is not None:
         return built.without_profiler.slices
     parts = [_rank_slices(built, rank) for rank in range(len(built.graphs))]
@@ -230,7 +230,7 @@ def host_slices(built: Built) -> HostSlices:
 
 
 def with_host(program: Program, slices: HostSlices, ns: Float64) -> tuple[Int64, Int64]:
-    """Return ``item_work`` and ``item_cost`` with other times of the slices (ns)."""
+    """Return ``item_work`` and ``item_cost`` of all items, ns, if each slice takes its time in ``ns``."""
     size = len(program.item_kind)
     work, cost = np.bincount(slices.item + size * slices.is_cost, weights=ns, minlength=2 * size).reshape(2, size)
     return whole_ns(work), whole_ns(cost)

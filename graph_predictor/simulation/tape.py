@@ -95,8 +95,8 @@ class Tape:
         return _Sheet(program, nodes, structure, rows, follows).tape()
 
     def placed(self, kept: Int64, count: int) -> tuple[Tape, Int64, int]:
-        """Return a tape that reuses the places of times that are no longer needed, the places of the ``kept`` times,
-        and the number of places. ``count`` is the number of all times."""
+        """Return a tape that reuses places of times no longer needed. Also return the place of each ``kept`` time, and
+        the number of places. ``count`` is the number of all times."""
         operations = self.operations.copy()
         stays = np.zeros(count, np.bool_)
         stays[kept] = True
@@ -112,7 +112,7 @@ def constants_of(program: Program) -> Int64:
 
 
 class _Sheet:
-    """Operations of one program. Each has a place in the order: that of its item or kernel, and one within that."""
+    """Collects a program's operations. They are ordered by item or kernel, then by their number within it."""
 
     def __init__(self, program: Program, nodes: Int64, structure: Structure, rows: Rows, follows: Int64) -> None:
         self.p, self.rows, self.follows, self.structure = program, rows, follows, structure
@@ -223,12 +223,12 @@ class _Sheet:
                  row=self.rows.item[rows], taken=self.taken[rows])
 
     def _room(self, rows: Int64) -> None:
-        """Let items end no earlier than there is room in the launch queue."""
+        """Add operations that let items end no earlier than there is room in the launch queue."""
         self.add(op.LATER, self.item_at[rows], _ROOM, to=self.times.item_end + rows, cause=EndCause.QUEUE,
                  of=self.times.left + self.entry[rows], source=op.OF_THE_LEFT, lag=self.constants.item_return + rows)
 
     def _queues(self, launches: Int64) -> None:
-        """Let entries leave the queues, as far as items wait for that."""
+        """Add the operations by which entries leave the queues, for entries that items wait for."""
         p, times = self.p, self.times
         self.entry = entry = entries_waited_for(p)
         rows = np.flatnonzero((entry >= 0) & (self.item_at >= 0))

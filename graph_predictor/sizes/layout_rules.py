@@ -49,7 +49,7 @@ class Tensor:
 
     @property
     def dims(self) -> Dims:
-        """Return its dimensions."""
+        """Return the tensor's dimensions."""
         return list(zip(self.shape, self.layout, strict=True))
 
 
@@ -133,7 +133,7 @@ def _one(dims: Iterable[tuple[int, Dim]]) -> Outcome:
 
 
 def _elementwise(call: Call) -> Outcome:
-    """Broadcast from the last dimension; no result where the shapes do not fit each other."""
+    """Return the tensors broadcast from the last dimension; no result where their shapes do not fit each other."""
     result = _broadcast(call.sizes, call.tensors)
     return Outcome() if result is None else Outcome((result,))
 
@@ -513,7 +513,7 @@ def _sliced(call: Call) -> Outcome:
 
 
 def _part(call: Call, one: Tensor, at: int, count: int, shape: Shape) -> Dim:
-    """Return how a slice of ``count`` elements follows the sizes: a fixed number fewer than its dimension, or as it."""
+    """Return how a slice of ``count`` elements follows the sizes: as its dimension does, or less a fixed number."""
     dim, size = one.layout[at], one.shape[at]
     if not dim.follows:
         guessed = call.guess(shape)[at]

@@ -61,7 +61,7 @@ class NamedSizes:
         return (self.constant,) * len(shape)
 
     def factor(self, powers: Sequence[int]) -> Fraction:
-        """Return the growth of a product of the named sizes to these powers."""
+        """Return the factor by which the product of the named sizes to these powers grows."""
         found = Fraction(1)
         for power, old, new in zip(powers, self.old, self.new, strict=True):
             found *= Fraction(new, old) ** power

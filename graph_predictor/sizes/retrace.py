@@ -122,7 +122,7 @@ def samples_of(settings: Mapping[str, Any]) -> int | None:
 
 def captured_sizes(graphs: Sequence[ExecutionGraph], named: Sequence[Mapping[str, int]],
                    new: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return the sizes of each capture: sizes that the user named, and sizes that a workload of the suite recorded.
+    """Return each capture's sizes that are named, predicted or differ: as the user named them, else as recorded.
 
     Args:
         graphs: one graph of each capture.

@@ -112,7 +112,7 @@ class Sizes:
         return f"{said} by scaling one capture" if said else "sizes as recorded"
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``. Sizes are scaled once for all predictions from a scenario."""
+        """Return the scenario at the new sizes (``Edit.apply``), scaled once for all predictions from a scenario."""
         if not self.changes:
             found = replace(scenario, sizes=OtherSizes(SizeRoute.AS_CAPTURED, ()))
             return found.with_note(self.because) if self.because else found

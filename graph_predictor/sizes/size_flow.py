@@ -436,8 +436,8 @@ class SizeFlow:
         return self._known_choices[key]
 
     def _cost(self, result: Tensor, usual: int) -> float:
-        """Return a result's cost: high if it holds the samples more than ``usual`` times, low if they do not come
-        first. Shares of the samples (rounded) may be at any place."""
+        """Return a result's cost: ``TWICE`` if it holds the samples more than ``usual`` times, plus ``OUT_OF_PLACE`` if
+        they are not in its first dimension. Dimensions that are rounded shares of samples may be anywhere."""
         places = [at for at, dim in enumerate(result.layout) if self.sizes.samples((dim,)) and not dim.rounded]
         return TWICE * (self.sizes.samples(result.layout) > usual) + OUT_OF_PLACE * bool(places and places[0])
 

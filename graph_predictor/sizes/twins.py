@@ -102,9 +102,9 @@ def confused_shape(flow: SizeFlow, size: int) -> Shape | None:
 
 
 def separate_inputs(graph: ExecutionGraph, size: int) -> list[Shape]:
-    """Return shapes of index tensors of that length whose looked-up rows are not added up before a layer takes them: a
-    source and a target, two towers. Empty if one forward pass has fewer than two; the same inputs come again in other
-    steps and micro-batches."""
+    """Return shapes of index tensors of ``size`` entries whose looked-up rows are not added up before a layer takes
+    them: a source and a target, two towers. Empty if one forward pass has fewer than two; the same inputs come again in
+    other steps and micro-batches."""
     waiting: list[tuple[Shape, Shape]] = []  # indices, and the rows that they look up
     apart: list[Shape] = []
     ops = graph.ops
@@ -151,7 +151,7 @@ def counted_inputs(graph: ExecutionGraph) -> Iterator[tuple[str, str, Shape]]:
 
 
 def picks_as_many(graph: ExecutionGraph, size: int) -> bool:
-    """Return whether the step picks rows by an index list of that length: a graph may have as many edges as nodes."""
+    """Return whether the step picks rows by a list of ``size`` indices: a graph may have as many edges as nodes."""
     ops = graph.ops
     for name, shapes in {(graph.string(int(ops.name[row])).rstrip("_"), int(ops.shapes[row]))
                          for row in _distinct(graph)}:

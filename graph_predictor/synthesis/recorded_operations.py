@@ -273,7 +273,7 @@ def _alike(graph: ExecutionGraph, tokens: Int64, ops: Int64) -> Int64:
 
 
 def _around(tokens: Int64, reach: int) -> Int64:
-    """Return for each token a number of the tokens from ``reach`` before it to ``reach`` after it."""
+    """Return for each token a number that identifies the tokens from ``reach`` before to ``reach`` after it."""
     return run_hashes(np.pad(tokens, reach, constant_values=NONE), 2 * reach + 1).astype(np.int64)
 
 

@@ -92,7 +92,7 @@ class HostThread:
 
 
 def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, tuple[OpCall, ...]]:
-    """Return the calls of operations of a shape-only graph; equal operations share the work."""
+    """Return the calls of operations of a shape-only graph, by row of ``ops``; equal operations are described once."""
     known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
     ops = graph.ops
     columns = (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars, ops.place)

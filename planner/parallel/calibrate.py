@@ -80,7 +80,7 @@ class PlanCalibration:
         steps: the measured steps.
         rates: factors fitted to all steps; their spreads scale with the errors of left-out steps.
         before: logarithm of predicted over measured time of each step, by the factors before the fit [n].
-        after: the same, by factors fitted without this step (or without a tenth of the steps that includes it) [n].
+        after: as ``before``, by factors fitted without the step (or without a tenth of the steps that includes it) [n].
     """
 
     steps: tuple[MeasuredPlan, ...]
@@ -137,8 +137,8 @@ def calibrate(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORREC
 
 def fit_plans(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORRECTED, error: float = ERROR,
               widths: Mapping[str, float] = SPREADS) -> CorrectionFactors:
-    """Fit factors and residuals to measured steps, with arguments as in ``fit_factors``. If a framework has its own
-    factors, fewer steps than factors give no residuals, which would be chance."""
+    """Fit factors and residuals to measured steps, with arguments as in ``fit_factors``. With a framework's own
+    ``widths``, fewer steps than factors give no residuals: these would be chance."""
     rates = fit_factors(lambda rates: np.array([each.log_ratio(rates) for each in steps]), start, widths, error)
     if widths is not SPREADS and len(steps) < len(widths):
         return rates

@@ -126,16 +126,16 @@ class Comparison:
 
     @property
     def unsure_us(self) -> float:
-        """Half-width of the 80% interval of that difference, µs."""
+        """Half-width of the 80% interval of the steps' difference, µs."""
         return unsure_us(self.first.estimate, self.second.estimate)
 
 
 def read_recipe(path: str, base: PlanRequest) -> PlanRequest:
-    """Return a request with the values of a recipe file.
+    """Return ``base`` with the values of a recipe file, which replace those of ``base``; settings of both apply.
 
     Args:
         path: a TOML file.
-        base: the request of the command's options.
+        base: the request of the command's options, for values that the file does not give.
 
     Raises:
         PlanError: the file cannot be read, has unknown keys or values, or names no model or no plan.
@@ -275,12 +275,12 @@ Edges = Mapping[tuple[int, int], float]
 
 
 def _every_order(count: int, step: Callable[[int], Estimate | None]) -> Edges:
-    """Return the share of the possible orders that contain each change."""
+    """Return by (mask, i) the share of the possible orders in which the settings of the mask change just before i."""
     full = (1 << count) - 1
 
     @cache
     def onward(mask: int) -> int:
-        """Return how many possible orders lead from a mask to the end."""
+        """Return in how many possible orders the settings outside a mask can change."""
         return 1 if mask == full else sum(onward(mask | 1 << i) for i in _left(mask, count)
                                           if step(mask | 1 << i) is not None)
 
@@ -299,7 +299,7 @@ def _every_order(count: int, step: Callable[[int], Estimate | None]) -> Edges:
 
 
 def _some_orders(count: int, step: Callable[[int], Estimate | None]) -> Edges:
-    """Return the share of random orders that contain each change; a change that is not possible yet is postponed."""
+    """Return ``_every_order``'s shares from random orders; a change that is not possible yet is postponed."""
     random, found, ended = np.random.default_rng(SEED), dict[tuple[int, int], float](), 0
     drawn = [random.permutation(count).tolist() for _ in range(ORDERS)]
     for order in [*drawn, *(each[::-1] for each in drawn)]:

@@ -82,7 +82,7 @@ class ConfigFields:
         return value or ""
 
     def flag(self, *names: str, default: bool) -> bool:
-        """Return a boolean."""
+        """Return a boolean by the first of its names that has a value, else ``default``. Raises ``PlanError``."""
         name = self.has(*names)
         if name is None:
             return default

@@ -59,7 +59,7 @@ class Estimate:
 
     @property
     def exposed_us(self) -> float:
-        """Return the collectives that the step waits for, except the pipeline's, µs."""
+        """Return the time of the collectives that the step waits for, without the pipeline's, µs."""
         return self.layers + self.data
 
     @property
@@ -165,7 +165,7 @@ def estimate(costs: PlanCosts, rates: CorrectionFactors = UNCORRECTED) -> Estima
 
 
 def step_schedule(costs: PlanCosts, rates: CorrectionFactors) -> StepSchedule:
-    """Return when each piece of work of a plan's step runs according to ``estimate``."""
+    """Return the tasks of a plan's step, µs, as in ``estimate`` before stragglers and fixed time are added."""
     return _laid_out(costs, rates)[2]
 
 

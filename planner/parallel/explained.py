@@ -84,7 +84,7 @@ class Explanation:
 
     Attributes:
         cause: the cause.
-        low_us, high_us: least and largest change of the step within the range, µs; at most and at least 0.
+        low_us, high_us: least change (0 or negative) and largest change (0 or positive) of the step in the range, µs.
         covers: share of the gap that the cause can cover; 1.0 if it alone reaches the measured step.
         needed: value that reaches the measured step (for a switch, the share of its change); ``None`` if none does.
     """

@@ -26,7 +26,7 @@ FILE = Path(__file__).with_name("frameworks.toml")
 
 @dataclass(frozen=True, slots=True)
 class BlockPass:
-    """Kernels of a block that read a tensor and write it elsewhere, in addition to those of the pieces.
+    """Kernels of a block that read a tensor and write it elsewhere, in addition to the traced kernels.
 
     Attributes:
         of: the tensor: "queries", "keys" (with values), or "inner" values of the feed-forward part, each a rank's part
@@ -79,7 +79,7 @@ class FrameworkProfile:
         widths: by how much the factors may differ on a user's machine, for ``calibrate``.
         memory: "gradient_copies": gradients in the parameters' type in addition to the accumulated ones; "fragmented":
             share of temporary memory that the allocator holds and cannot use.
-        passes: kernels of a block in addition to those of the pieces.
+        passes: kernels of a block in addition to the traced ones.
         sources: sources of the figures, by field.
     """
 
@@ -114,7 +114,7 @@ class FrameworkProfile:
                        **(self.shared if plan.sharding else open_fields))
 
     def rated(self, rates: CorrectionFactors, cluster: CollectiveModel) -> CorrectionFactors:
-        """Return the factors of the framework's steps on a cluster, starting from those of any framework."""
+        """Return ``rates`` with this framework's own factors and spreads in place of theirs, for steps on a cluster."""
         found: dict[str, Any] = dict(self.rates)
         if self.meeting and cluster.bandwidths is not None:
             hop = cluster.bandwidths.on(cluster.topology).hop_us

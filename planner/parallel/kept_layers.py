@@ -45,8 +45,8 @@ class ShippedLayers(msgspec.Struct):
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, bytes]:
-    """Return the shipped pieces; none if the layers' code has changed since. They are used with any PyTorch and without
-    one, because the cluster's version is unknown anyway."""
+    """Return the shipped traces by digest of their piece; none if the layers' code has changed since. They are used
+    with any PyTorch and without one, because the cluster's version is unknown anyway."""
     try:
         found = msgspec.msgpack.decode(zlib.decompress(SHIPPED.read_bytes()), type=ShippedLayers)
     except (OSError, zlib.error, msgspec.MsgspecError):
@@ -86,7 +86,7 @@ USUAL = (True, True, True, True, False, True, "torch.float32")
 
 
 class KeptLayers:
-    """Files of traced pieces for one kind of device.
+    """Files of a decoder's traced pieces (block, embedding, head, …) for one kind of device.
 
     Args:
         device: its vendor and compute capability decide which kernels run.

@@ -37,8 +37,8 @@ class NarrowType:
     """The narrow type in which a device computes the products of linear layers.
 
     Attributes:
-        dtype: of the operands.
-        bytes: of one value, with its share of a scale.
+        dtype: type of the operands.
+        bytes: bytes of one value, with its share of a scale.
         copies: number of copies that a cast writes.
         flags: flags that such products get in addition.
     """
@@ -309,7 +309,7 @@ USUAL_KERNELS = BlockKernels()
 
 
 class LayerCosts:
-    """Traces and prices pieces of a decoder. Each part is traced once and kept on disk; each kernel is priced once.
+    """Traces and prices a decoder's pieces (``Piece``). Each is traced once, and kept; each kernel is priced once.
 
     Args:
         device: the device that runs the pieces.
@@ -592,7 +592,7 @@ class LayerCosts:
 
 
 def _without_experts(part: TransformerPart) -> TransformerPart:
-    """Return a part with the default expert parallelism, for a block without experts: it does not depend on these."""
+    """Return a part with the default expert parallelism, which does not matter to a block without experts."""
     return replace(part, ep=1, etp=None, once=False)
 
 

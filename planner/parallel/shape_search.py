@@ -41,12 +41,12 @@ REPLANNED = 4
 
 @dataclass(frozen=True, slots=True)
 class ShapeDesign:
-    """A decoder of as many parameters, and its plan.
+    """A decoder with as many parameters as a given one, and its plan.
 
     Attributes:
-        advice: its gain over the decoder as it is, for each parameter.
-        memory_bytes: of a rank at its fullest moment.
-        best: no other design takes less time and no more memory (Pareto front).
+        advice: its gain over the given decoder, per parameter.
+        memory_bytes: memory of a rank at its fullest moment.
+        best: whether it is on the Pareto front: no other design takes less time with no more memory.
         products: by part of a layer, the share of the decoder's time that it adds (above 0) or saves.
     """
 
@@ -58,15 +58,15 @@ class ShapeDesign:
 
 @dataclass(frozen=True, repr=False)
 class ShapeDesigns(Shown):
-    """Designs of as many parameters as a decoder.
+    """Other designs of a decoder, with as many parameters.
 
     Attributes:
-        model: its name.
-        shape, plan, device: what they are compared with.
-        us, memory_bytes: its GPU time a token and its memory of a rank.
-        designs: the greatest gain first.
-        refused: designs whose layers cannot be split so.
-        notes: what was assumed.
+        model: the decoder's name.
+        shape, plan, device: the decoder, plan and device that the designs are compared with.
+        us, memory_bytes: the given decoder's GPU time of a token, µs, and its memory of a rank.
+        designs: the designs, the largest gain first.
+        refused: designs whose layers cannot be split as in the plan.
+        notes: assumptions.
     """
 
     model: str
@@ -80,12 +80,12 @@ class ShapeDesigns(Shown):
     notes: tuple[str, ...]
 
     def headline(self) -> str:
-        """Say how many designs there are and what the best gains."""
+        """Return the number of designs and the gain of the best in a line."""
         gain = f", the quickest gains {self.designs[0].advice.gain:.1%}" if self.designs else ""
         return f"{self.model} on {self.device.name}: {len(self.designs)} designs of as many parameters{gain}"
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Make the designs, the greatest gain first."""
+        """Return one table: the designs, the largest gain first."""
         return {"designs": lambda: frame_of(values_of(each) for each in self.designs)}
 
 
@@ -107,7 +107,7 @@ def shape_search(source: str, *, device: str = "h200-sxm", settings: Sequence[st
         source, device, settings, preset, parallel, profile: as ``shapes`` takes them.
 
     Raises:
-        PlanError: the source is no decoder of equal blocks, or cannot be split so.
+        PlanError: the source is no decoder of equal blocks, or the plan cannot split it.
         ForetraceError: a name or a file is not known, or cannot be read.
     """
     plan, spec = ParallelPlan.parse(parallel), find_device(device)
@@ -119,7 +119,7 @@ def find_designs(shape: TransformerShape, plan: ParallelPlan, pieces: LayerCosts
     """Compare a decoder with designs of as many parameters.
 
     Raises:
-        PlanError: its blocks are not equal, or have no attention or feed-forward part; or it cannot be split so.
+        PlanError: the blocks are not equal, or lack attention or a feed-forward part; or the plan cannot split them.
     """
     if shape.stack or shape.latent is not None or shape.state is not None or not (shape.attends and shape.ffn):
         raise PlanError("A search over shapes needs a decoder of equal blocks, each with attention of heads and a "
@@ -155,7 +155,7 @@ def find_designs(shape: TransformerShape, plan: ParallelPlan, pieces: LayerCosts
 
 
 def designs(shape: TransformerShape, plan: ParallelPlan) -> Iterator[TransformerShape]:
-    """Yield decoders of as many parameters, to ``WITHIN``; none is the decoder itself. Sizes are whole on each rank."""
+    """Yield other decoders with as many parameters (within the share ``WITHIN``); sizes are whole on each rank."""
     whole, group, seen = WHOLE * plan.tp, shape.heads // shape.kv_heads, {shape}
     vocab = -(-shape.vocab // whole) * whole
     for factor in WIDTHS:
@@ -175,7 +175,7 @@ def designs(shape: TransformerShape, plan: ParallelPlan) -> Iterator[Transformer
 
 
 def _as_deep(wide: TransformerShape, parameters: int, whole: int) -> TransformerShape | None:
-    """Return the decoder with the depth that has as many parameters, its inner width changed for what is left over."""
+    """Return ``wide`` with the depth and inner width nearest to ``parameters``; ``None`` if not within ``WITHIN``."""
     block, rest = wide.block_parameters(), parameters - wide.root_parameters()
     layers = round(rest / block)
     if layers < 1:
@@ -191,7 +191,7 @@ def _whole(size: float, whole: int) -> int:
 
 
 def _plans(plan: ParallelPlan) -> Iterator[ParallelPlan]:
-    """The plan with half and twice its micro-batch and tensor parallelism."""
+    """Yield the plan with half and with twice its micro-batch, and with half and with twice its tensor parallelism."""
     for factor in (0.5, 2.0):
         if plan.samples * factor >= 1:
             yield replace(plan, microbatch=int(plan.samples * factor))
@@ -201,7 +201,7 @@ def _plans(plan: ParallelPlan) -> Iterator[ParallelPlan]:
 
 
 def _front(found: Sequence[ShapeDesign], us: float, memory: float) -> list[ShapeDesign]:
-    """Return the designs that are quicker than all that take no more memory, the decoder as it is among these."""
+    """Return the Pareto front of time and memory, without designs that the given decoder (``us``, ``memory``) beats."""
     front, least = [], float("inf")
     for each in sorted(found, key=lambda each: (each.memory_bytes, each.advice.us)):
         if memory <= each.memory_bytes:
@@ -222,7 +222,7 @@ def by_product(cost: ShapeCost, shape: TransformerShape, plan: ParallelPlan) -> 
 
 
 def _product(call: OpCall, shape: TransformerShape, plan: ParallelPlan) -> str:
-    """Which part of a decoder a kernel belongs to, by the sizes that only this part has."""
+    """Return the part of a decoder that a kernel belongs to, by the sizes that only this part has."""
     if call.family in (Family.ATTENTION, Family.SOFTMAX) or call.kind == "bmm":
         return "attention"
     if call.family is not Family.GEMM and call.kind != "grouped_mm":

@@ -65,14 +65,14 @@ class RecomputedWork(dict[Recomputation, LayerWork]):
 
 @dataclass(frozen=True, slots=True)
 class PieceCost:
-    """Costs of a piece for one micro-batch on one rank.
+    """Costs of a decoder's piece, such as a block, for one micro-batch on one rank.
 
     Attributes:
         forward, backward: work of the two passes.
         core: part of forward that selective recomputation runs again: the plan's modules, else attention's core. With
             fused attention the core is empty.
         recomputed: part of forward that backward runs again, by kind of recomputation that starts at a block's input.
-            It is all, or all up to the last product, whose result backward does not need, without kept results.
+            It is all calls, or those before the last product whose results are not kept.
         weights: part of backward: products of weight gradients, which the zero-bubble schedule runs later.
     """
 

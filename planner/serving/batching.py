@@ -156,7 +156,7 @@ class _Front:
 
 @dataclass(slots=True)
 class _Server:
-    """State of the simulation."""
+    """The simulated server: its requests, its caches and its clock, µs."""
 
     setup: ServingSetup
     surface: StepTimes

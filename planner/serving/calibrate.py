@@ -199,7 +199,7 @@ class _Linear:
 
 
 def _carried(places: Float64, left: Float64) -> ResidualModel:
-    """Return the residuals of rows, for other rows limited to the largest residual seen, in either direction."""
+    """Return a model of the rows' residuals; it corrects by no more than the largest residual seen, up or down."""
     found = ResidualModel.of(places, np.nan_to_num(left), REACH, NOISE, WILD)
     most = max(-found.least, found.most)
     return replace(found, least=-most, most=most)

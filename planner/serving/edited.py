@@ -160,7 +160,7 @@ def _graph(kernels: Sequence[ServedKernel], device: DeviceSpec, gpus: int) -> tu
 
 
 def _work(kernels: Sequence[ServedKernel], works: Sequence[DeviceWork]) -> Work:
-    """Return the device work of a scenario, with a piece for each kernel that is not a collective."""
+    """Return the device work of a scenario, with a kernel group for each kernel that is not a collective."""
     computed = [(row, each.call) for row, each in enumerate(kernels) if isinstance(each.call, OpCall)]
     numbers = {calls: number for number, calls in enumerate(dict.fromkeys((call,) for _, call in computed))}
     piece: Int64 = np.full(len(kernels), NONE, np.int64)

@@ -68,7 +68,7 @@ class PricedLayer(Shown):
 
     Attributes:
         model: the decoder's name.
-        layers, alike: number of layers, and number of the priced kind, which is the most frequent.
+        layers, alike: number of all layers, and of layers of the priced kind, which is the most frequent.
         prompt, context: tokens of a prompt in prefill, and of each cache in decoding.
         operations: in the layer's order, device by device within phase and batch.
         notes: assumptions.
@@ -100,15 +100,15 @@ class PricedLayer(Shown):
 def price_layer(source: str, *, devices: Sequence[str] = ("h200-sxm",), phases: Sequence[str] = PHASES,
                 batches: Sequence[int] = (1,), prompt: int | str = 0, context: int = 0, tp: int = 1,
                 **model: Any) -> PricedLayer:
-    """Price each operation of a decoder's most frequent layer.
+    """Predict the time of each operation in a decoder's most frequent layer.
 
     Args:
         source: as in ``serve``; ``model`` are further fields of its request: precision, engine, settings….
         devices: names or files.
         phases: "decode" for one token of each sequence; "prefill" for whole prompts, those of a batch together.
         batches: numbers of sequences.
-        prompt: tokens of a prompt, as in ``serve``; of a distribution, the mean.
-        context: tokens of each cache in decoding; by default a prompt and half of the usual answer.
+        prompt: tokens of a prompt, as in ``serve`` (a distribution counts by its mean); by default ``USUAL_PROMPT``.
+        context: tokens of each cache in decoding; by default ``prompt`` plus half of ``USUAL_OUTPUT``.
         tp: number of GPUs that share a layer.
 
     Raises:

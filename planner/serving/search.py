@@ -63,7 +63,7 @@ class LatencyTarget:
         return got.ttft_ms.value <= self.ttft_ms and not got.tpot_ms.value > self.tpot_ms
 
     def surely(self, got: ServedLoad) -> bool:
-        """Return whether they meet the target even at the slow ends of the 80% intervals."""
+        """Return whether a load's latencies meet the target even at the slow ends of their 80% intervals."""
         return got.ttft_ms.high <= self.ttft_ms and not got.tpot_ms.high > self.tpot_ms
 
     def __str__(self) -> str:
@@ -182,8 +182,8 @@ class ServeSearchRequest(ServedModelRequest):
 
 @by_fields(ServeSearchRequest)
 def serve_search(request: ServeSearchRequest) -> ServingChoices:
-    """Find how GPUs serve most tokens within a target of latency, or a given rate fastest. The arguments are the fields
-    of a ``ServeSearchRequest``.
+    """Find how GPUs serve most tokens within a target of latency; for a given rate, how they serve it with the least
+    time between tokens. The arguments are the fields of a ``ServeSearchRequest``.
 
     Raises:
         EditError: an edit is not possible with any split.

@@ -35,7 +35,7 @@ class ScheduledBatch(Protocol):
 
     @property
     def reqs(self) -> Sequence[ScheduledRequest]:
-        """Return its requests."""
+        """Return the requests of the step."""
         ...
 
 

@@ -221,7 +221,7 @@ class ServingModel:
                            graph_us=self.graph_us, waits=self.waits)
 
     def parts(self, step: ServedStep) -> Float64:
-        """Return the parts of a step on one GPU of each stage, summed over stages [6], without rates.
+        """Return the parts of a step on one GPU of each stage, summed over stages [6], without correction factors.
 
         A pipeline's stages work on different parts of the batch at the same time; every token passes all stages.
         """

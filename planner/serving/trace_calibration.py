@@ -278,7 +278,7 @@ def captured_operators(graph: ExecutionGraph, capture: ExecutionGraph) -> dict[i
 
 
 def _captures(capture: ExecutionGraph) -> list[list[str]]:
-    """Return the operation of every launch of each capture."""
+    """Return, for each CUDA graph that was captured, the operation of every launch in it."""
     launches = capture.launches
     found: list[list[str]] = []
     ran = set(capture.kernels.launch.tolist())
@@ -317,7 +317,7 @@ class TraceCalibration:
     Attributes:
         steps: the recorded steps of known work.
         measured, predicted: sum of kernel times over all steps, by kind, µs.
-        rates: factors with those of each kind included.
+        rates: the model's correction factors × measured / predicted time of each kind.
         factors: further factors, by name of the operation.
         own, ``beside``: shares of the kernels' time: kernels that match an operation by name and order, and kernels
             counted with a neighbour.
@@ -338,7 +338,7 @@ class TraceCalibration:
         return model.with_rates(self.rates).with_factors(self.factors)
 
     def rests(self, model: ServingModel, step: ServedStep) -> float:
-        """Return the share of a step's kernels' time, as predicted with the anchor, whose operations were recorded."""
+        """Return the share of a step's predicted kernel time that is in operations which the trace recorded."""
         found = model.operations(step)
         total = sum(each.us for each in found)
         return sum(each.us for each in found if each.name in self.factors) / total if total else 0.0

@@ -43,7 +43,7 @@ _OPTIMIZER = {"sgd": ("fused_sgd", 2, 1), "adagrad": ("fused_adagrad", 3, 2),
 
 
 class Scope(IntEnum):
-    """Where one unit lies: on a single rank, on all ranks of a node, or on all ranks."""
+    """Where one unit (part of a table) lies: on a single rank, on all ranks of a node, or on all ranks."""
 
     RANK = 0
     NODE = 1
@@ -52,13 +52,13 @@ class Scope(IntEnum):
 
 @dataclass(slots=True)
 class Choices:
-    """Columns of n choices. The choices of a table are adjacent rows.
+    """Ways to shard each table, one row for each choice; the choices of a table are adjacent.
 
     Attributes:
         table: index of the table.
         kinds: kind of sharding.
         locations: where the weights lie.
-        parts: number of units.
+        parts: number of units: the parts into which the table is split.
         scope: ``Scope`` of each unit.
         forward_stream, forward_flight, forward_wait: look-up of a unit on each of its ranks, µs (``LookupTerms``).
         backward_stream, backward_flight, backward_wait: its backward with the optimizer; 0 if copied or untrained.
@@ -152,7 +152,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One way of one table. ``held`` is the table with its weights at this way's location."""
+    """One way to shard one table. ``held`` is the table with its weights at this way's location."""
 
     table: int
     held: EmbeddingTable

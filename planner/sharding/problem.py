@@ -87,7 +87,7 @@ class WorkAnchor:
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """The anchors of a problem; ``None`` for a kind of work that was not measured."""
+    """The measurements (``WorkAnchor``) of a problem by kind of work; ``None`` for a kind that was not measured."""
 
     forward: WorkAnchor | None = None
     backward: WorkAnchor | None = None

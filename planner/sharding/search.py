@@ -284,7 +284,7 @@ def _proposals(problem: ShardingProblem, choices: Choices, perf: Float64) -> Ite
 def _partition(problem: ShardingProblem, choices: Choices, perf: Float64, proposal: list[int]) -> tuple[
         float, Assignment] | None:
     """Place a proposal and return its largest sum and the assignment; ``None`` if it does not fit. Units on all ranks
-    come first, then units on nodes, then on ranks; among these the largest first, where the sum is least."""
+    come first, then units on nodes, then on ranks; among these the largest first, each where the sum is least."""
     placing = _Placing(problem, choices)
     for row in sorted(proposal, key=lambda row: (-int(choices.scope[row]), -float(perf[row]))):
         nodes = np.array([placing.sums[placing.node_of == node].max() for node in range(problem.nodes)])
@@ -305,7 +305,7 @@ NAMES = (*COSTS, RANDOM, TORCHREC)
 
 
 def baselines(scores: Scores, seed: int = 0) -> Iterator[tuple[str, Assignment | None]]:
-    """Yield each baseline's name and assignment; ``None`` if it finds none that fits."""
+    """Yield each baseline's name, and its assignment or, if the baseline finds none that fits, ``None``."""
     ways = [[*each, *_in_host(scores.choices, table, each[0])] for table, each in enumerate(unsplit(scores.choices))]
     for name, cost in COSTS.items():
         yield name, _spread(scores, ways, np.array([cost(table) for table in scores.problem.tables]))
@@ -314,15 +314,15 @@ def baselines(scores: Scores, seed: int = 0) -> Iterator[tuple[str, Assignment |
 
 
 def _in_host(choices: Choices, table: int, row: int) -> list[int]:
-    """Return the same choice with the weights in the host's memory, cached first."""
+    """Return the rows of choices like ``row`` with the weights in the host's memory, cached ones first."""
     same = [each for each in choices.of_table(table) if choices.kinds[each] is choices.kinds[row]
             and choices.parts[each] == choices.parts[row] and choices.locations[each] != "hbm" and each != row]
     return sorted(same, key=lambda each: choices.locations[each] != "uvm_cached")
 
 
 def _spread(scores: Scores, ways: list[list[int]], costs: Float64 | None, seed: int = 0) -> Assignment | None:
-    """Place each table where the sum of costs is least, or at random without costs; the first way that fits is
-    taken."""
+    """Place each table by the first of its ways that fits: on the ranks with the least sums of costs, or on random
+    ranks without ``costs``. Return ``None`` if a table fits in no way."""
     choices, placing = scores.choices, _Placing(scores.problem, scores.choices)
     draw = np.random.default_rng(seed) if costs is None else None
     order = np.argsort(-costs, kind="stable") if costs is not None else np.arange(len(ways))
@@ -539,7 +539,7 @@ def search(problem: ShardingProblem, top: int = 5, seed: int = 0, model: StepMod
     moved = given.first[order][choices.table] - choices.first[choices.table]
 
     def back(known: tuple[float, Assignment]) -> tuple[float, Assignment]:
-        """Return the assignment with choices counted in the given order of tables."""
+        """Return a step's time and its assignment, with the choices numbered in the given order of tables."""
         return known[0], Assignment(known[1].choice + moved[known[1].choice], known[1].place)
 
     return replace(found, scores=Scores(problem, given, model), best=[back(each) for each in found.best],

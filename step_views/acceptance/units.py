@@ -64,7 +64,7 @@ def _operation(size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _held(lab: Lab) -> Iterator[AcceptancePoint]:
-    """Time the held stream after a pause, and after work that raises the clock."""
+    """Judge how long a stream is held for a requested time: after a pause, and after work that raises the clock."""
     time.sleep(IDLE_S)
     lab.machine.scale_hold()
     yield near("hold, cold", _median_us(lab, lambda: lab.machine.hold(HELD_US)), HELD_US, HELD_WITHIN)

@@ -53,7 +53,7 @@ Times = dict[tuple[str, ...], np.ndarray]
 
 def machine_slowdown(old: Iterable[ExecutionGraph], new: Iterable[ExecutionGraph], *, device_decides: bool) -> float:
     """Return the log of how much longer unchanged work takes in ``new``; 0 if too little is unchanged to compute this.
-    With ``device_decides`` kernels are the controls, else the host's operations."""
+    Compared are kernels with ``device_decides``, else the host's operations."""
     before, after = (_joined(_kernels(graph) if device_decides else _operations(graph) for graph in graphs)
                      for graphs in (old, new))
     total = sum(float(times.sum()) for times in before.values()) or 1.0
@@ -172,7 +172,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The reason a baseline was written, its date, and the version of foretrace."""
+    """One update of a baseline: its date, its reason, and the version of foretrace."""
 
     date: str
     reason: str
@@ -180,7 +180,7 @@ class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GateBaseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the baseline file."""
+    """The content of the baseline file: each capture's stored figures, and the reason of each update."""
 
     format: str
     version: int

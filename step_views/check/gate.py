@@ -164,7 +164,7 @@ def check_models(captures: list[StoredCapture], stored: Mapping[str, BaselineEnt
 
 
 def judge(name: str, before: Accuracy, now: Accuracy, tolerance: float) -> list[Verdict]:
-    """Return the verdicts on one capture's figures, stored and new."""
+    """Return verdicts on whether one capture's errors grew from ``before`` (stored) to ``now``."""
     old, new = before.figures(), now.figures()
     return [_judge_figure(name, figure, old.get(figure), new.get(figure), tolerance)
             for figure in FIGURES if figure in old or figure in new]

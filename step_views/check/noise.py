@@ -93,7 +93,7 @@ class Slowdown:
 
     @property
     def confidence(self) -> float:
-        """Return 1 − p."""
+        """Return the confidence in a slowdown of more than ``least``: 1 − ``p_value``."""
         return 1.0 - self.p_value
 
 

@@ -249,7 +249,7 @@ def _judged(tests: Sequence[_Test], least: float) -> list[Verdict]:
 
 
 def _tested(test: _Test, least: float, level: float) -> list[Slowdown]:
-    """Return the test's result, and that of its witness, if any."""
+    """Return the result for the test's own runs and, if there are any, for its ``witness`` runs."""
     sides = [(test.base, test.new), *([test.witness] if test.witness is not None else [])]
     return [slowdown(base, new, test.prior, least=least, level=level, shared=_taken_off(test, base, new),
                      shared_sd=MACHINE_SD if test.machine else 0.0, disturbed=test.disturbed) for base, new in sides]

@@ -130,7 +130,7 @@ def modelled_families(job: Job, baseline: Baseline) -> dict[str, tuple[float, fl
 
 
 def _priced(pieces: Sequence[tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> np.ndarray:
-    """Return the time of each piece by the models, ns."""
+    """Return the models' time for each group of calls, ns."""
     owner = np.repeat(np.arange(len(pieces)), [len(calls) for calls in pieces])
     times = price([call for calls in pieces for call in calls], spec, models).times_us
     return np.bincount(owner, weights=times, minlength=len(pieces)) * 1e3

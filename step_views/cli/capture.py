@@ -30,10 +30,10 @@ _AS_MODULE = ("-m", "--module")
 
 
 class CaptureCommand(TyperCommand):
-    """The command. It recognises options that probably belong to the script."""
+    """The class of the command ``capture``. It recognises options that probably belong to the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse. An unknown option after a script is probably the script's own, which must follow after ``--``."""
+        """Parse arguments. An unknown option after a script is probably the script's own, which must follow ``--``."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)

@@ -86,7 +86,7 @@ class Report:
 
 
 def _reader_gone() -> None:
-    """Raise an error if the reader has closed the pipe; rich would end the process."""
+    """Raise ``BrokenPipeError``; rich would end the process here, because the pipe's reader is gone."""
     raise BrokenPipeError
 
 
@@ -128,7 +128,7 @@ def _fitted(columns: Sequence[Column], cells: list[list[str]], width: int) -> li
 
 
 def shortened(text: str, width: int, *, keep_end: bool = False) -> str:
-    """Return at most ``width`` characters. The end of a name is cut, but first a kernel's leading ``void``."""
+    """Shorten a text to ``width`` characters: drop a leading ``void``, then cut its end (or start: ``keep_end``)."""
     if len(text) > width:
         text = text.removeprefix("void ")
     if len(text) <= width:

@@ -24,10 +24,10 @@ LEAST_READ = 0.9  # chosen
 
 
 class SurveyCommands(TyperGroup):
-    """The commands; what does not begin with the name of one are the paths of a survey."""
+    """The commands of ``survey``. Arguments that do not begin with a command's name are paths for ``run``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, with the name of the command put before paths and their options."""
+        """Parse arguments, with ``run`` put before them if they do not begin with a command's name."""
         if args and args[0] not in (*self.commands, "--help", "-h"):
             args = ["run", *args]
         return super().parse_args(ctx, args)

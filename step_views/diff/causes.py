@@ -195,7 +195,7 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
 
 
 class _Split:
-    """The change of every place and resource, split into moved, shifted and hidden, [resources, places], ns."""
+    """Changed work on the path (moved) and off it (hidden); work that entered it (shifted), ns [resources, places]."""
 
     def __init__(self, before: CauseTimes, after: CauseTimes, shape: tuple[int, int], end: int) -> None:
         self.path_a, self.path_b = before.path.reshape(shape), after.path.reshape(shape)

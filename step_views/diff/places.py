@@ -34,7 +34,7 @@ MOST_NAMES = 5  # chosen: they fit one line
 
 @dataclass(slots=True)
 class Hunk:
-    """Operations of A, of B, or of both at the same spot: outermost nodes of the two trees."""
+    """Operations without a partner at one spot: outermost nodes of A's tree (``removed``) and of B's (``added``)."""
 
     removed: list[int] = field(default_factory=list)
     added: list[int] = field(default_factory=list)

@@ -198,7 +198,7 @@ class Difference(Shown):
         return max(0.0, 1.0 - left / abs(self.total_ns)) if self.total_ns else float(left == 0)
 
     def top(self, number: int = 1) -> list[Part]:
-        """Return the first causes."""
+        """Return the first ``number`` parts: the most certain and largest causes."""
         return self.parts[:number]
 
     def changes(self) -> list[Change]:

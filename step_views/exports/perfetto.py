@@ -260,12 +260,12 @@ class _Flows:
         return self
 
     def of(self, category: str, track: int, start: int) -> tuple[int, ...]:
-        """Return the arrows at a slice's place, and remove them: of several such slices, the first gets them."""
+        """Return and remove the arrows at this category, track and start: only the first such slice gets them."""
         return tuple(self.ids.pop((category, track, start), ()))
 
 
 def _once(known: dict[tuple[Any, ...], int], bodies: list[bytes], key: tuple[Any, ...], make: Any) -> int:
-    """Return the place of a body, which is made at the first request."""
+    """Return the index in ``bodies`` of the body for ``key``, which is made at the first request."""
     if key not in known:
         known[key] = len(bodies)
         bodies.append(make())

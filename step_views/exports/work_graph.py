@@ -25,7 +25,7 @@ from tracer.arrays import Int8, Int64
 
 
 class WorkKind(IntEnum):
-    """The kind of a node."""
+    """The kind of a node of a ``WorkGraph``."""
 
     HOST = 0
     """Host work before a call, of one operation."""
@@ -43,7 +43,7 @@ class WorkKind(IntEnum):
 
 
 class After(IntEnum):
-    """The reason of a dependency."""
+    """The reason why one node comes after another."""
 
     PROGRAM_ORDER = 0
     LAUNCH = 1
@@ -209,7 +209,7 @@ class _Builder:
         self.edges.add(self.main_of_kernel + kernel[early], target[early], rest, why)
 
     def _lagging(self, end: Int64, start: Int64, target: Int64, lag: Int64, why: After) -> None:
-        """Add dependencies on ends plus a lag; with a negative lag they count from the start instead."""
+        """Add dependencies on ``end`` + ``lag``; with a negative lag, on ``start`` plus the time from there."""
         late = lag >= 0
         self.edges.add(end[late], target[late], lag[late], why)
         early = ~late

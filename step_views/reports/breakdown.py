@@ -106,7 +106,7 @@ class Totals:
         self.bounds, self.parts = bounds, parts
 
     def _made(self, name: str) -> list[tuple[Any, ...]]:
-        """Return the key and sums of every entry of a table."""
+        """Return a tuple (key and sums) for every entry of the table ``name`` in these steps."""
         return [entry for views, at in self.parts if name in views for entry in views[name].of_step(at)]
 
     @cached_property

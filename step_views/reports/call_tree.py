@@ -121,7 +121,7 @@ class _RankTree:
         return self.tree.child(self.tree.base(NO_PHASE, ""), (OUTSIDE, NO_LAUNCH)[which], "operation")
 
     def _of(self, row: int) -> int:
-        """Return the node of an operation: below its caller if that has the same module and phase, else below these."""
+        """Return an operation's node: below its caller's if module and phase are equal, else below the module's."""
         chain = []
         names, parents, modules, phases = self.columns
         while self.node[row] < 0:

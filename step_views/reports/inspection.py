@@ -24,7 +24,7 @@ from tracer.ranks import RankClass
 
 @dataclass(slots=True)
 class RankInspection:
-    """One rank. Shares are fractions; ``None`` if the trace does not determine them."""
+    """The contents of one rank's trace. Shares are fractions; ``None`` if the trace does not determine them."""
 
     rank: int
     source: str
@@ -85,7 +85,7 @@ class RankInspection:
 
 @dataclass(slots=True)
 class Inspection:
-    """A job: its ranks and sums over them."""
+    """The contents of a job's traces: its ranks, and sums over them."""
 
     ranks: list[RankInspection]
     world_size: int
@@ -113,7 +113,7 @@ class Inspection:
 
     @property
     def host_outside_ops_share(self) -> float | None:
-        """Return the mean over the ranks with steps; ``None`` if none has steps."""
+        """Return the share of host time outside operations: the mean of ranks with steps; ``None`` without steps."""
         return _mean([rank.host_outside_ops_share for rank in self.ranks])
 
     def total(self, name: str) -> int:

@@ -137,7 +137,7 @@ class Arrivals:
     Attributes:
         met: number of these collectives.
         last: number at which the rank arrived last.
-        held_ns: sum of how much later than the last but one it then arrived.
+        held_ns: sum, over these, of the time from the last but one arrival to the rank's own.
         others_waited_ns: sum of the other members' waiting for it.
     """
 
@@ -246,7 +246,7 @@ def late_rank(times: JobTimes, found: list[Arrivals]) -> Late | None:
 
 
 def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
-    """Return whether a rank's work, from [ranks, steps], exceeds the median rank's by more than steps vary.
+    """Return whether a rank's ``work`` [ranks, steps] exceeds the median rank's by more than steps vary.
 
     One-sided t-test of the logarithms of the steps' ratios, at ``LEVEL`` for all ranks together. The usual variation of
     steps counts as ``PRIOR_STEPS`` steps. A prediction has no noise.
@@ -265,7 +265,7 @@ def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
 
 
 def _above_median(work: Float64, rank: int) -> float:
-    """Return how much longer a rank works than the median rank, from [ranks, steps]: the median over steps, ns."""
+    """Return by how many ns a rank exceeds the median rank: the median over steps of ``work`` [ranks, steps]."""
     return float(np.median(work[rank] - _median_low(work)))
 
 

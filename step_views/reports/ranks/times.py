@@ -40,7 +40,7 @@ POINT_TO_POINT = ("send", "recv", "send_recv")
 
 
 class RankPart(IntEnum):
-    """The part that a nanosecond belongs to; if several apply, the first."""
+    """The part of a rank's step that a nanosecond belongs to; if several apply, the first in this order."""
 
     BUSY = 0
     EXPOSED = 1
@@ -51,7 +51,7 @@ class RankPart(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """A window divided into parts. ``edge_ns`` are the borders of its pieces, ``part`` the ``RankPart`` of each piece.
+    """A window divided into parts: ``part`` is the ``RankPart`` between each two neighbours of ``edge_ns``.
 
     ``overlapped_ns`` is the busy time in which a collective also ran.
     """
@@ -69,8 +69,8 @@ class RankParts:
 class Meetings:
     """For a program's collective kernels: when each could have started, and when its last rank arrived (ns).
 
-    Indexed by the program's kernels; for other kernels both are their start. ``point_to_point`` marks sends and
-    receives.
+    Indexed by the program's kernels; for kernels that are no collectives both are their start. ``point_to_point`` marks
+    sends and receives.
     """
 
     ready: Int64
