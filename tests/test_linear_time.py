@@ -16,6 +16,9 @@ import numpy as np
 import pytest
 
 from kernel_models.collectives import text_logs
+from kernel_models.collectives.call import CommError, Placement
+from kernel_models.collectives.measurements import join, make_measurements, of_cluster
+from kernel_models.collectives.topology import find_topology
 from planner.serving import trace_calibration
 from step_views.survey import discovery
 from tracer.errors import TraceError
@@ -121,3 +124,11 @@ def test_a_stacks_long_file_is_looked_at_once() -> None:
     frames: list[dict[str, Any]] = [{"filename": file} for _ in range(20_000)]
     with quickly():
         assert _Stacks().place({"frames": frames}).startswith("site-packagx")
+
+
+def test_rows_of_very_many_gpus_are_refused() -> None:
+    """Each name is compared with those of all known devices."""
+    rows = join(make_measurements([("all_reduce", "float32", Placement((8,)), 1e6, 30.0)], device=f"G{number}")
+                for number in range(2000))
+    with quickly(), pytest.raises(CommError, match="of 2,000 different GPUs"):
+        of_cluster(rows, find_topology("dgx-h100"))
