@@ -35,7 +35,7 @@ WALKS = {
 }
 MODULES = {"replay": 32, "another host": 55, "another size": 90, "a plan": 47, "a price": 18}
 """Ceilings of the modules that a command crosses."""
-LINES = {"foretrace": 421, "planner": 17_778, "step_views": 20_038, "graph_predictor": 22_353, "kernel_models": 20_668,
+LINES = {"foretrace": 421, "planner": 17_778, "step_views": 20_039, "graph_predictor": 22_353, "kernel_models": 20_668,
          "tracer": 34_635}
 INNER_IMPORTS = 100
 """Ceiling of imports inside functions, of all packages together."""

@@ -20,6 +20,7 @@ from kernel_models.collectives.call import CommError, Placement
 from kernel_models.collectives.measurements import join, make_measurements, of_cluster
 from kernel_models.collectives.topology import find_topology
 from planner.serving import trace_calibration
+from step_views.cli import price_arguments
 from step_views.survey import discovery
 from tracer.errors import TraceError
 from tracer.execution_trace import trace as execution_trace
@@ -45,6 +46,7 @@ def quickly() -> Iterator[None]:
     (lambda text: text_logs._check_units(text, 1, "a.log"), "#(B)" + "(" * 60_000),
     (execution_trace._TENSOR_TYPE.search, "Tensor((a) " * 9000),
     (trace_calibration._STEP.search, "execute_context_1(" * 7000),
+    (price_arguments._split, "," * 60_000),
     (lambda text: discovery._IN_HEAD["rank"].search(text.encode()), '"distributedInfo":{' * 7000),
 ])
 def test_a_text_is_searched_once(search: Callable[[str], object], text: str) -> None:
