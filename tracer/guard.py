@@ -63,10 +63,13 @@ class DecodeError(ForetraceError):
 def check_key(key: Any) -> None:
     """Raise ``DecodeError`` if a dictionary's key is no plain text or number.
 
-    Endlessly nested tuples would be hashed by a recursive C function, until the process dies.
+    Endlessly nested tuples would be hashed by a recursive C function, until the process dies. A number of a million
+    digits is hashed again each time that it is a key.
     """
     if type(key) not in (str, int, float, bool, type(None)):
         raise DecodeError(f"it has a {type(key).__name__} as a dictionary's key, where texts are")
+    if type(key) is int and key.bit_length() > MOST_BITS:
+        raise DecodeError("it has a number of more than three hundred digits as a dictionary's key")
 
 
 def check_cells(rows: int, columns: int, stored_bytes: int) -> None:

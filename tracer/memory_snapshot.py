@@ -194,7 +194,7 @@ class _Stacks:
     def __init__(self) -> None:
         self._stacks: dict[int, tuple[int, str]] = {}
         self._frames: dict[int, tuple[Phase | None, str, bool]] = {}
-        self._texts: dict[str, tuple[bool, bool, str]] = {}
+        self._texts: dict[str, tuple[bool, bool, bool, str]] = {}
 
     def phase(self, event: Mapping[str, Any]) -> int:
         """Return the phase that an allocation's stack shows; autograd's thread has no Python frames except hooks."""
@@ -227,19 +227,20 @@ class _Stacks:
         if found is not None:
             return found
         file, name = (text if isinstance(text, str) else "" for text in (frame.get("filename"), frame.get("name")))
-        (optimizer, backward, base), (in_optimizer, in_backward, _) = self._text(file), self._text(name)
+        (optimizer, backward, installed, base), (in_optimizer, in_backward, _, _) = self._text(file), self._text(name)
         phase = (Phase.OPTIMIZER if optimizer or in_optimizer else
                  Phase.BACKWARD if backward or in_backward or name.startswith("backward") else None)
         place = f"{base}:{_whole(frame.get('line'))} {well_formed(name, MOST_PART)}" if file.endswith(".py") else ""
-        self._frames[id(frame)] = phase, place, bool(place) and "site-packages" in file
+        self._frames[id(frame)] = phase, place, bool(place) and installed
         return self._frames[id(frame)]
 
-    def _text(self, text: str) -> tuple[bool, bool, str]:
-        """Return whether a file's or function's name is the optimizer's, whether autograd's, and its last part."""
+    def _text(self, text: str) -> tuple[bool, bool, bool, str]:
+        """Return whether a file's or function's name is the optimizer's, autograd's, or an installed package's, and its
+        last part."""
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = (
-                "torch/optim" in text, any(part in text for part in _AUTOGRAD),
+                "torch/optim" in text, any(part in text for part in _AUTOGRAD), "site-packages" in text,
                 well_formed(text.rpartition("/")[2], MOST_PART))
         return found
 

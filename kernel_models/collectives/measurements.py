@@ -204,6 +204,8 @@ def stored_setting(stored: StoredSetting) -> Setting:
 
 MOST_NAMED = 6
 """Most names that a sentence lists."""
+MOST_GPUS = 200
+"""Names of GPUs in one table: each is compared with those of all known devices, which takes 10 ms."""
 
 
 def same_gpu(name: str, on: Topology) -> bool:
@@ -247,6 +249,9 @@ def of_cluster(rows: CollectiveMeasurements, on: Topology, device_name: str | No
         kept = _keep(kept, [_alike(name, device_name) for name in kept.device],
                      f"No row is of device {device_name!r}; there are {_listed(kept.device)}.")
     gpus = [name or gpu_of_system(where) for name, where in zip(kept.device, kept.system, strict=True)]
+    if (number := len(set(gpus))) > MOST_GPUS:
+        raise CommError(f"The measurements are of {number:,} different GPUs, more than there are kinds of; give those "
+                        "of one kind.")
     # A name that no device file has is accepted only where the user gives it as ``device_name``.
     fits = {name: not name or same_gpu(name, on) or (device_name is not None and _resolved(name) is None)
             for name in set(gpus)}

@@ -52,7 +52,8 @@ from kernel_models.collectives.call import (
 )
 from kernel_models.collectives.measurements import CollectiveMeasurements, Hints, join, make_measurements
 
-_RANK = re.compile(r"#\s*Rank\s+(\d{1,9})\s.*?\bon\s+(\S+)\s+device\s+\d+(?:\s+\[[^\]]*\])?[ \t]*(.*)$", re.IGNORECASE)
+_RANK = re.compile(
+    r"#\s*Rank\s+(\d{1,9})\s[^#]*?\bon\s+(\S+)\s+device\s+\d+(?:\s+\[[^\]]*\])?[ \t]*(.*)$", re.IGNORECASE)
 _TEST = re.compile(r"(?:Collective test starting:\s*|\b)(\w+)_perf\b")
 _ROW = re.compile(r"^\s+\d+\s+\d+\s+[a-z]\w*\s")
 _END = re.compile(r"^#\s*(Avg bus bandwidth|Out of bounds values)", re.IGNORECASE)
@@ -132,7 +133,7 @@ def _kind(test: str) -> CollectiveKind | None:
 
 
 def _check_units(line: str, number: int, name: str) -> None:
-    units = re.findall(r"\(([^)]*)\)", line)
+    units = re.findall(r"\(([^()]*)\)", line)
     if any(unit not in ("B", "elements", "us", "GB/s") for unit in units):
         other = next(unit for unit in units if unit not in ("B", "elements", "us", "GB/s"))
         raise CommError(f"{name}, line {number}: a column is in {other}, and nccl-tests writes B, us and GB/s; "
@@ -270,7 +271,7 @@ _OSU_PAIR = re.compile(r"^#\s*OSU MPI\S*\s+Latency Test", re.MULTILINE)
 _OSU_SIZE = re.compile(r"^#\s*Size\s+(?:Avg )?Latency\s*\(us\)", re.MULTILINE)
 _OSU_TYPE = re.compile(r"^#\s*Datatype:\s*MPI_(\w+?)\.?\s*$", re.MULTILINE)
 _UCC = re.compile(r"^Collective:\s*(\w+)", re.MULTILINE)
-_UCC_SIZE = re.compile(r"^\s*Count\s+Size\s+Time, us", re.MULTILINE)
+_UCC_SIZE = re.compile(r"^[ \t]*Count\s+Size\s+Time, us", re.MULTILINE)
 _UCC_TYPE = re.compile(r"^Datatype:\s*(\w+)", re.MULTILINE)
 _EACH = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
 """Kinds whose *size* is that of one pair of ranks, or of one rank's contribution."""

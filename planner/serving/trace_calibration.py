@@ -302,7 +302,7 @@ DOUBTFUL = 1.95
 """All kernels' time over its prediction is usually within this factor (``benchmarks/serving.py --rows anchors``)."""
 LEAST_US = 50.0
 """Least work of a kind that decides its factor, µs."""
-_STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(([^)]*)\)_generation_(\d+)\(([^)]*)\)")
+_STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(([^()]*)\)_generation_(\d+)\(([^()]*)\)")
 _SIZES = re.compile(r"^sq(\d+)sk(\d+)")
 _COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|nccl|rccl|multimem",
                          re.IGNORECASE)

@@ -221,7 +221,8 @@ def _split(shapes: str) -> list[str]:
     """Split a text at commas outside brackets."""
     if shapes.count("[") != shapes.count("]") or re.search(r"\[[^\]]*\[", shapes):
         raise PriceError(f"{shapes!r} has brackets that do not match; write a list like [1024x1024;512x1024].")
-    return re.split(r",(?![^\[]*\])", shapes)
+    parts = re.split(r"(\[[^\]]*\])", shapes)  # each second one is in brackets
+    return "".join(part if at % 2 else part.replace(",", "\0") for at, part in enumerate(parts)).split("\0")
 
 
 def _entry(text: str, whole: str) -> Sizes | list[Sizes] | None:

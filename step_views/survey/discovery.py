@@ -35,7 +35,7 @@ _RANK = re.compile(r"(rank|worker|trainer|node)([-_.]?)[0-9]+", re.IGNORECASE)
 _LONG_NUMBER = re.compile(r"[0-9]{6,}")
 """A time or a process's number, which each rank has another of."""
 _RANK_FOLDER = re.compile(r"rank[-_]?([0-9]{1,8})$")
-_IN_HEAD = {name: re.compile(rb'"distributedInfo"\s*:\s*\{[^}]*?"' + name.encode() + rb'"\s*:\s*([0-9]{1,8})')
+_IN_HEAD = {name: re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"' + name.encode() + rb'"\s*:\s*([0-9]{1,8})')
             for name in ("rank", "world_size")}
 
 

@@ -19,7 +19,17 @@ from said import Run
 
 from tracer.errors import ForetraceError, TraceError
 from tracer.graph import ExecutionGraph
-from tracer.guard import MOST_DEPTH, MOST_NAME, DecodeError, NameBudget, RowBudget, check_cells, parse_xml, well_formed
+from tracer.guard import (
+    MOST_DEPTH,
+    MOST_NAME,
+    DecodeError,
+    NameBudget,
+    RowBudget,
+    check_cells,
+    check_key,
+    parse_xml,
+    well_formed,
+)
 from tracer.kineto import read_kineto
 from tracer.memory_snapshot import SnapshotError, snapshot_timeline
 
@@ -154,3 +164,28 @@ def test_limits() -> None:
     for text in ("", "<a>" * (MOST_DEPTH + 1) + "</a>" * (MOST_DEPTH + 1), "<a b='\0'/>", "<!DOCTYPE a><a/>"):
         with pytest.raises(DecodeError):
             parse_xml(text)
+
+
+@pytest.mark.parametrize("row", [
+    "INSERT INTO StringIds VALUES (7, char(0) || hex(zeroblob(1000)))",
+    "INSERT INTO TARGET_INFO_GPU (id, name) VALUES (0, hex(zeroblob(1000)))",
+    "INSERT INTO NVTX_EVENTS (start, end, eventType, text) VALUES (1, 2, 59, char(0) || hex(zeroblob(1000)))"])
+def test_what_texts_have_in_the_file_counts(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite reads all of a text, also what lies behind a zero or is cut; rows of a damaged file may share it."""
+    file = sqlite3.connect(tmp_path / "a.sqlite")
+    file.executescript("CREATE TABLE StringIds (id, value); CREATE TABLE TARGET_INFO_GPU (id, name); CREATE TABLE "
+                       "CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId); CREATE TABLE "
+                       "NVTX_EVENTS (start, end, eventType, text, globalTid DEFAULT 0); INSERT INTO "
+                       "CUPTI_ACTIVITY_KIND_RUNTIME VALUES (1, 2, 0, 1, 0);" + row)
+    file.close()
+    assert len(read_kineto(tmp_path / "a.sqlite").launches) == 1
+    monkeypatch.setattr("tracer.guard.NAME_TEXT_A_BYTE", 0)
+    monkeypatch.setattr("tracer.guard.FREE_TEXT", 1500)
+    with pytest.raises(TraceError, match="its names together are longer than the file"):
+        read_kineto(tmp_path / "a.sqlite")
+
+
+def test_a_key_of_many_digits_is_refused() -> None:
+    """Its hash is computed each time that it is a key."""
+    with pytest.raises(DecodeError, match="more than three hundred digits"):
+        check_key(1 << 2000)

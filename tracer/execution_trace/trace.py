@@ -91,7 +91,7 @@ class ExecutionTrace:
         return ~np.isin(self.name, np.array(sorted(synthetic), dtype=np.int32))
 
 
-_TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:\(.*?\))?)\)")
+_TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:\([^()]*\))?)\)")
 _MOST_LISTED = 1 << 17
 """Most ranks of a group that are listed: more than any known job has, and a megabyte of text."""
 _GROUP_OBJECT = re.compile(r"\{[^{}]*\}")

@@ -220,16 +220,18 @@ class Collector:
             self._add_memory(batch, changes)
         self.categories.update(buckets)
         groups: dict[NameGroup, list[tuple[str | None, np.ndarray]]] = defaultdict(list)
+        unplaced = [_NO_ROWS]
         for category, rows in buckets.items():
             if category not in CATEGORY_GROUPS and category not in IGNORED_CATEGORIES:
                 self.unknown[f"category {category!r}"] += len(rows)
                 if category in UNREADABLE_DEVICE_CATEGORIES:
                     self.unreadable_events += len(rows)
                 else:
-                    self.unknown_places.update(self._processes(batch, rows))
+                    unplaced.append(rows)
             if is_accelerator_call(category):
                 self.accelerator_calls += len(rows)
             groups[CATEGORY_GROUPS.get(category, NameGroup.IGNORED)].append((category, rows))
+        self.unknown_places.update(self._processes(batch, np.concatenate(unplaced)))
         hosts = groups.pop(NameGroup.OPERATION, []) + [
             (None, rows) for _, rows in groups.pop(NameGroup.ANNOTATION, [])
         ]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tracer.columns import named
 from tracer.graph import (
     LAUNCHING,
     NONE,
@@ -195,12 +196,9 @@ def classify(calls: LaunchTable, strings: list[str], launch: np.ndarray, kind: n
 
     Of two nested calls only the one with the device work counts as a launch; the other is OTHER.
     """
-    kinds = np.zeros(len(calls), np.int8)
-    blocking = np.zeros(len(calls), bool)
-    for code in np.unique(calls.name).tolist():
-        same = calls.name == code
-        kinds[same] = call_kind(strings[code])
-        blocking[same] = is_blocking_copy(strings[code])
+    codes, name = np.unique(calls.name, return_inverse=True)
+    kinds = np.array([call_kind(strings[code]) for code in codes.tolist()], np.int8)[name]
+    blocking = named(calls.name, strings, is_blocking_copy)
     has_work = np.zeros(len(calls), bool)
     linked = launch >= 0
     has_work[launch[linked]] = True
@@ -287,21 +285,21 @@ def find_collectives(ops: OpTable, kernels: KernelTable, op_args: dict[int, Args
     """Build the table, ordered by time. ``op_args`` and ``kernel_args`` give the recorded arguments by row."""
     texts = list(strings)
     annotations = _annotation_rows(ops, texts)
-    by_op: dict[int, list[int]] = {}
+    above = _Describing(ops, op_args, annotations)
+    with_described_child = {int(ops.parent[row]) for row in op_args}
     rows: list[tuple[int, int, int]] = []  # (time, kernel, describing operation)
     covered: set[int] = set()
     for kernel in np.flatnonzero(kernels.kind == KernelKind.COLLECTIVE).tolist():
-        described, seen = _describing(int(kernels.op[kernel]), ops, op_args, annotations)
-        covered |= seen
+        described, seen = above.best(int(kernels.op[kernel]))
+        covered.update(seen)
         rows.append((int(kernels.start_ns[kernel]), kernel, described))
-        by_op.setdefault(described, []).append(kernel)
     for row in sorted({*op_args, *annotations} - covered):
         if row in op_args and op_args[row].collective.lower() in _NOT_COLLECTIVES:
             continue
-        described, seen = _describing(row, ops, op_args, annotations)
-        if described in covered or (row in annotations and _has_described_child(row, op_args, ops)):
+        described, seen = above.best(row)
+        if described in covered or (row in annotations and row in with_described_child):
             continue
-        covered |= seen
+        covered.update(seen)
         rows.append((int(ops.start_ns[described]), NONE, described))
     rows.sort()
     table = CollectiveTable.empty(len(rows))
@@ -320,24 +318,37 @@ def _annotation_rows(ops: OpTable, texts: list[str]) -> dict[int, str]:
     return {row: found[int(ops.name[row])] for row in rows.tolist()}
 
 
-def _describing(op: int, ops: OpTable, op_args: dict[int, Args], annotations: dict[int, str]) -> tuple[int, set[int]]:
-    """Return the operation that best describes a collective launched in ``op``, and all describing ones around it."""
-    seen: set[int] = set()
-    best, start = NONE, op
-    while op >= 0:
-        if op in op_args and op_args[op].collective.lower() not in _NOT_COLLECTIVES:
-            seen.add(op)
-            best = op
-            break
-        if op in annotations:
-            seen.add(op)
-            best = op if best == NONE else best
-        op = int(ops.parent[op])
-    return (start if best == NONE else best), seen
+class _Describing:
+    """What describes a collective launched in an operation: the nearest operation above with recorded arguments, else
+    the nearest annotation. Each operation is climbed once, however many collectives lie below it."""
 
+    def __init__(self, ops: OpTable, op_args: dict[int, Args], annotations: dict[int, str]) -> None:
+        self._parent = ops.parent
+        self._described = {row for row, args in op_args.items() if args.collective.lower() not in _NOT_COLLECTIVES}
+        self._describing = self._described | set(annotations)
+        self._nearest: dict[int, int] = {}
+        self._best: dict[int, int] = {}
 
-def _has_described_child(row: int, op_args: dict[int, Args], ops: OpTable) -> bool:
-    return any(int(ops.parent[child]) == row for child in op_args)
+    def best(self, op: int) -> tuple[int, list[int]]:
+        """Return the operation that describes best, and the describing ones up to it that no earlier call gave."""
+        first = row = self._at_or_above(op)
+        seen = []
+        while row >= 0 and row not in self._best:
+            seen.append(row)
+            row = NONE if row in self._described else self._at_or_above(int(self._parent[row]))
+        end = self._best[row] if row >= 0 else seen[-1] if seen else NONE
+        self._best.update((each, end if end in self._described else each) for each in seen)
+        return (self._best[first] if first >= 0 else op), seen
+
+    def _at_or_above(self, op: int) -> int:
+        """Return the nearest describing operation: this one, or one above it."""
+        passed = []
+        while op >= 0 and op not in self._describing and op not in self._nearest:
+            passed.append(op)
+            op = int(self._parent[op])
+        found = self._nearest.get(op, op) if op >= 0 else NONE
+        self._nearest.update(dict.fromkeys(passed, found))
+        return found
 
 
 def _fill(table: CollectiveTable, index: int, kernel: int, op: int, ops: OpTable, kernels: KernelTable,

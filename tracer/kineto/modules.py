@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 
+from tracer.columns import named
 from tracer.graph import NONE, OpKind, OpTable, Phase, StepTable
 from tracer.guard import FREE_TEXT, MOST_DEPTH
 from tracer.kineto.columns import MODULE_PREFIX, Interner
@@ -130,15 +131,9 @@ def phases(ops: OpTable, nesting: Nesting, strings: list[str]) -> np.ndarray:
     own = np.full(count, NONE, np.int8)
     if count == 0:
         return own
-    node = np.zeros(count, bool)
-    for code in np.unique(ops.name).tolist():
-        text = strings[code]
-        if text.startswith(_ENGINE) or _BACKWARD_NODE.search(text):
-            node |= ops.name == code
-        elif text.startswith("Optimizer."):
-            own[ops.name == code] = Phase.OPTIMIZER
-        elif DATA_LOADER.match(text):
-            own[ops.name == code] = Phase.DATA
+    node = named(ops.name, strings, lambda text: text.startswith(_ENGINE) or _BACKWARD_NODE.search(text))
+    own[named(ops.name, strings, lambda text: text.startswith("Optimizer."))] = Phase.OPTIMIZER
+    own[named(ops.name, strings, DATA_LOADER.match)] = Phase.DATA
     own[node] = Phase.BACKWARD
     # 0 means "recorded in the forward pass" since 2022; the forward thread's number is 1 or more.
     own[(ops.forward_thread > 0) & (own == NONE)] = Phase.BACKWARD
@@ -210,7 +205,9 @@ def count_python_calls(ops: OpTable, steps: StepTable, functions: dict[str, np.n
             opened = np.where(step == NONE, 0, steps.start_ns[np.maximum(step, 0)])
             before = np.maximum(before, np.searchsorted(starts, opened))
         before_ops[rows] = np.maximum(np.searchsorted(starts, begins) - before, 0)
-    for row, thread in enumerate(steps.thread.tolist()):
+    for thread in np.unique(steps.thread).tolist():
         starts = np.sort(called["start"][called["thread"] == thread])
-        low, high = np.searchsorted(starts, [steps.start_ns[row], steps.start_ns[row] + steps.duration_ns[row]])
-        steps.python_calls[row] = high - low
+        rows = np.flatnonzero(steps.thread == thread)
+        begin = steps.start_ns[rows]
+        steps.python_calls[rows] = np.searchsorted(starts, begin + steps.duration_ns[rows]) - np.searchsorted(
+            starts, begin)

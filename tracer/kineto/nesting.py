@@ -136,10 +136,13 @@ def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepT
     gaps.kind = np.full(found, GapKind.PYTHON, np.int8)
     gaps.kind[_waiting(gaps, ops, op_end, steps, strings)] = GapKind.BLOCKED
     gaps.kind[_profiled(gaps, overheads)] = GapKind.PROFILER
-    for row in loaders.tolist():
-        low, high = np.searchsorted(gaps.thread, [ops.thread[row], ops.thread[row] + 1])
-        first, last = low + np.searchsorted(gaps.start_ns[low:high], [ops.start_ns[row], op_end[row]])
-        gaps.kind[first:last] = GapKind.DATA_LOADING
+    opened = np.zeros(found + 1, np.int64)  # loaders that begin at a gap, less those that have ended by then
+    for thread in np.unique(ops.thread[loaders]).tolist():
+        mine = loaders[ops.thread[loaders] == thread]
+        low, high = np.searchsorted(gaps.thread, [thread, thread + 1])
+        for edge, step in ((ops.start_ns[mine], 1), (op_end[mine], -1)):
+            np.add.at(opened, low + np.searchsorted(gaps.start_ns[low:high], edge), step)
+    gaps.kind[np.cumsum(opened[:-1]) > 0] = GapKind.DATA_LOADING
     return gaps
 
 
@@ -164,13 +167,20 @@ def _profiled(gaps: GapTable, overheads: OverheadTable) -> np.ndarray:
     if not len(overheads):
         return np.zeros(len(gaps), np.bool_)
     overlap = np.zeros(len(gaps), np.int64)
-    end = gaps.start_ns + gaps.duration_ns
-    own_threads = set(gaps.thread.tolist())
-    for row in range(len(overheads)):
-        begin = int(overheads.start_ns[row])
-        stop = begin + int(overheads.duration_ns[row])
-        shared = np.clip(np.minimum(end, stop) - np.maximum(gaps.start_ns, begin), 0, None)
-        if int(overheads.thread[row]) in own_threads:
-            shared[gaps.thread != overheads.thread[row]] = 0
-        overlap += shared
+    known = np.isin(overheads.thread, gaps.thread)
+    for thread in (NONE, *np.unique(overheads.thread[known]).tolist()):
+        low, high = np.searchsorted(gaps.thread, [thread, thread + 1]) if thread != NONE else (0, len(gaps))
+        which = known & (overheads.thread == thread) if thread != NONE else ~known
+        begin, start = overheads.start_ns[which], gaps.start_ns[low:high]
+        end = begin + overheads.duration_ns[which]
+        overlap[low:high] += _passed(begin, end, start + gaps.duration_ns[low:high]) - _passed(begin, end, start)
     return (overlap > 0) & (overlap >= PROFILER_SHARE * gaps.duration_ns)
+
+
+def _passed(begin: np.ndarray, end: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return how much of intervals lies before each time, all intervals together."""
+    passed = np.zeros(len(at), np.int64)
+    for edge, sign in ((np.sort(begin), 1), (np.sort(end), -1)):
+        before = np.searchsorted(edge, at)
+        passed += sign * (before * at - np.append(0, np.cumsum(edge))[before])
+    return passed

@@ -22,6 +22,12 @@ from tracer.kineto.columns import Collector
 from tracer.kineto.events import NameGroup, call_kind
 from tracer.lazy import optimize
 
+MOST_PROCESSES = 256
+"""Most processes of one file: it is read once for each."""
+READ_A_BYTE, FREE_READ = 2, 1 << 22
+"""Events that are read for all processes together for each stored byte, and those of any file: four million take some
+seconds. A compressed trace has an event in 14 to 33 bytes, so that it may have 28 processes or more."""
+
 
 @dataclass(frozen=True, eq=False)
 class ProcessPart:
@@ -47,7 +53,7 @@ class ProcessPart:
         return np.isin(correlation, self.correlations) | (on_own & ~np.isin(correlation, self.unique))
 
 
-def processes_of(collected: Collector, source: str) -> list[ProcessPart]:
+def processes_of(collected: Collector, source: str, stored_bytes: int) -> list[ProcessPart]:
     """Find the processes of a file that are ranks, in the order of their numbers; empty if there is at most one.
 
     A rank ran operations, and launched device work or marked its steps. Other processes (a helper that reads a device's
@@ -60,7 +66,8 @@ def processes_of(collected: Collector, source: str) -> list[ProcessPart]:
     names = sorted(set(pids), key=_by_number)
     if len(names) < 2:
         return []
-    of_thread = np.array([names.index(pid) for pid in pids], np.int64)
+    place = {name: at for at, name in enumerate(names)}
+    of_thread = np.array([place[pid] for pid in pids], np.int64)
     operations, calls, work, syncs = (_peeked(collected, group) for group in (
         NameGroup.OPERATION, NameGroup.CALL, NameGroup.DEVICE, NameGroup.SYNC))
     of_operation, of_call = of_thread[operations["thread"]], of_thread[calls["thread"]]
@@ -70,6 +77,10 @@ def processes_of(collected: Collector, source: str) -> list[ProcessPart]:
     hosts = np.intersect1d(of_operation[~(marks | operations["annotation"])], ranks).tolist()
     if len(hosts) < 2:
         return []
+    events = collected.loss.events_read
+    if len(hosts) > MOST_PROCESSES or len(hosts) * events > max(FREE_READ, READ_A_BYTE * stored_bytes):
+        raise TraceError(f"{source} holds {len(hosts):,} processes, too many to be read from one file of {events:,} "
+                         "events: give the trace of each process by itself.")
     noted = _launched(calls, of_call, np.concatenate([work["correlation"], syncs["correlation"]]), strings)
     launches = [_Launches.of(calls, noted & (of_call == host)) for host in hosts]
     numbers, times = np.unique(np.concatenate([each.correlation for each in launches]), return_counts=True)

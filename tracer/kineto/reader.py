@@ -33,13 +33,13 @@ def read_processes(source: str | os.PathLike[str], *,
     Raises:
         TraceError: As ``read_kineto``; or the events of two processes cannot be separated.
     """
-    collector, finish = _collected(source, progress, None, step_region)
-    parts = processes_of(collector, os.fspath(source))
+    collector, stored_bytes, finish = _collected(source, progress, None, step_region)
+    parts = processes_of(collector, os.fspath(source), stored_bytes)
     if not parts:
         return [finish(collector)]
     graphs = []
     for rank, part in enumerate(parts):
-        own, finish = _collected(source, None, part, step_region)
+        own, _, finish = _collected(source, None, part, step_region)
         graph = finish(own)
         meta = graph.meta
         meta.rank, meta.world_size = rank, max(meta.world_size, len(parts))
@@ -84,8 +84,8 @@ def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int]
 
 def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None,
                part: ProcessPart | None, step_region: str | None) -> tuple[
-                   Collector, Callable[[Collector], ExecutionGraph]]:
-    """Gather a file's events; return them and the function that makes the graph of them."""
+                   Collector, int, Callable[[Collector], ExecutionGraph]]:
+    """Gather a file's events; return them, the file's stored bytes, and what makes the graph of the events."""
     loss = LossReport()
     opened, stream, values = _opened(source, progress, loss)
     collector = Collector(loss, values, part)
@@ -109,8 +109,8 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
     mend_device_times(collector)
     drop_outliers(collector)
     _check(collector, stream, opened)
-    return collector, lambda whole: build_graph(whole, stream.metadata, stream.is_list, opened.name,
-                                                step_region or "")
+    return collector, opened.stored_bytes, lambda whole: build_graph(
+        whole, stream.metadata, stream.is_list, opened.name, step_region or "")
 
 
 def _opened(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None, loss: LossReport) -> tuple[

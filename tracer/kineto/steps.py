@@ -29,6 +29,7 @@ last is written as a step too, although it holds no iteration::
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -423,38 +424,36 @@ class _StepWork:
     def empty(self) -> Bool:
         """Return the steps at either border that hold almost no work while the others do, [steps]."""
         found = np.zeros(len(self.ops), np.bool_)
+        others = _OtherSteps([of.tolist() for of in (self.device_ns, self.kernels, self.launches, self.ops,
+                                                     self.host_ns)])
         first, last = 0, len(found) - 1
-        while first < last and self._holds_almost_none(last, range(first, last)):
+        while first < last and self._holds_almost_none(last, others):
             found[last] = True
             last -= 1
-        while first < last and self._holds_almost_none(first, range(first + 1, last + 1)):
+        while first < last and self._holds_almost_none(first, others):
             found[first] = True
             first += 1
         return found
 
-    def _holds_almost_none(self, step: int, others: range) -> bool:
-        """Return whether a step holds almost none of the work of the others.
-
-        The work of the others is the upper median, by each measure, of those that have any. So empty steps cannot hide
-        each other.
-        """
+    def _holds_almost_none(self, step: int, others: _OtherSteps) -> bool:
+        """Return whether a step holds almost none of the work of the others; if so it is none of them from then on."""
         if self.trains[step]:
             return False
+        others.leave_out(step)
+        device_ns, kernels, launches, ops, host_ns = others.usual()
         # Where steps use a device, device time decides, however few launches there are: before the window ends, a host
         # may still fetch a batch and clear a buffer.
-        uses_device = 2 * (self.kernels[others.start:others.stop] > 0).sum() > len(others)
-        limits = [(self.device_ns, FEW_DEVICE_TIME), (self.kernels, HALF), (self.launches, HALF), (self.ops, HALF)]
+        uses_device = 2 * len(others.sorted[1]) > others.count
+        limits = [(self.device_ns, device_ns, FEW_DEVICE_TIME), (self.kernels, kernels, HALF),
+                  (self.launches, launches, HALF), (self.ops, ops, HALF)]
         if not uses_device:
-            limits = [(of, ALMOST_NO_WORK) for of in (self.ops, self.launches, self.kernels, self.host_ns)]
-        worked = False
-        for measure, limit in limits:
-            some = np.sort(measure[others.start:others.stop])
-            some = some[some > 0]
-            usual = float(some[len(some) // 2]) if len(some) else 0.0
-            if measure[step] > limit * usual:
-                return False
-            worked |= usual > 0
-        return worked
+            limits = [(of, usual, ALMOST_NO_WORK) for of, usual in (
+                (self.ops, ops), (self.launches, launches), (self.kernels, kernels), (self.host_ns, host_ns))]
+        found = any(usual > 0 for _, usual, _ in limits) and all(
+            of[step] <= limit * usual for of, usual, limit in limits)
+        if not found:
+            others.take_back(step)
+        return found
 
     def alike(self) -> bool:
         """Return whether most of the steps do the same work as the median one."""
@@ -466,3 +465,34 @@ class _StepWork:
             median = np.median(times)
             same &= (times <= LIKE_TIME * median) & (median <= LIKE_TIME * times)
         return bool(2 * same.sum() > len(same))
+
+
+class _OtherSteps:
+    """The work of steps by several measures, sorted once: to sort it for each empty step takes quadratic time.
+
+    Args:
+        measures: values of all steps, by measure.
+    """
+
+    def __init__(self, measures: list[list[float]]) -> None:
+        self._measures = measures
+        self.count = len(measures[0])
+        self.sorted = [sorted(value for value in values if value > 0) for values in measures]
+
+    def leave_out(self, step: int) -> None:
+        """Leave out a step."""
+        self.count -= 1
+        for values, there in zip(self._measures, self.sorted, strict=True):
+            if values[step] > 0:
+                del there[bisect_left(there, values[step])]
+
+    def take_back(self, step: int) -> None:
+        """Take back what was left out."""
+        self.count += 1
+        for values, there in zip(self._measures, self.sorted, strict=True):
+            if values[step] > 0:
+                insort(there, values[step])
+
+    def usual(self) -> list[float]:
+        """Return the upper median, by each measure, of the steps that have any: empty ones cannot hide each other."""
+        return [there[len(there) // 2] if there else 0.0 for there in self.sorted]

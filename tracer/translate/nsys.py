@@ -40,6 +40,8 @@ _STEPS_OF_WORK = 50_000  # chosen: SQLite instructions between two checks of the
 _WORK_A_BYTE = 100
 """SQLite instructions for each byte of the file, above which a query cannot be one on a real export."""
 _ROWS = 1 << 15  # chosen: memory for rows that become columns at a time
+_ROWS_A_LOOK = 256  # chosen: rows between two looks at what their texts have in the file
+_DEVICE_NAME = 200  # chosen: characters of a device's name
 
 Columns = Mapping[str, Int64]
 
@@ -64,7 +66,7 @@ class NsysSource:
         """Yield the events. Raises ``TraceError`` if the file is no export of Nsight Systems."""
         try:
             with closing(self._open()) as file:
-                export = _Export(file, self.stored_bytes, self.vocabulary)
+                export = _Export(file, self.stored_bytes, self.vocabulary, self._names)
                 if not export.has(_CALLS, "correlationId") and not export.has(_KERNELS, "correlationId"):
                     raise TraceError(f"{self.name} is an SQLite file without CUDA calls or kernels: give what 'nsys "
                                      "export --type sqlite' wrote of a recording with --trace cuda,nvtx.")
@@ -99,20 +101,29 @@ class NsysSource:
 class _Export:
     """The tables of an export, and which columns they have."""
 
-    def __init__(self, file: sqlite3.Connection, stored_bytes: int, vocabulary: ForeignTexts) -> None:
+    def __init__(self, file: sqlite3.Connection, stored_bytes: int, vocabulary: ForeignTexts,
+                 names: NameBudget) -> None:
         self._file = file
+        self._names = names
         self._code_of: dict[int, int] = {}
         self._budget = RowBudget(stored_bytes)
         self._vocabulary = vocabulary
-        names = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         self._columns = {name: {row[1] for row in file.execute(f'PRAGMA table_info("{name}")')}
-                         for name in names if isinstance(name, str) and _plain(name) == name}
-        self._texts: dict[int, str] = {}
-        if self.has("StringIds", "id", "value"):
-            for key, text in file.execute(f"SELECT id, {_text('value')} FROM StringIds WHERE typeof(id) = 'integer' "
-                                          "AND typeof(value) = 'text'"):
+                         for name in tables if isinstance(name, str) and _plain(name) == name}
+        self._texts = self._texts_of("StringIds", "value")
+
+    def _texts_of(self, table: str, column: str, most: int = MOST_TEXT) -> dict[int, str]:
+        """Return the texts of a column by the row's ``id``; none where the table or column is not there."""
+        found: dict[int, str] = {}
+        if self.has(table, "id", column):
+            for key, size, text in self._file.execute(
+                    f"SELECT id, {_stored(column)}, {_text(column, most)} FROM {table} WHERE typeof(id) = 'integer' "
+                    f"AND typeof({column}) = 'text'"):
                 self._budget.take(1)
-                self._texts[key] = text
+                self._names.count(size)
+                found[key] = text
+        return found
 
     def has(self, table: str, *columns: str) -> bool:
         """Return whether there is a table with these columns. A view does not count: it could run anything."""
@@ -135,16 +146,25 @@ class _Export:
         if not self.has(table, *needed):
             return
         there = [name for name in more if name in self._columns[table]]
+        with_text = text in self._columns[table]
         chosen = [*(f'"{name}"' for name in needed), *(_number(name, more[name]) for name in there),
-                  _text(text) if text in self._columns[table] else "NULL"]
+                  *((_stored(text), _text(text)) if with_text else ("0", "NULL"))]
         where = " AND ".join(f"typeof(\"{name}\") = 'integer'" for name in needed)
         found = self._file.execute(f"SELECT {', '.join(chosen)} FROM {table} WHERE {where}")
-        while rows := found.fetchmany(_ROWS):
-            self._budget.take(len(rows))
+        while rows := self._some(found):
             texts = [row[-1] for row in rows]
-            columns = np.array([row[:-1] for row in rows], np.int64).T
+            columns = np.array([row[:-2] for row in rows], np.int64).T
             yield {**{name: np.full(len(rows), value, np.int64) for name, value in more.items()},
                    **dict(zip((*needed, *there), np.ascontiguousarray(columns), strict=True))}, texts
+
+    def _some(self, found: sqlite3.Cursor) -> list[tuple[Any, ...]]:
+        """Return the next rows, whose last but one value is the stored length of their text."""
+        rows: list[tuple[Any, ...]] = []
+        while len(rows) < _ROWS and (more := found.fetchmany(_ROWS_A_LOOK)):
+            self._budget.take(len(more))
+            self._names.count(sum(row[-2] for row in more))
+            rows += more
+        return rows
 
     def process(self) -> tuple[int, list[int]]:
         """Return the process with the most device work (without any, the first call's), and others that have some."""
@@ -160,9 +180,9 @@ class _Export:
     def head(self) -> dict[str, Any]:
         """Return the top-level fields: the devices and the start of the recording."""
         devices = []
+        names = self._texts_of("TARGET_INFO_GPU", "name", _DEVICE_NAME)
         for rows in self.rows("TARGET_INFO_GPU", ("id",), totalMemory=0, smCount=0, computeMajor=0, computeMinor=0,
                               smMajor=0, smMinor=0):
-            names = self._device_names() if self.has("TARGET_INFO_GPU", "name") else {}
             each = {name: column.tolist() for name, column in rows.items()}
             devices += [{"id": number, "name": names.get(number, ""), "totalGlobalMem": each["totalMemory"][at],
                          "numSms": each["smCount"][at], "computeMajor": each["computeMajor"][at] or each["smMajor"][at],
@@ -172,11 +192,6 @@ class _Export:
         for rows in self.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)):
             found["baseTimeNanoseconds"] = int(rows["utcEpochNs"][-1])
         return found
-
-    def _device_names(self) -> dict[int, str]:
-        """Return the names of the devices by their numbers."""
-        return dict(self._file.execute("SELECT id, substr(name, 1, 200) FROM TARGET_INFO_GPU WHERE typeof(id) = "
-                                       "'integer' AND typeof(name) = 'text'"))
 
     def events(self, process: int) -> Iterator[EventBatch]:
         """Yield all events of a process."""
@@ -315,9 +330,15 @@ def _number(column: str, default: int) -> str:
     return f"CASE WHEN typeof(\"{column}\") = 'integer' THEN \"{column}\" ELSE {default} END"
 
 
-def _text(column: str) -> str:
-    """Return the SQL expression of a column that shall be a text, of bounded length."""
-    return f"CASE WHEN typeof(\"{column}\") = 'text' THEN substr(\"{column}\", 1, {MOST_TEXT}) END"
+def _text(column: str, most: int = MOST_TEXT) -> str:
+    """Return the expression of a column that shall be a text, of bounded length."""
+    return f"CASE WHEN typeof(\"{column}\") = 'text' THEN substr(\"{column}\", 1, {most}) END"
+
+
+def _stored(column: str) -> str:
+    """Return the expression of the bytes that a text has in the file: all of them are read, also behind a zero, where
+    the text ends. Rows of a damaged file may share them."""
+    return f"CASE WHEN typeof(\"{column}\") = 'text' THEN length(CAST(\"{column}\" AS BLOB)) ELSE 0 END"
 
 
 def _plain(name: str) -> str:
