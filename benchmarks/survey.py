@@ -315,7 +315,7 @@ def tables_of(path: str) -> dict[str, list[dict[str, Any]]]:
 def quiet(data: Path, folder: Path, options: argparse.Namespace) -> None:
     """Pairs of surveys without a change, and with every step 3% longer."""
     rng = np.random.default_rng(4)
-    alarms = compared = missed = 0
+    alarms = compared = missed = silent = 0
     for pair in range(options.pairs):
         for side, longer in (("before", 0.0), ("after", 0.0), ("slower", options.least)):
             for number, base in enumerate(BASES):
@@ -329,9 +329,12 @@ def quiet(data: Path, folder: Path, options: argparse.Namespace) -> None:
         grown = fleet(slower, since=before)
         alarms, compared = alarms + len(still.slower), compared + (still.compared or 0)
         missed += (grown.compared or 0) - len(grown.slower)
+        silent += (grown.compared or 0) - len(grown.slower) - len(grown.untold)
+        told = ", ".join(f"{one.steps_before} steps {one.least:.1%}" for one in grown.untold)
         print(f"pair {pair + 1}: {len(still.slower)} false of {still.compared}; planted {options.least:.1%}: "
-              f"{len(grown.slower)} of {grown.compared} found", flush=True)
-    print(f"quiet pairs: {alarms} false of {compared}; planted: {missed} of {compared} missed")
+              f"{len(grown.slower)} of {grown.compared} found; could tell only {told or 'all'}", flush=True)
+    print(f"quiet pairs: {alarms} false of {compared}; planted: {missed} of {compared} not found, of which {silent} "
+          "without saying that there are too few steps")
 
 
 PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], None]] = {

@@ -30,7 +30,10 @@ USUAL_SD = 0.01
 RUNS, STEPS = 20.0, 4.0
 """Weight of the fleet's spreads, in runs and steps of a program (chosen)."""
 MEDIAN = 1.25
-"""Standard error of a median over that of a mean, of normal errors: √(π / 2)."""
+"""Standard error of a median over that of a mean, of normal errors: √(π / 2). Of one or two steps the median is the
+mean."""
+TOLD = 0.03
+"""Growth that every pair of programs is expected to show: a pair that could not have shown it is named (chosen)."""
 
 Row = Mapping[str, Any]
 
@@ -62,9 +65,28 @@ class Regression:
     gpu_s_an_hour: float
 
 
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """A program that may have got slower by more than ``TOLD``: its recordings have too few steps to tell.
+
+    Attributes:
+        job: its slowest run now.
+        steps_before, steps_after: of all runs.
+        runs_before, runs_after: jobs that were compared.
+        least: smallest change that these steps and runs would have shown with 95% probability.
+    """
+
+    job: str
+    steps_before: int
+    steps_after: int
+    runs_before: int
+    runs_after: int
+    least: float
+
+
 def regressions(before: tuple[Sequence[Row], Sequence[Row]], after: tuple[Sequence[Row], Sequence[Row]]) -> tuple[
-        list[Regression], int]:
-    """Return what got slower, the most GPU time lost first, and how many programs both surveys have.
+        list[Regression], list[Untold], int]:
+    """Return what got slower, the most GPU time lost first; what cannot be told; and how many programs both surveys have.
 
     Args:
         before, after: rows of ``jobs`` and of ``families`` of either survey.
@@ -76,11 +98,14 @@ def regressions(before: tuple[Sequence[Row], Sequence[Row]], after: tuple[Sequen
     tested = [_tested(pair, prior, LEVEL / max(len(pairs), 1)) for pair in pairs]
     found = []
     # One level for all of them (Holm 1979).
-    for rank, place in enumerate(sorted(range(len(pairs)), key=lambda at: tested[at].p_value)):
+    places = sorted(range(len(pairs)), key=lambda at: tested[at].p_value)
+    for rank, place in enumerate(places):
         if tested[place].p_value > LEVEL / (len(pairs) - rank):
             break
         found.append(_regression(pairs[place], tested[place], families))
-    return sorted(found, key=lambda one: -one.gpu_s_an_hour), len(pairs)
+    others = (_untold(pairs[place], tested[place]) for place in places[len(found):])
+    return (sorted(found, key=lambda one: -one.gpu_s_an_hour),
+            sorted((one for one in others if one.least > TOLD), key=lambda one: -one.least), len(pairs))
 
 
 def path_by_cause(row: Row) -> dict[str, float]:
@@ -140,9 +165,22 @@ def _within(programs: Sequence[Sequence[Row]]) -> float:
 
 def _tested(pair: tuple[Sequence[Row], Sequence[Row]], fleet: tuple[float, float], level: float) -> Slowdown:
     squares, freedom = _squares([each for runs in pair for each in _logs(runs)])
-    within = MEDIAN * float(np.sqrt((STEPS * fleet[1] ** 2 + squares) / (STEPS + freedom)))
+    few = all(len(run["step_times_us"]) <= 2 for runs in pair for run in runs)
+    within = (1.0 if few else MEDIAN) * float(np.sqrt((STEPS * fleet[1] ** 2 + squares) / (STEPS + freedom)))
     base, new = ([run["step_times_us"] for run in runs] for runs in pair)
     return slowdown(base, new, Prior(fleet[0], RUNS, within), least=LEAST, level=level)
+
+
+def _untold(pair: tuple[Sequence[Row], Sequence[Row]], tested: Slowdown) -> Untold:
+    steps = [sum(len(run["step_times_us"]) for run in runs) for runs in pair]
+    # A change of ``detectable`` is found in half of all cases; one that is longer by half of the 90% interval, in 95%.
+    least = float(np.expm1(tested.detectable + tested.high - tested.difference))
+    return Untold(_slowest(pair[1]), *steps, len(pair[0]), len(pair[1]), least)
+
+
+def _slowest(runs: Sequence[Row]) -> str:
+    job: str = max(runs, key=lambda run: float(np.median(run["step_times_us"])))["job"]
+    return job
 
 
 def _families(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
@@ -163,9 +201,8 @@ def _regression(pair: tuple[Sequence[Row], Sequence[Row]], tested: Slowdown,
     if cause == Bound.COMPUTE.label:
         said = f"{cause}: {_family(pair, families)}"
     gpus = sum(run["world_size"] for run in pair[1])
-    worst = max(pair[1], key=lambda run: float(np.median(run["step_times_us"])))
     change, low, high = (float(np.expm1(value)) for value in (np.log(after / before), tested.low, tested.high))
-    return Regression(worst["job"], before, after, change, low, high, len(pair[0]), len(pair[1]), said, grown[cause],
+    return Regression(_slowest(pair[1]), before, after, change, low, high, len(pair[0]), len(pair[1]), said, grown[cause],
                       3600.0 * gpus * max(1.0 - before / after, 0.0))
 
 
