@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -184,6 +185,21 @@ def test_another_s_output_is_left_alone(tmp_path: Path, name: str, content: byte
     with pytest.raises(SurveyError, match=why):
         survey(write(tmp_path / "a.json"), tmp_path / name.partition("/")[0])
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("name", "why"), [
+    ("no\udcff", "not UTF-8"), ("n" * 300, "too long"), ("a\0b", "null"), ("file", "no directory"),
+    ("file/x", "no directory"), ("table", "jobs cannot be written into"), ("locked", "cannot be written into .Perm")])
+def test_an_output_that_cannot_be_written_is_refused_before_a_job_is_read(
+        tmp_path: Path, name: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"text")
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "jobs").write_bytes(b"")
+    monkeypatch.setattr("step_views.survey.run.find_jobs", lambda paths: pytest.fail("looked for jobs"))
+    if name == "locked":  # root may write anywhere
+        monkeypatch.setattr(table.tempfile, "TemporaryFile", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(SurveyError, match=why):
+        survey("anywhere", tmp_path / name)
 
 
 def test_the_exit_code_says_how_much_was_read(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
