@@ -18,12 +18,14 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -192,16 +194,11 @@ def make_fleet(data: Path, out: Path, jobs: int, sd: float, seed: int) -> None:
 
 def tree_memory(process: int) -> int:
     """Bytes that a process and its children have, shared pages once."""
-    total, waiting = 0, [process]
-    while waiting:
-        pid = waiting.pop()
-        try:
+    total = 0
+    for pid in (process, *children(process)):
+        with suppress(OSError, AttributeError):
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
             total += 1024 * int(re.search(r"^Pss:\s+(\d+)", rollup, re.MULTILINE).group(1))  # type: ignore[union-attr]
-            waiting += [int(child) for task in os.listdir(f"/proc/{pid}/task") for child in Path(
-                f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii").split()]
-        except (OSError, AttributeError):
-            continue
     return total
 
 
@@ -337,8 +334,102 @@ def quiet(data: Path, folder: Path, options: argparse.Namespace) -> None:
           "without saying that there are too few steps")
 
 
+def engines(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Surveys by Dask's and Ray's processes against one of this process; then with a worker killed under way."""
+    runs = folder / "runs"
+    if not runs.exists():
+        make_fleet(data, runs, options.jobs, options.sd, 5)
+    survey(str(runs), folder / "here", workers=1)
+    for engine in options.engines:
+        for kill in (False, True):
+            table, since = folder / f"{engine}{kill:d}", time.monotonic()
+            process = subprocess.Popen([*command(runs, table), "--workers", engine], stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True)
+            killed = kill and kill_worker(process, engine)
+            said = (process.communicate()[1] or "").strip().splitlines()
+            same = process.returncode == 0 and equal(folder / "here", table)
+            how = ", a worker killed" if killed else ", no worker could be killed" if kill else ""
+            took = time.monotonic() - since
+            print(f"{engine}{how}: exit code {process.returncode}, equal table: {same}, {took:.0f} s"
+                  f"{'' if same else f': {said[-1:]}'}", flush=True)
+
+
+def kill_worker(process: subprocess.Popen[str], engine: str) -> bool:
+    """Kill a process that works on a job, once one has used processor time for it; false where the survey ended."""
+    marks = {"dask": "spawn_main", "ray": "ray::_call"}
+    while process.poll() is None:
+        for pid in children(process.pid):
+            with suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+                if marks[engine] in line and ticks > 300:
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+        time.sleep(0.1)
+    return False
+
+
+def children(process: int) -> list[int]:
+    """A process's children and theirs."""
+    found, waiting = list[int](), [process]
+    while waiting:
+        pid = waiting.pop()
+        with suppress(OSError):
+            own = [int(child) for task in os.listdir(f"/proc/{pid}/task") for child in Path(
+                f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii").split()]
+            found += own
+            waiting += own
+    return found
+
+
+def ranks(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """One job of ever more ranks: copies of a rank's trace with the number of another one."""
+    [file] = files_of(data, options.rank_of)
+    document, _ = events_of(str(file))
+    for number in options.ranks:
+        runs = folder / f"{number}"
+        runs.mkdir(parents=True, exist_ok=True)
+        for rank in range(number):
+            document["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": number}
+            (runs / f"rank{rank}.json.gz").write_bytes(gzip.compress(msgspec.json.encode(document), 1))
+        cpu, seconds, most = measured(runs, folder / f"{number}.parquet")
+        [row] = read_tables(folder / f"{number}.parquet")["jobs"].to_pylist()
+        print(f"{number} ranks ({row['ranks']} read, {row['operations'] + row['kernels']:,} operations and kernels"
+              f"{', ' + row['error'] if row['error'] else ''}): {cpu:.1f} CPU s, {seconds:.1f} s, {most / 1e9:.2f} GB, "
+              f"{1e3 * cpu / number:.0f} ms a rank", flush=True)
+
+
+def trees(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Links in a circle, very many small files, and directories and files without rights, beside two good jobs."""
+    runs = folder / "runs"
+    for name in ("a", "b"):
+        write_job(files_of(data, BASES[4]), runs / name, (np.array([0.0, 1.0]), np.array([0.0, 1.0])))
+    (runs / "many").mkdir()
+    for number in range(options.small):
+        (runs / "many" / f"{number}.json").write_text('{"settings": 1}')
+    for link, target in (("a/up", runs), ("b/self", runs / "b" / "self"), ("b/other", runs / "a")):
+        (runs / link).symlink_to(target)
+    shutil.copytree(runs / "a", runs / "secret", symlinks=True)
+    shutil.copytree(runs / "a", runs / "file", symlinks=True)
+    (runs / "secret").chmod(0)
+    next((runs / "file").glob("*.gz")).chmod(0)
+    for path in (folder.parent, folder):
+        path.chmod(0o777)
+    # Root may read everything: the survey runs as nobody.
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    with tempfile.TemporaryDirectory() as home:
+        os.chmod(home, 0o777)
+        since = time.monotonic()
+        done = subprocess.run([*command(runs, folder / "table")[:-2], "--workers", "1"], text=True, capture_output=True,
+                              env={**os.environ, "HOME": home}, check=False, **nobody)
+    lines = done.stderr.strip().splitlines()
+    print(f"exit code {done.returncode}, {len(lines)} lines, {time.monotonic() - since:.1f} s\n{done.stdout}")
+    print("\n".join(lines[:20]))
+
+
 PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], None]] = {
-    "cost": cost, "kills": kills, "planted": planted, "quiet": quiet}
+    "cost": cost, "kills": kills, "planted": planted, "quiet": quiet, "engines": engines, "ranks": ranks,
+    "trees": trees}
 
 
 def main() -> None:
@@ -351,6 +442,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--least", type=float, default=0.03, help="growth that is planted in pairs")
     parser.add_argument("--sd", type=float, default=0.01, help="of the log of the time of a stretch of the window")
+    parser.add_argument("--engines", nargs="*", default=["dask", "ray"])
+    parser.add_argument("--ranks", nargs="*", type=int, default=[64, 256, 1024], help="of one job")
+    parser.add_argument("--rank-of", default="linear-2080Ti/kineto.json.gz", help="whose trace is copied for each rank")
+    parser.add_argument("--small", type=int, default=100_000, help="files of a tree that are no recordings")
     parser.add_argument("--only", nargs="*", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--keep", type=Path, help="a directory for what is made, used again by the next run")
     options = parser.parse_args()

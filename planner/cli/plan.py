@@ -135,8 +135,8 @@ def plan(
     changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link, "power": power}
     cases = exploration.cases_of(device, topology, price, changes, max(sizes))
     if workers != cluster.LOCAL and len(cases) == len(sizes) == 1:
-        raise PlanError("--workers shares searches of several sizes or devices among processes, and this is one search; "
-                        "leave it out.")
+        raise PlanError("--workers shares searches of several sizes or devices among processes, and this is one; leave "
+                        "it out.")
     case = cases[0]
     request = planning.PlanRequest(
         source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,

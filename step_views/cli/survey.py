@@ -172,8 +172,7 @@ def show(
     if found.compared is not None:
         report.line()
         report.line(f"{count(len(found.slower))} of {count(found.compared)} programs of both surveys are slower than "
-                    f"{since} has them; of {count(len(found.untold))} others a growth by {percent(slower.TOLD)} cannot be told, "
-                    "for which more steps or runs are needed.")
+                    f"{since} has them; {count(len(found.untold))} others have too few steps to tell.")
     report.notes(found.notes)
 
 

@@ -86,7 +86,7 @@ class Untold:
 
 def regressions(before: tuple[Sequence[Row], Sequence[Row]], after: tuple[Sequence[Row], Sequence[Row]]) -> tuple[
         list[Regression], list[Untold], int]:
-    """Return what got slower, the most GPU time lost first; what cannot be told; and how many programs both surveys have.
+    """Return what got slower, most GPU time lost first; what cannot be told; and how many programs both surveys have.
 
     Args:
         before, after: rows of ``jobs`` and of ``families`` of either survey.
@@ -202,8 +202,8 @@ def _regression(pair: tuple[Sequence[Row], Sequence[Row]], tested: Slowdown,
         said = f"{cause}: {_family(pair, families)}"
     gpus = sum(run["world_size"] for run in pair[1])
     change, low, high = (float(np.expm1(value)) for value in (np.log(after / before), tested.low, tested.high))
-    return Regression(_slowest(pair[1]), before, after, change, low, high, len(pair[0]), len(pair[1]), said, grown[cause],
-                      3600.0 * gpus * max(1.0 - before / after, 0.0))
+    return Regression(_slowest(pair[1]), before, after, change, low, high, len(pair[0]), len(pair[1]), said,
+                      grown[cause], 3600.0 * gpus * max(1.0 - before / after, 0.0))
 
 
 def _family(pair: tuple[Sequence[Row], Sequence[Row]],

@@ -245,7 +245,7 @@ class SurveyTable:
 
 
 def _make_writable(folder: Path) -> None:
-    """Make the folders of the tables, and a file in each that is gone at once. Raises ``SurveyError``: one cannot be."""
+    """Make the folders of the tables, and a file in each, gone at once. Raises ``SurveyError``: one cannot be made."""
     for name in TABLES:
         try:
             (folder / name).mkdir(exist_ok=True)

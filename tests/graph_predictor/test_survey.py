@@ -289,7 +289,7 @@ def test_recordings_of_too_few_steps_say_what_they_could_tell() -> None:
         least[steps] = max((one.least for one in short), default=0.0)
         assert all((one.steps_before, one.steps_after) == (steps, steps) for one in short)
     assert least[1] > least[2] > 0.03
-    assert len([one for one in regressions(side(1, 1), side(2, 1, 1 + 1.4 * least[1]))[0] if "long" not in one.job]) == 10
+    assert len(regressions(side(1, 1), side(2, 1, 1 + 1.4 * least[1]))[0]) == 10
 
 
 @pytest.mark.parametrize(("path", "families", "cause"), [
