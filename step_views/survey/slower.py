@@ -19,6 +19,7 @@ from step_views.check.noise import Prior, Slowdown, slowdown
 from step_views.check.program_gate import LEAST, LEVEL
 from step_views.survey.facts import BOUND_COLUMNS
 from tracer.arrays import Float64
+from tracer.lazy import special
 
 ALIKE = 0.9
 """Programs that share this much of their operations (by name, sizes and number in a step) are versions of one. Chosen:
@@ -27,8 +28,9 @@ LEAST_SD = 0.002
 """Least standard deviation of the log of a step from run to run, and from step to step: chosen, a quiet machine's."""
 USUAL_SD = 0.01
 """Standard deviation of the log from step to step where no run of either survey has three steps (chosen)."""
-RUNS, STEPS = 20.0, 4.0
-"""Weight of the fleet's spreads, in runs and steps of a program (chosen)."""
+RUNS, STEPS, MOST_STEPS, LEAST_PROGRAMS = 20.0, 4.0, 100.0, 5
+"""Weight of the fleet's spreads, in runs and steps of a program (chosen). That of steps is estimated where so many
+programs have three steps, and is no larger than that."""
 MEDIAN = 1.25
 """Standard error of a median over that of a mean, of normal errors: √(π / 2). Of one or two steps the median is the
 mean."""
@@ -157,18 +159,41 @@ def _between(programs: Sequence[Sequence[Row]]) -> float:
     return max(float(np.sqrt(squares / freedom)) if freedom else 0.0, LEAST_SD)
 
 
-def _within(programs: Sequence[Sequence[Row]]) -> float:
-    """Return the standard deviation of the log from step to step, over all runs."""
-    squares, freedom = _squares([each for runs in programs for each in _logs(runs) if len(each) > 2])
-    return max(float(np.sqrt(squares / freedom)), LEAST_SD) if freedom else USUAL_SD
+def _within(programs: Sequence[Sequence[Row]]) -> tuple[float, float]:
+    """Return the variance of the log from step to step of a usual program, and how many steps that is worth.
+
+    Programs differ: one that varies by 10% says little of one that varies by 0.1%. Their variances s² with d degrees of
+    freedom are taken as s0² F(d, d0), and s0² and d0 follow from the mean and the spread of ln s² (Smyth 2004, "Linear
+    models and empirical Bayes methods", section 6.2).
+    """
+    known = [_squares([each for each in _logs(runs) if len(each) > 2]) for runs in programs]
+    d = np.array([freedom for _, freedom in known if freedom], np.float64)
+    s2 = np.array([squares / freedom for squares, freedom in known if freedom], np.float64)
+    if len(d) < LEAST_PROGRAMS:
+        return max(float((d * s2).sum() / d.sum()), LEAST_SD**2) if len(d) else USUAL_SD**2, STEPS
+    e = np.log(np.maximum(s2, LEAST_SD**2)) - special.psi(d / 2) + np.log(d / 2)
+    spread = float(e.var(ddof=1) - special.polygamma(1, d / 2).mean())
+    weight = min(2 * _inverse_trigamma(spread), MOST_STEPS) if spread > 0 else MOST_STEPS
+    return float(np.exp(e.mean() + special.psi(weight / 2) - np.log(weight / 2))), weight
 
 
-def _tested(pair: tuple[Sequence[Row], Sequence[Row]], fleet: tuple[float, float], level: float) -> Slowdown:
+def _inverse_trigamma(value: float) -> float:
+    """Return y with ψ'(y) = value, by Newton's method on 1 / ψ' (Smyth 2004, appendix)."""
+    y = 0.5 + 1.0 / value
+    for _ in range(20):
+        now = float(special.polygamma(1, y))
+        y += now * (1.0 - now / value) / float(special.polygamma(2, y))
+    return y
+
+
+def _tested(pair: tuple[Sequence[Row], Sequence[Row]], fleet: tuple[float, tuple[float, float]], level: float) -> \
+        Slowdown:
     squares, freedom = _squares([each for runs in pair for each in _logs(runs)])
     few = all(len(run["step_times_us"]) <= 2 for runs in pair for run in runs)
-    within = (1.0 if few else MEDIAN) * float(np.sqrt((STEPS * fleet[1] ** 2 + squares) / (STEPS + freedom)))
+    variance, weight = fleet[1]
+    within = (1.0 if few else MEDIAN) * float(np.sqrt((weight * variance + squares) / (weight + freedom)))
     base, new = ([run["step_times_us"] for run in runs] for runs in pair)
-    return slowdown(base, new, Prior(fleet[0], RUNS, within), least=LEAST, level=level)
+    return slowdown(base, new, Prior(fleet[0], RUNS, within, weight + freedom), least=LEAST, level=level)
 
 
 def _untold(pair: tuple[Sequence[Row], Sequence[Row]], tested: Slowdown) -> Untold:
