@@ -24,13 +24,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fsspec
 import msgspec
 import numpy as np
 
@@ -232,6 +234,9 @@ def cost(data: Path, folder: Path, options: argparse.Namespace) -> None:
     rows = read_tables(folder / "whole")["jobs"].to_pylist()
     failed = sum(bool(row["error"]) for row in rows)
     print(f"{len(rows)} jobs ({failed} not read): {cpu:.1f} CPU s, {seconds:.1f} s, {most / 1e9:.2f} GB at most")
+    stored = sum(path.stat().st_size for path in (folder / "whole").rglob("*.parquet"))
+    print(f"a job: {sum(row['bytes'] for row in rows) / len(rows) / 1e6:.1f} MB of recordings, "
+          f"{stored / len(rows) / 1e3:.1f} KB of the table, {cpu / len(rows):.2f} CPU s")
     found = find_jobs([str(runs)])
     since = time.process_time()
     for job in found.jobs:
@@ -399,6 +404,44 @@ def ranks(data: Path, folder: Path, options: argparse.Namespace) -> None:
               f"{1e3 * cpu / number:.0f} ms a rank", flush=True)
 
 
+def requests(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Calls of an fsspec file system for each file: listed, looked at, read."""
+    made: Counter[str] = Counter()
+    memory = fsspec.filesystem("memory")
+    files = 8
+    for number in range(files):
+        memory.pipe(f"/fleet/{number}/rank0.json.gz", files_of(data, options.rank_of)[0].read_bytes())
+    with counting(type(memory), made, ("find", "info", "open")):
+        found = find_jobs(["memory://fleet"])
+        listed = dict(made)
+        made.clear()
+        for job in found.jobs:
+            job_rows(job)
+    for what, calls in (("found", listed), ("read", made)):
+        print(f"{files} files {what}: " + ", ".join(f"{name} {number}" for name, number in sorted(calls.items())))
+
+
+@contextmanager
+def counting(kind: type, made: Counter[str], names: Sequence[str]) -> Iterator[None]:
+    """Count calls of a class's methods."""
+    usual = {name: getattr(kind, name) for name in names}
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            made[name] += 1
+            return usual[name](*given, **named)
+
+        return call
+
+    for name in names:
+        setattr(kind, name, counted(name))
+    try:
+        yield
+    finally:
+        for name in names:
+            setattr(kind, name, usual[name])
+
+
 def trees(data: Path, folder: Path, options: argparse.Namespace) -> None:
     """Links in a circle, very many small files, and directories and files without rights, beside two good jobs."""
     runs = folder / "runs"
@@ -413,15 +456,12 @@ def trees(data: Path, folder: Path, options: argparse.Namespace) -> None:
     shutil.copytree(runs / "a", runs / "file", symlinks=True)
     (runs / "secret").chmod(0)
     next((runs / "file").glob("*.gz")).chmod(0)
-    for path in (folder.parent, folder):
-        path.chmod(0o777)
-    # Root may read everything: the survey runs as nobody.
-    nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
-    with tempfile.TemporaryDirectory() as home:
-        os.chmod(home, 0o777)
-        since = time.monotonic()
-        done = subprocess.run([*command(runs, folder / "table")[:-2], "--workers", "1"], text=True, capture_output=True,
-                              env={**os.environ, "HOME": home}, check=False, **nobody)
+    # Root may read everything unless it gives that up.
+    limited = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    since = time.monotonic()
+    done = subprocess.run([*limited, *command(runs, folder / "table")[:-2], "--workers", "1"], text=True,
+                          capture_output=True, check=False)
+    (runs / "secret").chmod(0o700)
     lines = done.stderr.strip().splitlines()
     print(f"exit code {done.returncode}, {len(lines)} lines, {time.monotonic() - since:.1f} s\n{done.stdout}")
     print("\n".join(lines[:20]))
@@ -429,7 +469,7 @@ def trees(data: Path, folder: Path, options: argparse.Namespace) -> None:
 
 PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], None]] = {
     "cost": cost, "kills": kills, "planted": planted, "quiet": quiet, "engines": engines, "ranks": ranks,
-    "trees": trees}
+    "requests": requests, "trees": trees}
 
 
 def main() -> None:
