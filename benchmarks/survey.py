@@ -37,9 +37,10 @@ import msgspec
 import numpy as np
 
 from step_views.survey.discovery import find_jobs
-from step_views.survey.facts import job_rows
+from step_views.survey.facts import BOUND_COLUMNS, job_rows
 from step_views.survey.fleet import fleet
 from step_views.survey.run import survey
+from step_views.survey.slower import regressions
 from step_views.survey.table import read_tables
 
 BASES = ("resnet50-V100/*.gz", "nanogpt-rank0-of-8xH100/*.gz", "rank3-of-8xA100-6steps/*.gz", "vllm-eager-B200/*.gz",
@@ -299,8 +300,6 @@ def planted(data: Path, folder: Path, options: argparse.Namespace) -> None:
 
 def one_against_one(folder: Path, name: str) -> list[Any]:
     """Regressions of one job against its quiet one."""
-    from step_views.survey.slower import regressions
-
     sides = []
     for side in ("quiet", "slow"):
         tables = tables_of(str(folder / f"{side}.parquet"))
@@ -404,6 +403,30 @@ def ranks(data: Path, folder: Path, options: argparse.Namespace) -> None:
               f"{1e3 * cpu / number:.0f} ms a rank", flush=True)
 
 
+def mixed(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Made-up rows of fleets of 20 programs whose steps vary by 0.3 to 4% (log-normal around 1%), of 1 to 30 steps."""
+    lengths, false, silent = (1, 2, 3, 6, 12, 30), 0, 0
+    there: Counter[int] = Counter()
+    found: Counter[int] = Counter()
+    for fleet_number in range(options.fleets):
+        rng = np.random.default_rng(fleet_number)
+        sd, steps = np.exp(rng.normal(np.log(0.01), 1.0, 20)), rng.choice(lengths, 20)
+        before, after, slower = ([{
+            "job": str(at), "program": str(at), "profiled": True, "device": "H100", "ranks": 1, "world_size": 8,
+            "step_time_us": 1e5, "step_times_us": (1e5 * times * np.exp(rng.normal(0, sd[at], steps[at]))).tolist(),
+            "operation_codes": [at], "operation_counts": [1], "saves_loading_us": 0.0,
+            **dict.fromkeys(BOUND_COLUMNS, 0.0), "compute_us": 8e4} for at in range(20)]
+            for times in (1.0, 1.0, 1.0 + options.least))
+        false += len(regressions((before, []), (after, []))[0])
+        told, untold, _ = regressions((before, []), (slower, []))
+        there.update(steps.tolist())
+        found.update(int(steps[int(one.job)]) for one in told)
+        silent += 20 - len(told) - len(untold)
+    print(f"{options.fleets} fleets: {false} false; {options.least:.0%} planted, found by steps of a run: "
+          + ", ".join(f"{each}: {found[each]} of {there[each]}" for each in lengths)
+          + f"; neither found nor named: {silent}")
+
+
 def requests(data: Path, folder: Path, options: argparse.Namespace) -> None:
     """Calls of an fsspec file system for each file: listed, looked at, read."""
     made: Counter[str] = Counter()
@@ -468,8 +491,8 @@ def trees(data: Path, folder: Path, options: argparse.Namespace) -> None:
 
 
 PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], None]] = {
-    "cost": cost, "kills": kills, "planted": planted, "quiet": quiet, "engines": engines, "ranks": ranks,
-    "requests": requests, "trees": trees}
+    "cost": cost, "kills": kills, "planted": planted, "quiet": quiet, "mixed": mixed, "engines": engines,
+    "ranks": ranks, "requests": requests, "trees": trees}
 
 
 def main() -> None:
@@ -483,6 +506,7 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=0.03, help="growth that is planted in pairs")
     parser.add_argument("--sd", type=float, default=0.01, help="of the log of the time of a stretch of the window")
     parser.add_argument("--engines", nargs="*", default=["dask", "ray"])
+    parser.add_argument("--fleets", type=int, default=100, help="of made-up rows")
     parser.add_argument("--ranks", nargs="*", type=int, default=[64, 256, 1024], help="of one job")
     parser.add_argument("--rank-of", default="linear-2080Ti/kineto.json.gz", help="whose trace is copied for each rank")
     parser.add_argument("--small", type=int, default=100_000, help="files of a tree that are no recordings")
