@@ -35,8 +35,8 @@ WALKS = {
 }
 MODULES = {"replay": 32, "another host": 55, "another size": 90, "a plan": 47, "a price": 18}
 """Ceilings of the modules that a command crosses."""
-LINES = {"foretrace": 421, "planner": 17_778, "step_views": 20_038, "graph_predictor": 22_353, "kernel_models": 20_662,
-         "tracer": 34_549}
+LINES = {"foretrace": 421, "planner": 17_805, "step_views": 20_109, "graph_predictor": 22_353, "kernel_models": 20_662,
+         "tracer": 34_567}
 INNER_IMPORTS = 100
 """Ceiling of imports inside functions, of all packages together."""
 LATE = ("torch", "ray", "distributed", "google", "matplotlib", "perfetto", "tensorboardX", "tracer.fake_world",

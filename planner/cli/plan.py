@@ -134,7 +134,7 @@ def plan(
     limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
     changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link, "power": power}
     cases = exploration.cases_of(device, topology, price, changes, max(sizes))
-    if workers != cluster.LOCAL and len(cases) == len(sizes) == 1:
+    if (workers, scheduler) != ("local", None) and len(cases) == len(sizes) == 1:
         raise PlanError("--workers shares searches of several sizes or devices among processes, and this is one; leave "
                         "it out.")
     case = cases[0]
@@ -179,7 +179,7 @@ def plan(
         if not any(each.plans.plans for each in explored):
             raise typer.Exit(1)
         return
-    with cluster.open_workers(workers, scheduler) as shared_by, working("Tracing and pricing"):
+    with working("Tracing and pricing"):
         spec = known_devices.find_device(case.device)
         known = profile_of(profile, spec)
         request = replace(request, device=case.device, topology=case.topology, technology=case.technology,
@@ -188,11 +188,12 @@ def plan(
                           comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
                           best=max(search.BEST, top or 0))
         # What is measured is fitted once, for the first size.
-        found = [] if runs is None else [planning.find_plans(request)]
-        measured_by = found[0].calibration if found else None
-        found += shared_by.each(planning.find_plans, [
-            replace(request, gpus=size, measured=measured_by) for size in sizes[len(found):]],
-            name=lambda each: f"{each.gpus} GPUs")
+        found = [planning.find_plans(request)] if runs is not None or len(sizes) == 1 else []
+        if rest := sizes[len(found):]:
+            fitted = found[0].calibration if found else None
+            with cluster.open_workers(workers, scheduler) as shared_by:
+                found += shared_by.each(planning.find_plans, [
+                    replace(request, gpus=size, measured=fitted) for size in rest])
     if timeline is not None and any(each.plans for each in found):
         assert found[0].schedule is not None
         page.write_step_timeline(page.StepTimeline.of(found[0].schedule, found[0].plans[0].estimate), timeline)

@@ -137,7 +137,9 @@ def show(
         print_json(found.to_json())
         return
     report = Report()
-    within = _common([one.job for one in (*found.worst, *found.slower, *found.untold[:MOST_UNTOLD])])
+    untold = found.untold[:MOST_UNTOLD]
+    within = _common([*(one.job for one in found.worst), *(one.job for one in found.slower),
+                      *(one.job for one in untold)])
     report.line(f"Jobs: {count(found.jobs)}, {count(found.predicted)} predicted, {count(found.unreadable)} could not "
                 f"be read.{f' Jobs below are in {within}' if within else ''}")
     report.table("Distribution over the jobs",
@@ -168,7 +170,7 @@ def show(
                  [Column("job", name=True, path=True), Column("runs"), Column("steps"),
                   Column("smallest change\nthat could be told")],
                  ([one.job[len(within):], f"{one.runs_before}, {one.runs_after}",
-                   f"{one.steps_before}, {one.steps_after}", percent(one.least)] for one in found.untold[:MOST_UNTOLD]))
+                   f"{one.steps_before}, {one.steps_after}", percent(one.least)] for one in untold))
     if found.compared is not None:
         report.line()
         report.line(f"{count(len(found.slower))} of {count(found.compared)} programs of both surveys are slower than "

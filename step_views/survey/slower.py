@@ -197,10 +197,10 @@ def _tested(pair: tuple[Sequence[Row], Sequence[Row]], fleet: tuple[float, tuple
 
 
 def _untold(pair: tuple[Sequence[Row], Sequence[Row]], tested: Slowdown) -> Untold:
-    steps = [sum(len(run["step_times_us"]) for run in runs) for runs in pair]
+    before, after = (sum(len(run["step_times_us"]) for run in runs) for runs in pair)
     # A change of ``detectable`` is found in half of all cases; one that is longer by half of the 90% interval, in 95%.
     least = float(np.expm1(tested.detectable + tested.high - tested.difference))
-    return Untold(_slowest(pair[1]), *steps, len(pair[0]), len(pair[1]), least)
+    return Untold(_slowest(pair[1]), before, after, len(pair[0]), len(pair[1]), least)
 
 
 def _slowest(runs: Sequence[Row]) -> str:
