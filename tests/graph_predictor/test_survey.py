@@ -292,6 +292,13 @@ def test_recordings_of_too_few_steps_say_what_they_could_tell() -> None:
     assert len(regressions(side(1, 1), side(2, 1, 1 + 1.4 * least[1]))[0]) == 10
 
 
+def test_an_unsteady_program_hides_no_other_s_growth() -> None:
+    """Its 60 steps vary by 10%, the eight steps of each other program by 0.3%."""
+    sides = [([*programs(seed, slower=slower), row("wild", np.random.default_rng(seed), program="w", steps=60, sd=0.1)],
+              []) for seed, slower in ((1, 1.0), (2, 1.03))]
+    assert len(regressions(*sides)[0]) > 16
+
+
 @pytest.mark.parametrize(("path", "families", "cause"), [
     ({"host_us": 3e4}, {}, "host"), ({"launch_us": 9e3}, {}, "launch"),
     ({"exposed_communication_us": 1e4}, {}, "exposed communication"),
