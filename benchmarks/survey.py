@@ -18,24 +18,29 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fsspec
 import msgspec
 import numpy as np
 
 from step_views.survey.discovery import find_jobs
-from step_views.survey.facts import job_rows
+from step_views.survey.facts import BOUND_COLUMNS, job_rows
 from step_views.survey.fleet import fleet
 from step_views.survey.run import survey
+from step_views.survey.slower import regressions
 from step_views.survey.table import read_tables
 
 BASES = ("resnet50-V100/*.gz", "nanogpt-rank0-of-8xH100/*.gz", "rank3-of-8xA100-6steps/*.gz", "vllm-eager-B200/*.gz",
@@ -192,16 +197,11 @@ def make_fleet(data: Path, out: Path, jobs: int, sd: float, seed: int) -> None:
 
 def tree_memory(process: int) -> int:
     """Bytes that a process and its children have, shared pages once."""
-    total, waiting = 0, [process]
-    while waiting:
-        pid = waiting.pop()
-        try:
+    total = 0
+    for pid in (process, *children(process)):
+        with suppress(OSError, AttributeError):
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
             total += 1024 * int(re.search(r"^Pss:\s+(\d+)", rollup, re.MULTILINE).group(1))  # type: ignore[union-attr]
-            waiting += [int(child) for task in os.listdir(f"/proc/{pid}/task") for child in Path(
-                f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii").split()]
-        except (OSError, AttributeError):
-            continue
     return total
 
 
@@ -235,6 +235,9 @@ def cost(data: Path, folder: Path, options: argparse.Namespace) -> None:
     rows = read_tables(folder / "whole")["jobs"].to_pylist()
     failed = sum(bool(row["error"]) for row in rows)
     print(f"{len(rows)} jobs ({failed} not read): {cpu:.1f} CPU s, {seconds:.1f} s, {most / 1e9:.2f} GB at most")
+    stored = sum(path.stat().st_size for path in (folder / "whole").rglob("*.parquet"))
+    print(f"a job: {sum(row['bytes'] for row in rows) / len(rows) / 1e6:.1f} MB of recordings, "
+          f"{stored / len(rows) / 1e3:.1f} KB of the table, {cpu / len(rows):.2f} CPU s")
     found = find_jobs([str(runs)])
     since = time.process_time()
     for job in found.jobs:
@@ -297,8 +300,6 @@ def planted(data: Path, folder: Path, options: argparse.Namespace) -> None:
 
 def one_against_one(folder: Path, name: str) -> list[Any]:
     """Regressions of one job against its quiet one."""
-    from step_views.survey.slower import regressions
-
     sides = []
     for side in ("quiet", "slow"):
         tables = tables_of(str(folder / f"{side}.parquet"))
@@ -315,7 +316,7 @@ def tables_of(path: str) -> dict[str, list[dict[str, Any]]]:
 def quiet(data: Path, folder: Path, options: argparse.Namespace) -> None:
     """Pairs of surveys without a change, and with every step 3% longer."""
     rng = np.random.default_rng(4)
-    alarms = compared = missed = 0
+    alarms = compared = missed = silent = 0
     for pair in range(options.pairs):
         for side, longer in (("before", 0.0), ("after", 0.0), ("slower", options.least)):
             for number, base in enumerate(BASES):
@@ -329,13 +330,169 @@ def quiet(data: Path, folder: Path, options: argparse.Namespace) -> None:
         grown = fleet(slower, since=before)
         alarms, compared = alarms + len(still.slower), compared + (still.compared or 0)
         missed += (grown.compared or 0) - len(grown.slower)
+        silent += (grown.compared or 0) - len(grown.slower) - len(grown.untold)
+        told = ", ".join(f"{one.steps_before} steps {one.least:.1%}" for one in grown.untold)
         print(f"pair {pair + 1}: {len(still.slower)} false of {still.compared}; planted {options.least:.1%}: "
-              f"{len(grown.slower)} of {grown.compared} found", flush=True)
-    print(f"quiet pairs: {alarms} false of {compared}; planted: {missed} of {compared} missed")
+              f"{len(grown.slower)} of {grown.compared} found; could tell only {told or 'all'}", flush=True)
+    print(f"quiet pairs: {alarms} false of {compared}; planted: {missed} of {compared} not found, of which {silent} "
+          "without saying that there are too few steps")
+
+
+def engines(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Surveys by Dask's and Ray's processes against one of this process; then with a worker killed under way."""
+    runs = folder / "runs"
+    if not runs.exists():
+        make_fleet(data, runs, options.jobs, options.sd, 5)
+    survey(str(runs), folder / "here", workers=1)
+    for engine in options.engines:
+        for kill in (False, True):
+            table, since = folder / f"{engine}{kill:d}", time.monotonic()
+            process = subprocess.Popen([*command(runs, table), "--workers", engine], stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True)
+            killed = kill and kill_worker(process, engine)
+            said = (process.communicate()[1] or "").strip().splitlines()
+            same = process.returncode == 0 and equal(folder / "here", table)
+            how = ", a worker killed" if killed else ", no worker could be killed" if kill else ""
+            took = time.monotonic() - since
+            print(f"{engine}{how}: exit code {process.returncode}, equal table: {same}, {took:.0f} s"
+                  f"{'' if same else f': {said[-1:]}'}", flush=True)
+
+
+def kill_worker(process: subprocess.Popen[str], engine: str) -> bool:
+    """Kill a process that works on a job, once one has used processor time for it; false where the survey ended."""
+    marks = {"dask": "spawn_main", "ray": "ray::_call"}
+    while process.poll() is None:
+        for pid in children(process.pid):
+            with suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+                if marks[engine] in line and ticks > 300:
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+        time.sleep(0.1)
+    return False
+
+
+def children(process: int) -> list[int]:
+    """A process's children and theirs."""
+    found, waiting = list[int](), [process]
+    while waiting:
+        pid = waiting.pop()
+        with suppress(OSError):
+            own = [int(child) for task in os.listdir(f"/proc/{pid}/task") for child in Path(
+                f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii").split()]
+            found += own
+            waiting += own
+    return found
+
+
+def ranks(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """One job of ever more ranks: copies of a rank's trace with the number of another one."""
+    [file] = files_of(data, options.rank_of)
+    document, _ = events_of(str(file))
+    for number in options.ranks:
+        runs = folder / f"{number}"
+        runs.mkdir(parents=True, exist_ok=True)
+        for rank in range(number):
+            document["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": number}
+            (runs / f"rank{rank}.json.gz").write_bytes(gzip.compress(msgspec.json.encode(document), 1))
+        cpu, seconds, most = measured(runs, folder / f"{number}.parquet")
+        [row] = read_tables(folder / f"{number}.parquet")["jobs"].to_pylist()
+        print(f"{number} ranks ({row['ranks']} read, {row['operations'] + row['kernels']:,} operations and kernels"
+              f"{', ' + row['error'] if row['error'] else ''}): {cpu:.1f} CPU s, {seconds:.1f} s, {most / 1e9:.2f} GB, "
+              f"{1e3 * cpu / number:.0f} ms a rank", flush=True)
+
+
+def mixed(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Made-up rows of fleets of 20 programs whose steps vary by 0.3 to 4% (log-normal around 1%), of 1 to 30 steps."""
+    lengths, false, silent = (1, 2, 3, 6, 12, 30), 0, 0
+    there: Counter[int] = Counter()
+    found: Counter[int] = Counter()
+    for fleet_number in range(options.fleets):
+        rng = np.random.default_rng(fleet_number)
+        sd, steps = np.exp(rng.normal(np.log(0.01), 1.0, 20)), rng.choice(lengths, 20)
+        before, after, slower = ([{
+            "job": str(at), "program": str(at), "profiled": True, "device": "H100", "ranks": 1, "world_size": 8,
+            "step_time_us": 1e5, "step_times_us": (1e5 * times * np.exp(rng.normal(0, sd[at], steps[at]))).tolist(),
+            "operation_codes": [at], "operation_counts": [1], "saves_loading_us": 0.0,
+            **dict.fromkeys(BOUND_COLUMNS, 0.0), "compute_us": 8e4} for at in range(20)]
+            for times in (1.0, 1.0, 1.0 + options.least))
+        false += len(regressions((before, []), (after, []))[0])
+        told, untold, _ = regressions((before, []), (slower, []))
+        there.update(steps.tolist())
+        found.update(int(steps[int(one.job)]) for one in told)
+        silent += 20 - len(told) - len(untold)
+    print(f"{options.fleets} fleets: {false} false; {options.least:.0%} planted, found by steps of a run: "
+          + ", ".join(f"{each}: {found[each]} of {there[each]}" for each in lengths)
+          + f"; neither found nor named: {silent}")
+
+
+def requests(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Calls of an fsspec file system for each file: listed, looked at, read."""
+    made: Counter[str] = Counter()
+    memory = fsspec.filesystem("memory")
+    files = 8
+    for number in range(files):
+        memory.pipe(f"/fleet/{number}/rank0.json.gz", files_of(data, options.rank_of)[0].read_bytes())
+    with counting(type(memory), made, ("find", "info", "open")):
+        found = find_jobs(["memory://fleet"])
+        listed = dict(made)
+        made.clear()
+        for job in found.jobs:
+            job_rows(job)
+    for what, calls in (("found", listed), ("read", made)):
+        print(f"{files} files {what}: " + ", ".join(f"{name} {number}" for name, number in sorted(calls.items())))
+
+
+@contextmanager
+def counting(kind: type, made: Counter[str], names: Sequence[str]) -> Iterator[None]:
+    """Count calls of a class's methods."""
+    usual = {name: getattr(kind, name) for name in names}
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            made[name] += 1
+            return usual[name](*given, **named)
+
+        return call
+
+    for name in names:
+        setattr(kind, name, counted(name))
+    try:
+        yield
+    finally:
+        for name in names:
+            setattr(kind, name, usual[name])
+
+
+def trees(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Links in a circle, very many small files, and directories and files without rights, beside two good jobs."""
+    runs = folder / "runs"
+    for name in ("a", "b"):
+        write_job(files_of(data, BASES[4]), runs / name, (np.array([0.0, 1.0]), np.array([0.0, 1.0])))
+    (runs / "many").mkdir()
+    for number in range(options.small):
+        (runs / "many" / f"{number}.json").write_text('{"settings": 1}')
+    for link, target in (("a/up", runs), ("b/self", runs / "b" / "self"), ("b/other", runs / "a")):
+        (runs / link).symlink_to(target)
+    shutil.copytree(runs / "a", runs / "secret", symlinks=True)
+    shutil.copytree(runs / "a", runs / "file", symlinks=True)
+    (runs / "secret").chmod(0)
+    next((runs / "file").glob("*.gz")).chmod(0)
+    # Root may read everything unless it gives that up.
+    limited = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    since = time.monotonic()
+    done = subprocess.run([*limited, *command(runs, folder / "table")[:-2], "--workers", "1"], text=True,
+                          capture_output=True, check=False)
+    (runs / "secret").chmod(0o700)
+    lines = done.stderr.strip().splitlines()
+    print(f"exit code {done.returncode}, {len(lines)} lines, {time.monotonic() - since:.1f} s\n{done.stdout}")
+    print("\n".join(lines[:20]))
 
 
 PARTS: dict[str, Callable[[Path, Path, argparse.Namespace], None]] = {
-    "cost": cost, "kills": kills, "planted": planted, "quiet": quiet}
+    "cost": cost, "kills": kills, "planted": planted, "quiet": quiet, "mixed": mixed, "engines": engines,
+    "ranks": ranks, "requests": requests, "trees": trees}
 
 
 def main() -> None:
@@ -348,6 +505,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--least", type=float, default=0.03, help="growth that is planted in pairs")
     parser.add_argument("--sd", type=float, default=0.01, help="of the log of the time of a stretch of the window")
+    parser.add_argument("--engines", nargs="*", default=["dask", "ray"])
+    parser.add_argument("--fleets", type=int, default=100, help="of made-up rows")
+    parser.add_argument("--ranks", nargs="*", type=int, default=[64, 256, 1024], help="of one job")
+    parser.add_argument("--rank-of", default="linear-2080Ti/kineto.json.gz", help="whose trace is copied for each rank")
+    parser.add_argument("--small", type=int, default=100_000, help="files of a tree that are no recordings")
     parser.add_argument("--only", nargs="*", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--keep", type=Path, help="a directory for what is made, used again by the next run")
     options = parser.parse_args()

@@ -24,7 +24,9 @@ from step_views.cli.console import Column, Report, print_json, working
 from step_views.cli.options import (
     Html,
     Json,
+    Scheduler,
     Top,
+    Workers,
     axis,
     check_html,
     in_one_sentence,
@@ -33,7 +35,7 @@ from step_views.cli.options import (
     shared,
     write_html,
 )
-from tracer import output_kind
+from tracer import cluster, output_kind
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer
 
@@ -96,6 +98,8 @@ def plan(
         "estimate may differ, each cause with its range.")] = None,
     timeline: Annotated[str | None, shared("--timeline", "the best plan's step: tasks of a rank of each stage")] = None,
     html: Html = None,
+    workers: Workers = "local",
+    scheduler: Scheduler = None,
     top: Top = None,
     json: Json = False,
 ) -> None:
@@ -130,6 +134,9 @@ def plan(
     limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
     changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link, "power": power}
     cases = exploration.cases_of(device, topology, price, changes, max(sizes))
+    if (workers, scheduler) != ("local", None) and len(cases) == len(sizes) == 1:
+        raise PlanError("--workers shares searches of several sizes or devices among processes, and this is one; leave "
+                        "it out.")
     case = cases[0]
     request = planning.PlanRequest(
         source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
@@ -163,8 +170,8 @@ def plan(
                 raise _of_one(name)
         if len(sizes) > 1:
             raise _of_one(f"--gpus {gpus}")
-        with working("Tracing and pricing"):
-            explored = exploration.explore(cases, request)
+        with cluster.open_workers(workers, scheduler) as shared_by, working("Tracing and pricing"):
+            explored = exploration.explore(cases, request, shared_by)
         if json:
             print_json(plain_exploration(explored))
         else:
@@ -180,9 +187,13 @@ def plan(
                           profile=known,
                           comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
                           best=max(search.BEST, top or 0))
-        found = [planning.find_plans(request)]
-        for size in sizes[1:]:
-            found.append(planning.find_plans(replace(request, gpus=size, measured=found[0].calibration or runs)))
+        # What is measured is fitted once, for the first size.
+        found = [planning.find_plans(request)] if runs is not None or len(sizes) == 1 else []
+        if rest := sizes[len(found):]:
+            fitted = found[0].calibration if found else None
+            with cluster.open_workers(workers, scheduler) as shared_by:
+                found += shared_by.each(planning.find_plans, [
+                    replace(request, gpus=size, measured=fitted) for size in rest])
     if timeline is not None and any(each.plans for each in found):
         assert found[0].schedule is not None
         page.write_step_timeline(page.StepTimeline.of(found[0].schedule, found[0].plans[0].estimate), timeline)

@@ -15,8 +15,8 @@ from planner.cli.options import Profiles
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
 from step_views.cli.console import Column, Report, print_json, working
-from step_views.cli.options import Json, StepRegion, Top, in_one_sentence, profile_of, shared
-from tracer import output_kind
+from step_views.cli.options import Json, Scheduler, StepRegion, Top, Workers, in_one_sentence, profile_of, shared
+from tracer import cluster, output_kind
 from tracer.lookup_data import plan_file
 from tracer.lookup_data import tables as lookup_data_tables
 
@@ -63,6 +63,8 @@ def shard(
                                   "fused.")] = None,
     seed: Annotated[int, shared("--seed", "the search's shakes and the random baseline", least=0)] = 0,
     step_region: StepRegion = None,
+    workers: Workers = "local",
+    scheduler: Scheduler = None,
     top: Top = None,
     json: Json = False,
 ) -> None:
@@ -77,14 +79,14 @@ def shard(
     pinned = _pins(pin or [])
     exponents = _exponents(skews)
     allowed = [] if kinds is None else kinds.split(",")
-    with working("Searching"):
+    with cluster.open_workers(workers, scheduler) as shared_by, working("Searching"):
         spec = sources.device_of(source) if device is None else known_devices.find_device(device)
         known = profile_of(profile, spec)
         found = planning.shard(
             source, gpus, device=spec, topology=topology, memory=limit, host_memory=host_limit, batch=batch,
             top=top or BEST, pinned=pinned, kinds=allowed, skews=exponents, preset=preset,
             settings=assignments or (), profile=known, comm_profile=comm_profile, comm_choices=comm_choices,
-            pipelined=pipeline, fused=fused, seed=seed, step_region=step_region)
+            pipelined=pipeline, fused=fused, seed=seed, step_region=step_region, workers=shared_by)
     if out is not None:
         found.plans[0].plan.save(out)
     if json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import isfinite
 from typing import Any
@@ -14,6 +15,7 @@ from kernel_models.device import DeviceSpec, find_device
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.planning import PlanRequest, Plans, Technology, check_finite, find_plans
 from planner.parallel.search import Ranked
+from tracer.cluster.workers import TaskWorkers, ThisProcess
 from tracer.parallel_plan import PlanError
 
 AXES: Mapping[str, Mapping[str, float]] = {
@@ -109,7 +111,7 @@ class Explored:
         return None if self.case.price is None or not rate else self.case.price / 3600 / rate * 1e6
 
 
-def explore(cases: Iterable[Case], request: PlanRequest) -> list[Explored]:
+def explore(cases: Iterable[Case], request: PlanRequest, workers: TaskWorkers | None = None) -> list[Explored]:
     """Find the best plan of every case, and its bound.
 
     Devices of one generation share traces. For each resource, the best plan alone is priced again with twice as much of
@@ -118,16 +120,19 @@ def explore(cases: Iterable[Case], request: PlanRequest) -> list[Explored]:
     Args:
         cases: devices and their changes.
         request: the request for each; its own device is ignored.
+        workers: of the cases, each of which is one call; by default this process.
 
     Raises:
         ForetraceError: a device or a plan is unknown or not possible.
     """
-    traced: list[LayerCosts] = []
-    found = []
-    for case in cases:
-        plans = _best_of(case, request, traced)
-        found.append(Explored(case, traced[-1].device, plans, _gains(case, plans, request, traced)))
-    return found
+    return list((workers or ThisProcess()).each(partial(_explored, request, []), list(cases), name=lambda case:
+                                                case.device))
+
+
+def _explored(request: PlanRequest, traced: list[LayerCosts], case: Case) -> Explored:
+    """Return a case's result. Calls in one process share ``traced``; a call elsewhere begins with its own."""
+    plans = _best_of(case, request, traced)
+    return Explored(case, traced[-1].device, plans, _gains(case, plans, request, traced))
 
 
 def _best_of(case: Case, request: PlanRequest, traced: list[LayerCosts]) -> Plans:

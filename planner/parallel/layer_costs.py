@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -329,6 +330,10 @@ class LayerCosts:
         self._costs: dict[tuple[TransformerShape, TransformerPart, BlockKernels], PieceCost] = {}
         self._optimizers: dict[tuple[TransformerShape, TransformerPart], LayerWork] = {}
         self._saved: dict[tuple[TransformerShape, TransformerPart], int] = {} if like is None else like._saved
+
+    def __reduce__(self) -> tuple[type[LayerCosts], tuple[Any, ...]]:
+        """Return how to make them in another process, with nothing traced or priced yet."""
+        return LayerCosts, (self.device, self._models, None, self.profile)
 
     def runs_as(self, device: DeviceSpec) -> bool:
         """Return whether a device runs the same operations as this one, so that both can share traces."""

@@ -28,6 +28,7 @@ from planner.sharding.problem import ShardingPlan, ShardingProblem, own_order
 from planner.sharding.search import ShardingSearch, search
 from planner.sharding.sources import device_of, sharding_source
 from planner.sharding.step import Scores, StepModel, assignment_of
+from tracer.cluster.workers import TaskWorkers, ThisProcess
 from tracer.lazy import pandas
 from tracer.lookup_data.plan_file import SHORT_KINDS, ShardingError, ShardKind
 from tracer.lookup_data.tables import LOCATIONS, EmbeddingTable
@@ -160,7 +161,8 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
           pinned: Mapping[str, int] | None = None, kinds: Collection[str] = (), skews: Sequence[float] = (),
           preset: str | None = None, settings: Sequence[str] = (), profile: DeviceProfile | None = None,
           comm_profile: str | None = None, comm_choices: str | None = None, pipelined: bool = True,
-          fused: bool | None = None, seed: int = 0, step_region: str | None = None) -> Shardings:
+          fused: bool | None = None, seed: int = 0, step_region: str | None = None,
+          workers: TaskWorkers | None = None) -> Shardings:
     """Find the fastest shardings of a model's tables.
 
     Args:
@@ -185,6 +187,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
             table by table with sparse gradients (``nn.EmbeddingBag``). By default as recorded, else fused.
         seed: of the search's random draws.
         step_region: name of the regions that are steps of a trace or capture.
+        workers: of the searches for other data, each of which is one call; by default this process.
 
     Raises:
         ShardingError: the tables do not fit, or a pin or kind is not possible.
@@ -217,7 +220,8 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     wanted = [*(DataDrift(f"skew {skew:g}", skew) for skew in skews),
               DataDrift("bag lengths drift", bags=BAG_DRIFT)] if (
         skews or len(found.tables) <= MOST_DRIFTED) else []
-    shown = tuple(drifted(problem, [each.plan for each in plans], drift, seed) for drift in wanted)
+    shown = tuple((workers or ThisProcess()).each(
+        partial(drifted, problem, [each.plan for each in plans], seed=seed), wanted, name=lambda drift: drift.name))
     mixed = mixture(plans[0].calls, [1.0] * len(plans[0].calls), problem.collectives).sentences() if (
         collectives.mixed and plans) else ()
     return Shardings(problem, found.name, plans, baselines, shown, result.proven, result.looked_at,

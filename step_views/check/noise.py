@@ -67,11 +67,13 @@ class Prior:
         sd: standard deviation of the log between runs of one program on one machine.
         weight: number of repeated runs that this knowledge counts for.
         within: least standard deviation of the log within a run, for runs of few samples.
+        within_weight: how many samples that is worth; infinity where it is known.
     """
 
     sd: float
     weight: float
     within: float = 0.01
+    within_weight: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,10 @@ def slowdown(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], pr
     between = (prior.weight * prior.sd**2 + max(a + b for a, b in zip(*spread, strict=True))) / freedom
     seen = [float(np.sum(np.square(side))) / max(len(side), 1) ** 2
             for side in (disturbed[:len(base)], disturbed[len(base):])]
-    error = float(np.sqrt(between * (1 / len(base) + 1 / len(new)) + old_variance + new_variance + shared_sd**2
-                          + sum(seen)))
+    from_runs, from_steps = between * (1 / len(base) + 1 / len(new)), old_variance + new_variance
+    error = float(np.sqrt(from_runs + from_steps + shared_sd**2 + sum(seen)))
+    # Degrees of freedom of a sum of variances that are estimated apart (Satterthwaite 1946).
+    freedom = min(freedom, error**4 / (from_runs**2 / freedom + from_steps**2 / prior.within_weight))
     moved = float(np.min(new_places.mean(axis=0) - old_places.mean(axis=0))) - shared
     floor = float(np.log1p(least))
     return Slowdown(

@@ -17,10 +17,13 @@ from step_views.cli.options import Json, StepRegion, in_one_sentence, shared
 from step_views.cli.running import tell
 from step_views.survey import fleet as survey_fleet
 from step_views.survey import run as survey_run
+from step_views.survey import slower
 from tracer.errors import ForetraceError
 from tracer.lazy import rich_console, rich_progress
 
 LEAST_READ = 0.9  # chosen
+MOST_UNTOLD = 10
+"""Rows of programs that have too few steps; all are in the JSON."""
 
 
 class SurveyCommands(TyperGroup):
@@ -134,7 +137,9 @@ def show(
         print_json(found.to_json())
         return
     report = Report()
-    within = _common([*(one.job for one in found.worst), *(one.job for one in found.slower)])
+    untold = found.untold[:MOST_UNTOLD]
+    within = _common([*(one.job for one in found.worst), *(one.job for one in found.slower),
+                      *(one.job for one in untold)])
     report.line(f"Jobs: {count(found.jobs)}, {count(found.predicted)} predicted, {count(found.unreadable)} could not "
                 f"be read.{f' Jobs below are in {within}' if within else ''}")
     report.table("Distribution over the jobs",
@@ -161,10 +166,15 @@ def show(
                  ([one.job[len(within):], f"{one.runs_before}, {one.runs_after}", _ms(one.before_us), _ms(one.after_us),
                    percent(one.change), f"{percent(one.low)} … {percent(one.high)}", one.cause,
                    count(round(one.gpu_s_an_hour))] for one in found.slower))
+    report.table(f"Too few steps to tell whether they are {percent(slower.TOLD)} slower",
+                 [Column("job", name=True, path=True), Column("runs"), Column("steps"),
+                  Column("smallest change\nthat could be told")],
+                 ([one.job[len(within):], f"{one.runs_before}, {one.runs_after}",
+                   f"{one.steps_before}, {one.steps_after}", percent(one.least)] for one in untold))
     if found.compared is not None:
         report.line()
         report.line(f"{count(len(found.slower))} of {count(found.compared)} programs of both surveys are slower than "
-                    f"{since} has them.")
+                    f"{since} has them; {count(len(found.untold))} others have too few steps to tell.")
     report.notes(found.notes)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graph_predictor.simulation.program import Bound
-from step_views.survey.slower import Regression, path_by_cause, regressions
+from step_views.survey.slower import Regression, Untold, path_by_cause, regressions
 from step_views.survey.table import read_tables
 from tracer.shown import Shown, frame_of
 
@@ -75,6 +75,7 @@ class Fleet(Shown):
         lost: by cause, the largest first.
         worst: for each of these causes the jobs that lose most.
         slower: what got slower since the other survey, the most GPU time lost first; ``compared`` programs.
+        untold: programs with too few steps to tell whether they got slower by 3%.
         notes: what to know when reading it.
     """
 
@@ -85,6 +86,7 @@ class Fleet(Shown):
     lost: list[LostTime]
     worst: list[LosingJob]
     slower: list[Regression] = field(default_factory=list)
+    untold: list[Untold] = field(default_factory=list)
     compared: int | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -96,9 +98,9 @@ class Fleet(Shown):
         return said if self.compared is None else f"{said}; {len(self.slower):,} of {self.compared:,} programs slower"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``lost``, ``worst``, ``slower`` and ``distributions``."""
+        """``lost``, ``worst``, ``slower``, ``untold`` and ``distributions``."""
         return {name: partial(frame_of, map(asdict, getattr(self, name)))
-                for name in ("lost", "worst", "slower", "distributions")}
+                for name in ("lost", "worst", "slower", "untold", "distributions")}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -130,7 +132,7 @@ def fleet(table: str | os.PathLike[str], *, since: str | os.PathLike[str] | None
         found.notes.append(f"{len(rows) - found.unreadable - len(known):,} jobs were read but not predicted: {why}.")
     if since is not None:
         before = read_tables(since)
-        found.slower, found.compared = regressions(
+        found.slower, found.untold, found.compared = regressions(
             (before["jobs"].to_pylist(), before["families"].to_pylist()), (rows, tables["families"].to_pylist()))
         versions = {row["foretrace"] for row in (*rows, *before["jobs"].to_pylist())}
         if len(versions) > 1:

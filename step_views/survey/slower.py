@@ -19,6 +19,7 @@ from step_views.check.noise import Prior, Slowdown, slowdown
 from step_views.check.program_gate import LEAST, LEVEL
 from step_views.survey.facts import BOUND_COLUMNS
 from tracer.arrays import Float64
+from tracer.lazy import special
 
 ALIKE = 0.9
 """Programs that share this much of their operations (by name, sizes and number in a step) are versions of one. Chosen:
@@ -27,10 +28,14 @@ LEAST_SD = 0.002
 """Least standard deviation of the log of a step from run to run, and from step to step: chosen, a quiet machine's."""
 USUAL_SD = 0.01
 """Standard deviation of the log from step to step where no run of either survey has three steps (chosen)."""
-RUNS, STEPS = 20.0, 4.0
-"""Weight of the fleet's spreads, in runs and steps of a program (chosen)."""
+RUNS, STEPS, MOST_STEPS, LEAST_PROGRAMS = 20.0, 4.0, 100.0, 5
+"""Weight of the fleet's spreads, in runs and steps of a program (chosen). That of steps is estimated where so many
+programs have three steps, and is no larger than that."""
 MEDIAN = 1.25
-"""Standard error of a median over that of a mean, of normal errors: √(π / 2)."""
+"""Standard error of a median over that of a mean, of normal errors: √(π / 2). Of one or two steps the median is the
+mean."""
+TOLD = 0.03
+"""Growth that every pair of programs is expected to show: a pair that could not have shown it is named (chosen)."""
 
 Row = Mapping[str, Any]
 
@@ -62,9 +67,28 @@ class Regression:
     gpu_s_an_hour: float
 
 
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """A program that may have got slower by more than ``TOLD``: its recordings have too few steps to tell.
+
+    Attributes:
+        job: its slowest run now.
+        steps_before, steps_after: of all runs.
+        runs_before, runs_after: jobs that were compared.
+        least: smallest change that these steps and runs would have shown with 95% probability.
+    """
+
+    job: str
+    steps_before: int
+    steps_after: int
+    runs_before: int
+    runs_after: int
+    least: float
+
+
 def regressions(before: tuple[Sequence[Row], Sequence[Row]], after: tuple[Sequence[Row], Sequence[Row]]) -> tuple[
-        list[Regression], int]:
-    """Return what got slower, the most GPU time lost first, and how many programs both surveys have.
+        list[Regression], list[Untold], int]:
+    """Return what got slower, most GPU time lost first; what cannot be told; and how many programs both surveys have.
 
     Args:
         before, after: rows of ``jobs`` and of ``families`` of either survey.
@@ -76,11 +100,14 @@ def regressions(before: tuple[Sequence[Row], Sequence[Row]], after: tuple[Sequen
     tested = [_tested(pair, prior, LEVEL / max(len(pairs), 1)) for pair in pairs]
     found = []
     # One level for all of them (Holm 1979).
-    for rank, place in enumerate(sorted(range(len(pairs)), key=lambda at: tested[at].p_value)):
+    places = sorted(range(len(pairs)), key=lambda at: tested[at].p_value)
+    for rank, place in enumerate(places):
         if tested[place].p_value > LEVEL / (len(pairs) - rank):
             break
         found.append(_regression(pairs[place], tested[place], families))
-    return sorted(found, key=lambda one: -one.gpu_s_an_hour), len(pairs)
+    others = (_untold(pairs[place], tested[place]) for place in places[len(found):])
+    return (sorted(found, key=lambda one: -one.gpu_s_an_hour),
+            sorted((one for one in others if one.least > TOLD), key=lambda one: -one.least), len(pairs))
 
 
 def path_by_cause(row: Row) -> dict[str, float]:
@@ -132,17 +159,53 @@ def _between(programs: Sequence[Sequence[Row]]) -> float:
     return max(float(np.sqrt(squares / freedom)) if freedom else 0.0, LEAST_SD)
 
 
-def _within(programs: Sequence[Sequence[Row]]) -> float:
-    """Return the standard deviation of the log from step to step, over all runs."""
-    squares, freedom = _squares([each for runs in programs for each in _logs(runs) if len(each) > 2])
-    return max(float(np.sqrt(squares / freedom)), LEAST_SD) if freedom else USUAL_SD
+def _within(programs: Sequence[Sequence[Row]]) -> tuple[float, float]:
+    """Return the variance of the log from step to step of a usual program, and how many steps that is worth.
+
+    Programs differ: one that varies by 10% says little of one that varies by 0.1%. Their variances s² with d degrees of
+    freedom are taken as s0² F(d, d0), and s0² and d0 follow from the mean and the spread of ln s² (Smyth 2004, "Linear
+    models and empirical Bayes methods", section 6.2).
+    """
+    known = [_squares([each for each in _logs(runs) if len(each) > 2]) for runs in programs]
+    d = np.array([freedom for _, freedom in known if freedom], np.float64)
+    s2 = np.array([squares / freedom for squares, freedom in known if freedom], np.float64)
+    if len(d) < LEAST_PROGRAMS:
+        return max(float((d * s2).sum() / d.sum()), LEAST_SD**2) if len(d) else USUAL_SD**2, STEPS
+    e = np.log(np.maximum(s2, LEAST_SD**2)) - special.psi(d / 2) + np.log(d / 2)
+    spread = float(e.var(ddof=1) - special.polygamma(1, d / 2).mean())
+    weight = min(2 * _inverse_trigamma(spread), MOST_STEPS) if spread > 0 else MOST_STEPS
+    return float(np.exp(e.mean() + special.psi(weight / 2) - np.log(weight / 2))), weight
 
 
-def _tested(pair: tuple[Sequence[Row], Sequence[Row]], fleet: tuple[float, float], level: float) -> Slowdown:
+def _inverse_trigamma(value: float) -> float:
+    """Return y with ψ'(y) = value, by Newton's method on 1 / ψ' (Smyth 2004, appendix)."""
+    y = 0.5 + 1.0 / value
+    for _ in range(20):
+        now = float(special.polygamma(1, y))
+        y += now * (1.0 - now / value) / float(special.polygamma(2, y))
+    return y
+
+
+def _tested(pair: tuple[Sequence[Row], Sequence[Row]], fleet: tuple[float, tuple[float, float]], level: float) -> \
+        Slowdown:
     squares, freedom = _squares([each for runs in pair for each in _logs(runs)])
-    within = MEDIAN * float(np.sqrt((STEPS * fleet[1] ** 2 + squares) / (STEPS + freedom)))
+    few = all(len(run["step_times_us"]) <= 2 for runs in pair for run in runs)
+    variance, weight = fleet[1]
+    within = (1.0 if few else MEDIAN) * float(np.sqrt((weight * variance + squares) / (weight + freedom)))
     base, new = ([run["step_times_us"] for run in runs] for runs in pair)
-    return slowdown(base, new, Prior(fleet[0], RUNS, within), least=LEAST, level=level)
+    return slowdown(base, new, Prior(fleet[0], RUNS, within, weight + freedom), least=LEAST, level=level)
+
+
+def _untold(pair: tuple[Sequence[Row], Sequence[Row]], tested: Slowdown) -> Untold:
+    before, after = (sum(len(run["step_times_us"]) for run in runs) for runs in pair)
+    # A change of ``detectable`` is found in half of all cases; one that is longer by half of the 90% interval, in 95%.
+    least = float(np.expm1(tested.detectable + tested.high - tested.difference))
+    return Untold(_slowest(pair[1]), before, after, len(pair[0]), len(pair[1]), least)
+
+
+def _slowest(runs: Sequence[Row]) -> str:
+    job: str = max(runs, key=lambda run: float(np.median(run["step_times_us"])))["job"]
+    return job
 
 
 def _families(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
@@ -163,10 +226,9 @@ def _regression(pair: tuple[Sequence[Row], Sequence[Row]], tested: Slowdown,
     if cause == Bound.COMPUTE.label:
         said = f"{cause}: {_family(pair, families)}"
     gpus = sum(run["world_size"] for run in pair[1])
-    worst = max(pair[1], key=lambda run: float(np.median(run["step_times_us"])))
     change, low, high = (float(np.expm1(value)) for value in (np.log(after / before), tested.low, tested.high))
-    return Regression(worst["job"], before, after, change, low, high, len(pair[0]), len(pair[1]), said, grown[cause],
-                      3600.0 * gpus * max(1.0 - before / after, 0.0))
+    return Regression(_slowest(pair[1]), before, after, change, low, high, len(pair[0]), len(pair[1]), said,
+                      grown[cause], 3600.0 * gpus * max(1.0 - before / after, 0.0))
 
 
 def _family(pair: tuple[Sequence[Row], Sequence[Row]],

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -151,11 +152,19 @@ class SurveyTable:
 
     def __init__(self, output: str | os.PathLike[str]) -> None:
         self.folder = Path(output)
-        if not os.fspath(output) or (self.folder.exists() and not self.folder.is_dir()):
-            raise SurveyError(f"{os.fspath(output) or 'The empty path'} is no directory, which a survey is written "
-                              "into; name another output.")
-        there = [] if not self.folder.exists() else [
-            name for name in os.listdir(self.folder) if name not in TABLES and not name.startswith(".")]
+        try:
+            os.fspath(output).encode()
+            there = [name for name in os.listdir(self.folder) if name not in TABLES and not name.startswith(".")]
+        except FileNotFoundError:
+            there = []
+        except NotADirectoryError:
+            raise SurveyError(f"{self.folder} is no directory, which a survey is written into; name another output."
+                              ) from None
+        except (OSError, ValueError) as error:  # of a name too long or with a null character
+            why = "its name is not UTF-8" if isinstance(error, UnicodeError) else reason_of(error)
+            raise SurveyError(f"{os.fspath(output)!r} cannot be written into ({why}); name another output.") from None
+        if not os.fspath(output):
+            raise SurveyError("The empty path is no directory, which a survey is written into; name another output.")
         if there and not (self.folder / "jobs").is_dir():
             raise SurveyError(f"{self.folder} holds other files ({there[0]}, …) and no survey; name another output.")
         try:
@@ -167,6 +176,7 @@ class SurveyTable:
             raise SurveyError(f"{self.folder} cannot be written ({error.strerror or error}); check the folder."
                               ) from None
         try:
+            _make_writable(self.folder)
             self.parts = _parts(self.folder)
             self._waiting: list[JobRows] = []
             self._since = time.monotonic()
@@ -229,11 +239,20 @@ class SurveyTable:
     def _write(self, tables: Mapping[str, Any]) -> None:
         number = self.parts[-1] + 1 if self.parts else 0
         for name in TABLES:
-            with suppress(FileExistsError):
-                (self.folder / name).mkdir()
             with whole_file(self.folder / name / _name(number)) as stream:
                 parquet.write_table(tables[name], stream)
         self.parts.append(number)
+
+
+def _make_writable(folder: Path) -> None:
+    """Make the folders of the tables, and a file in each, gone at once. Raises ``SurveyError``: one cannot be made."""
+    for name in TABLES:
+        try:
+            (folder / name).mkdir(exist_ok=True)
+            tempfile.TemporaryFile(dir=folder / name).close()
+        except OSError as error:
+            raise SurveyError(f"{folder / name} cannot be written into ({error.strerror or error}); check its "
+                              "permissions, or name another output.") from None
 
 
 def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -2,7 +2,7 @@
 
 ::
 
-    axes ──> points ──(journal: which are done?)──> chunks ──(joblib: this machine, Dask, Ray)──> rows ──> table, plot
+    axes ──> points ──(journal: which are done?)──> chunks ──(this machine, Dask, Ray)──> rows ──> table, plot
 """
 
 from step_views.sweep.run import Goal, Sweep, feasible, ranked, sweep

@@ -6,10 +6,10 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -24,9 +24,9 @@ from kernel_models.profile import load_profile
 from step_views.exports.tables import write_frame
 from step_views.sweep.files import Journal, draw_sweep
 from step_views.sweep.space import Point, SweepError, SweepSpace
-from tracer.cluster.engines import DASK, ENGINES, LOCAL, RAY, dask_client, ray_connection
+from tracer.cluster.engines import LOCAL, open_workers
 from tracer.cluster.forked import ForkedWorkers, cores
-from tracer.cluster.workers import Failed
+from tracer.cluster.workers import TaskWorkers
 from tracer.cores import safe_paths
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
@@ -111,8 +111,6 @@ LEAST_CHUNKS = 64
 """Fewest chunks, if there are enough points."""
 RATES = ("clock", "bandwidth")
 """Names of edits of the GPU's rates, which do not change the host."""
-ROUND = 8
-"""Chunks for each worker at once on a backend that returns whole lists only."""
 
 Row = dict[str, Any]
 
@@ -203,15 +201,12 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         progress: called with the number of points done and the number of all points.
 
     Raises:
-        SweepError: the backend is unknown or not available, or the journal belongs to another sweep.
+        SweepError: the journal belongs to another sweep.
+        ClusterError: the backend is unknown or not available.
         ForetraceError: the source cannot be read, or the table not written; the journal is kept then.
     """
-    if backend not in ENGINES:
-        raise SweepError(f"There is no backend {backend!r}; there are {', '.join(ENGINES)}.")
     if jobs < 1 and jobs != -1:
         raise SweepError(f"{jobs} is no number of processes; give --jobs 1 or more, or -1 for one a core.")
-    if scheduler is not None and backend == LOCAL:
-        raise SweepError("A scheduler is of a cluster; give --workers dask or ray with it.")
     study = source.study()
     points = list(space)
     study.check_named([point.configuration for point in points])
@@ -220,15 +215,14 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         rows: dict[str, Row] = {}
         journal: Journal | None = None
         keep: Callable[[dict[str, Row]], None] = rows.update
-        if backend != LOCAL:  # a cluster that cannot be reached leaves no journal behind
-            stack.enter_context(_cluster(backend, scheduler, stack))
+        workers = stack.enter_context(open_workers(backend, scheduler))  # unreachable ones leave no journal behind
         if output is not None:
             journal = stack.enter_context(Journal(output, _about(source, job, space, price_per_hour)))
             rows, keep = journal.rows, journal.add
         missing = [point for point in points if point.key not in rows]
         resumed = len(points) - len(missing)
         done = resumed
-        for found in _run(source, study, missing, price_per_hour, backend, jobs, stack):
+        for found in _run(source, study, missing, price_per_hour, workers, jobs, stack):
             keep(found)
             done += len(found)
             if progress is not None:
@@ -241,7 +235,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
     return Sweep(table, axes, resumed, tuple(journal.notes) if journal is not None else ())
 
 
-def _run(source: SweepSource, study: Study, points: Sequence[Point], price: float | None, backend: str,
+def _run(source: SweepSource, study: Study, points: Sequence[Point], price: float | None, workers: TaskWorkers,
          jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
     """Yield the rows of each chunk of points, as chunks are finished."""
     chunks = list(_chunks(points))
@@ -249,33 +243,27 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
     def priced(chunk: list[Point]) -> dict[str, Row]:
         return {point.key: row(study, point, price) for point in chunk}
 
-    if backend == LOCAL and chunks:
+    there = partial(_rows, source, price)
+    if workers.elsewhere:
+        yield from workers.each(there, chunks, name=lambda chunk: f"A chunk of {len(chunk)} points")
+        return
+    if chunks:
         first, *chunks = chunks
         yield priced(first)  # computes what all points share
     if not chunks:
         return
-    if backend == LOCAL:
-        most = min(len(chunks), os.cpu_count() or 1)  # more processes would lack chunks or cores
-        jobs = jobs if jobs < 1 else min(jobs, most)
-        if jobs == 1:
-            yield from map(priced, chunks)
-            return
-        if (forks := _forks()) > 1:
-            with ForkedWorkers(min(forks, most) if jobs < 1 else jobs) as workers:
-                for found in workers.map(priced, chunks):
-                    if isinstance(found, Failed):
-                        raise found.error
-                    yield found
-            return
-        stack.enter_context(safe_paths())
-        stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
-    calls = [delayed(_rows)(source, chunk, price) for chunk in chunks]
-    if backend == RAY:  # Ray returns whole lists only
-        size = ROUND * max(os.cpu_count() or 1, 1)
-        for at in range(0, len(calls), size):
-            yield from Parallel()(calls[at:at + size])
+    most = min(len(chunks), os.cpu_count() or 1)  # more would have nothing to do, or nothing to do it with
+    jobs = jobs if jobs < 1 else min(jobs, most)
+    if jobs == 1:
+        yield from map(priced, chunks)
         return
-    yield from Parallel(return_as="generator_unordered")(calls)
+    if (forks := _forks()) > 1:
+        with ForkedWorkers(min(forks, most) if jobs < 1 else jobs) as copies:
+            yield from copies.each(priced, chunks)
+        return
+    stack.enter_context(safe_paths())
+    stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
+    yield from Parallel(return_as="generator_unordered")(delayed(there)(chunk) for chunk in chunks)
 
 
 def _forks() -> int:
@@ -316,7 +304,7 @@ def _by_rates(points: Sequence[Point]) -> Iterator[list[Point]]:
         yield [point for _, point in alike]
 
 
-def _rows(source: SweepSource, points: list[Point], price: float | None) -> dict[str, Row]:
+def _rows(source: SweepSource, price: float | None, points: list[Point]) -> dict[str, Row]:
     study = _read_once(source)
     return {point.key: row(study, point, price) for point in points}
 
@@ -325,18 +313,6 @@ def _rows(source: SweepSource, points: list[Point], price: float | None) -> dict
 def _read_once(source: SweepSource) -> Study:
     """Return a worker's study: read for its first chunk, used for all."""
     return source.study()
-
-
-def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractContextManager[Any]:
-    """Return joblib's configuration for a cluster; without an address, a cluster on this machine."""
-    if backend == DASK:
-        stack.enter_context(dask_client(scheduler, set_as_default=True))
-        return parallel_config(backend="dask")
-    stack.enter_context(ray_connection(scheduler))
-    from ray.util.joblib import register_ray
-
-    register_ray()
-    return parallel_config(backend="ray")
 
 
 def _about(source: SweepSource, job: Job, space: SweepSpace, price: float | None) -> dict[str, Any]:

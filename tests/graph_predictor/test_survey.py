@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -186,6 +187,21 @@ def test_another_s_output_is_left_alone(tmp_path: Path, name: str, content: byte
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize(("name", "why"), [
+    ("no\udcff", "not UTF-8"), ("n" * 300, "too long"), ("a\0b", "null"), ("file", "no directory"),
+    ("file/x", "no directory"), ("table", "jobs cannot be written into"), ("locked", "cannot be written into .Perm")])
+def test_an_output_that_cannot_be_written_is_refused_before_a_job_is_read(
+        tmp_path: Path, name: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"text")
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "jobs").write_bytes(b"")
+    monkeypatch.setattr("step_views.survey.run.find_jobs", lambda paths: pytest.fail("looked for jobs"))
+    if name == "locked":  # root may write anywhere
+        monkeypatch.setattr(table.tempfile, "TemporaryFile", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(SurveyError, match=why):
+        survey("anywhere", tmp_path / name)
+
+
 def test_the_exit_code_says_how_much_was_read(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     good, out = write(tmp_path / "a.json"), tmp_path / "out"
     bad = tmp_path / "bad.json"
@@ -222,12 +238,13 @@ def test_a_damaged_part_of_a_table_names_what_to_remove(tmp_path: Path) -> None:
 SD = 0.003
 
 
-def row(job: str, rng: np.random.Generator, *, slower: float = 1.0, steps: int = 8, **other: Any) -> dict[str, Any]:
+def row(job: str, rng: np.random.Generator, *, slower: float = 1.0, steps: int = 8, sd: float = SD,
+        **other: Any) -> dict[str, Any]:
     """A job's row in the columns that are compared: a GPU that is busy for 80 of 100 ms, steps that vary by 0.3%."""
     step = 1e5 * slower
     path = {**dict.fromkeys(BOUND_COLUMNS, 0.0), "compute_us": 8e4, "host_us": 2e4, **other.pop("path", {})}
     return {"job": job, "program": "p", "profiled": True, "device": "H100", "ranks": 1, "world_size": 8,
-            "step_time_us": step, "step_times_us": (step * np.exp(rng.normal(0, SD, steps))).tolist(),
+            "step_time_us": step, "step_times_us": (step * np.exp(rng.normal(0, sd, steps))).tolist(),
             "operation_codes": [1, 2, 3], "operation_counts": [10, 10, 5], "saves_loading_us": 0.0, **path, **other}
 
 
@@ -240,8 +257,8 @@ def programs(seed: int, *, slower: float = 1.0, runs: int = 1, number: int = 20,
 
 def test_quiet_pairs_raise_no_alarm_and_three_percent_is_found() -> None:
     for seed in range(20):
-        assert regressions((programs(seed), []), (programs(seed + 100), [])) == ([], 20)
-    found, compared = regressions((programs(1), []), (programs(2, slower=1.03), []))
+        assert regressions((programs(seed), []), (programs(seed + 100), []))[::2] == ([], 20)
+    found, _, compared = regressions((programs(1), []), (programs(2, slower=1.03), []))
     assert compared == len(found) == 20
     assert all(one.low < 0.03 < one.high and one.change == pytest.approx(0.03, abs=0.01) for one in found)
 
@@ -255,6 +272,33 @@ def test_the_spread_of_steps_and_of_runs_is_taken_into_account(runs: int, steps:
     assert regressions(*sides)[0] == []
 
 
+def test_recordings_of_too_few_steps_say_what_they_could_tell() -> None:
+    """Steps that vary by 1%: of one or two 3% cannot be told, which is said; what exceeds the named change is found."""
+    def side(seed: int, steps: int, slower: float = 1.0) -> tuple[list[dict[str, Any]], list[Any]]:
+        rng = np.random.default_rng(seed)
+        usual = [row(f"long-{place}", rng, program=f"l{place}", steps=8, sd=0.01) for place in range(10)]
+        return [*usual, *(row(f"{place}", rng, program=f"p{place}", steps=steps, slower=slower, sd=0.01)
+                          for place in range(10))], []
+
+    least = {}
+    for steps in (1, 2, 100):
+        found, untold, _ = regressions(side(1, steps), side(2, steps, 1.03))
+        short = [one for one in untold if "long" not in one.job]
+        assert not any("long" in one.job for one in found) and len(found) + len(short) == 10  # none in silence
+        assert len(found) == 10 if steps == 100 else len(short) > 8
+        least[steps] = max((one.least for one in short), default=0.0)
+        assert all((one.steps_before, one.steps_after) == (steps, steps) for one in short)
+    assert least[1] > least[2] > 0.03
+    assert len(regressions(side(1, 1), side(2, 1, 1 + 1.4 * least[1]))[0]) == 10
+
+
+def test_an_unsteady_program_hides_no_other_s_growth() -> None:
+    """Its 60 steps vary by 10%, the eight steps of each other program by 0.3%."""
+    sides = [([*programs(seed, slower=slower), row("wild", np.random.default_rng(seed), program="w", steps=60, sd=0.1)],
+              []) for seed, slower in ((1, 1.0), (2, 1.03))]
+    assert len(regressions(*sides)[0]) > 16
+
+
 @pytest.mark.parametrize(("path", "families", "cause"), [
     ({"host_us": 3e4}, {}, "host"), ({"launch_us": 9e3}, {}, "launch"),
     ({"exposed_communication_us": 1e4}, {}, "exposed communication"),
@@ -266,7 +310,7 @@ def test_what_grew_most_is_the_cause(path: dict[str, float], families: dict[str,
     old, new = programs(1, number=1), programs(2, number=1, slower=1.1, path=path, saves_loading_us=loading)
     kernels = [[{"job": "0-0", "family": name, "time_us": us} for name, us in side.items()]
                for side in ({"gemm": 5e4, "conv": 3e4}, families)]
-    [found], _ = regressions((old, kernels[0]), (new, kernels[1]))
+    [found], _, _ = regressions((old, kernels[0]), (new, kernels[1]))
     assert found.cause == cause and found.gpu_s_an_hour == pytest.approx(3600 * 8 * 0.1 / 1.1, rel=0.05)
 
 
@@ -276,7 +320,7 @@ def test_what_grew_most_is_the_cause(path: dict[str, float], families: dict[str,
 def test_versions_of_a_program_are_compared_and_other_programs_not(other: dict[str, Any], compared: int) -> None:
     rows = programs(2, number=1, slower=1.1, **other)
     rows[0]["program"] = "another"
-    assert regressions((programs(1, number=1), []), (rows, []))[1] == compared
+    assert regressions((programs(1, number=1), []), (rows, []))[2] == compared
 
 
 def test_a_fleet_is_shown_from_its_table(tmp_path: Path, run: Run) -> None:

@@ -316,7 +316,7 @@ def test_the_command(tmp_path: Path) -> None:
     (["-o", "t.csv", "--host", "1", "--best", "beauty"], "beauty"),
     (["-o", "t.csv", "--host", "1", "--memory-limit", "lots"], "no size"),
     (["-o", "t.csv", "--host", "1", "--best", "cost"], "--price"),
-    (["-o", "t.csv", "--host", "1", "--workers", "cloud"], "no backend"),
+    (["-o", "t.csv", "--host", "1", "--workers", "cloud"], "no workers"),
     (["-o", "t.csv", "--host", "1,2", "--jobs", "0"], "no number of processes"),
     (["-o", "t.csv", "--host", "1", "--scheduler", "tcp://nowhere:1"], "--workers"),
     (["-o", "t.csv", "--host", "1", "--workers", "dask", "--scheduler", "nonsense://x"], "scheduler"),

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +15,19 @@ from kineto_support import call, event, kernel, write
 from typer.testing import CliRunner
 
 from foretrace.commands import app
+from kernel_models.device import find_device
+from planner.cli.plan import plain, plain_exploration
+from planner.parallel import exploration
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.planning import PlanRequest, find_plans
+from planner.sharding.planning import shard
 from tracer.cluster import ClusterError, Failed, LostWorkerError, TaskWorkers, open_workers
 from tracer.cluster.engines import RayWorkers
-from tracer.errors import TraceError
+from tracer.errors import ForetraceError, TraceError
 from tracer.job import read_job
+
+SIZES = ("seq=64", "depth=2", "width=512", "heads=8", "vocabulary=2048", "positions=64", "batch=1", "dtype=bf16")
+TABLES = ("batch=64", "tables=2", "rows=4000", "embedding=64", "pooling=4", "width=64", "depth=2")
 
 
 @pytest.fixture(scope="module", params=["dask", pytest.param("ray", marks=pytest.mark.slow)])
@@ -74,6 +84,22 @@ def test_results_come_in_order_and_refusals_and_deaths_are_named(workers: TaskWo
     assert [each for each in found if not isinstance(each, Failed)] == [0, 1, 4, 16, 25]
     (lost,) = (each for each in found if isinstance(each, Failed))
     assert isinstance(lost.error, LostWorkerError) and "item 3 could not be worked on" in str(lost.error)
+
+
+def test_searches_and_sweeps_that_are_shared_give_what_this_process_gives(workers: TaskWorkers) -> None:
+    """Cases and sizes of a plan, other data of a sharding, points of a sweep: to the bit."""
+    request = PlanRequest("gpt2", 2, settings=SIZES, preset="default", global_batch=4)
+    cases = exploration.cases_of("a100-sxm-80g,h100-sxm", None, None, {"link": "0.5"}, 2)
+    here, there = (plain_exploration(exploration.explore(cases, request, by)) for by in (None, workers))
+    assert here == there and len(here["cases"]) == 2
+    known = replace(request, device="h100-sxm", pieces=LayerCosts(find_device("h100-sxm")))
+    sizes = [replace(known, gpus=size) for size in (1, 2)]
+    assert plain(list(workers.each(find_plans, sizes)), None, None, None) == plain(
+        [find_plans(each) for each in sizes], None, None, None)
+    tables = {"settings": TABLES, "device": "h100-sxm", "skews": (0.5,)}
+    assert shard("dlrm", 2, **tables, workers=workers).drifted == shard("dlrm", 2, **tables).drifted
+    with pytest.raises(ForetraceError, match="zero"):
+        list(workers.each(find_plans, [replace(request, device="zero")]))
 
 
 def test_calls_of_ray_are_awaited_and_what_ends_them_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class DaskWorkers(ClusterWorkers["Future"]):
 
 
 @contextmanager
-def dask_client(address: str | None, **settings: Any) -> Iterator[Client]:
+def dask_client(address: str | None) -> Iterator[Client]:
     """Yield a client of the scheduler at ``address``, or of a new cluster on this machine with one process per core.
 
     Raises:
@@ -66,7 +66,7 @@ def dask_client(address: str | None, **settings: Any) -> Iterator[Client]:
         else:
             where = address
         try:
-            client = stack.enter_context(Client(where, timeout=ANSWERS_WITHIN, **settings))
+            client = stack.enter_context(Client(where, timeout=ANSWERS_WITHIN))
             client.wait_for_workers(1, timeout=ANSWERS_WITHIN)
         except Exception as error:  # errors of the address, the network or the scheduler's version
             raise ClusterError(f"No Dask cluster answers at {where} ({reason_of(error)}); check the address, and that "

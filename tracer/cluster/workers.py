@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tracer.errors import ForetraceError, TraceError
@@ -14,6 +16,14 @@ from tracer.errors import ForetraceError, TraceError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Handle = TypeVar("Handle")
+
+
+def _read_only(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(mapping)
+
+
+# A device's figures are in mappings that cannot be changed, which pickle does not know.
+copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
 
 
 class ClusterError(ForetraceError):
@@ -51,6 +61,14 @@ class TaskWorkers(ABC):
             ClusterError: The cluster is no longer available.
             Exception: Any exception of a call other than a ``ForetraceError``.
         """
+
+    def each(self, function: Callable[[Item], Result], items: Sequence[Item], *,
+             name: Callable[[Item], str] = str) -> Iterator[Result]:
+        """Yield what ``map`` does, and raise the first failure: its ``ForetraceError``."""
+        for found in self.map(function, items, name=name):
+            if isinstance(found, Failed):
+                raise found.error
+            yield found
 
 
 class ThisProcess(TaskWorkers):
