@@ -45,7 +45,7 @@ _KINDS = {  # part of the forward operation's name → part of its autograd node
 
 
 def pair_lookups(graph: ExecutionGraph) -> dict[int, tuple[int, int]]:
-    """Return by row of ``graph.ops``, for fused lookups and their nodes: row of the lookup, columns of its tables."""
+    """Return by row of ``graph.ops``, for fused lookups and their backward: (lookup's row, its tables' columns)."""
     pairs: dict[int, tuple[int, int]] = {}
     for lookup, node in _KINDS.items():
         forwards, nodes = _rows(graph, lookup), _rows(graph, node, "_Dense" not in node)
@@ -94,7 +94,7 @@ def _width(graph: ExecutionGraph, lookup: int, node: int) -> int:
 
 
 def pairs_of(ops: Int32, pairs: dict[int, tuple[int, int]]) -> tuple[Int64, Int64]:
-    """Return for some rows the lookup of each row and its width; ``NONE`` for rows that belong to no lookup."""
+    """Return for each of ``ops`` the row of its lookup and the columns of its tables; ``NONE`` without a lookup."""
     found = [pairs.get(op, (NONE, NONE)) for op in ops.tolist()] if pairs else []
     both = np.array(found, np.int64) if found else np.full((len(ops), 2), NONE, np.int64)
     return both[:, 0], both[:, 1]
@@ -154,7 +154,7 @@ class TraceCalls:
         return len(self.op)
 
     def calls_of_row(self, row: int) -> tuple[OpCall, ...]:
-        """Return the calls of one piece."""
+        """Return the calls of one row: of an operation's kernels, or of one copy, memset or lone kernel."""
         return tuple(self.calls[i] for i in self.call_index[self.call_offset[row]:self.call_offset[row + 1]].tolist())
 
     def time_by_family(self, rows: Bool | None = None) -> dict[Family, int]:

@@ -86,7 +86,7 @@ class MemoryAccount:
         return {part.name: size for part in fields(self) if (size := getattr(self, part.name))}
 
     def lacking(self, limit_bytes: float, name: str) -> str | None:
-        """Return a sentence on why it does not fit a device; ``None`` if it fits or the limit is unknown (0)."""
+        """Return a sentence on why the memory exceeds a device's; ``None`` if it fits or the limit is unknown (0)."""
         if not 0 < limit_bytes < self.total:
             return None
         return (f"It does not fit: it needs more than the {limit_bytes / 1e9:,.4g} GB of {name}; choose a larger "
@@ -316,7 +316,7 @@ def timeline_of(source: str, time: Int64, size: Int64, holds: Int64, places: Map
 
 
 def matched_changes(address: Int64, size: Int64) -> tuple[Int64, Int64]:
-    """Return for each allocation the change that frees it, and for each release its allocation; -1: none."""
+    """Return the index of the change that frees each allocation, and that of each release's allocation; -1: none."""
     open_at: dict[int, int] = {}
     born, freed = np.full(len(size), -1, np.int64), np.full(len(size), -1, np.int64)
     for row, (place, change) in enumerate(zip(address.tolist(), size.tolist(), strict=True)):

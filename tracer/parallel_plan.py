@@ -63,7 +63,7 @@ class Recomputation(str, Enum):
 
     @property
     def blocks(self) -> bool:
-        """Return whether every block is run again from its input, completely or in part."""
+        """Return whether backward runs each block, all or part of it, again from the block's input."""
         return self not in (Recomputation.NONE, Recomputation.SELECTIVE)
 
 
@@ -332,12 +332,12 @@ class ParallelPlan:
 
     @property
     def shards(self) -> int:
-        """Return the number of ranks that share the state outside of experts, if replicas share any."""
+        """Return over how many ranks the state outside of experts is spread, where the plan shards it."""
         return self.dp * self.cp // self.replicate
 
     @property
     def expert_shards(self) -> int:
-        """Return the number of ranks that share the state of an expert's part, if replicas share any."""
+        """Return over how many ranks the state of an expert's part is spread, where the plan shards it."""
         return self.expert_replicas // self.replicate
 
     @property
@@ -352,7 +352,7 @@ class ParallelPlan:
 
     @property
     def global_batch(self) -> int:
-        """Return the samples of a step."""
+        """Return the samples of a step, over all replicas and micro-batches."""
         return self.dp * self.samples * self.passes
 
     @property

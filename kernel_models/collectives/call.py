@@ -177,7 +177,7 @@ class CollectiveCall:
 
 @dataclass(slots=True)
 class CollectiveBatch:
-    """Columns of n collectives. ``dtype`` holds indices into ``DTYPES``; the placement is four numbers."""
+    """Columns of n collectives. ``dtype`` holds indices into ``DTYPES``; the last four are the ``Placement``."""
 
     kind: Int64
     payload_bytes: Float64

@@ -32,7 +32,7 @@ from kernel_models.collectives.topology import Topology
 
 
 class Algorithm(IntEnum):
-    """An algorithm for a collective."""
+    """The route that the data of a collective take between the ranks."""
 
     RING = 0
     TREE = 1
@@ -374,7 +374,7 @@ class DatasheetModel:
 
 def half_widths(topology: Topology, size: npt.NDArray[np.float64],
                 nodes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return 80% log half-widths, down and up, at sizes in bytes; for several nodes the wider of link and nodes."""
+    """Return log half-widths of 80% intervals, down and up, at sizes in bytes; over nodes at least the network's."""
     link = topology.node.link
     kinds = [name for name in ((link,) if nodes == 1 else (link, "nodes")) if name in INTERVALS] or ["nodes"]
     at = np.log(np.maximum(size, 1.0))

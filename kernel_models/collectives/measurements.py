@@ -79,7 +79,7 @@ class CollectiveMeasurements:
         return self.take(np.array([backend == name for backend in self.backend], np.bool_))
 
     def of_one_machine(self) -> CollectiveMeasurements:
-        """Return the rows without GPU and system, so that logs with and without these names are pooled."""
+        """Return all rows with the names of GPU and system removed, so that logs with and without names are pooled."""
         return replace(self, device=[], system=[])
 
     def aggregated(self) -> CollectiveMeasurements:
@@ -130,7 +130,7 @@ def setting_of(batch: CollectiveBatch, row: int) -> Setting:
 
 
 def join(parts: Iterable[CollectiveMeasurements]) -> CollectiveMeasurements:
-    """Return the rows of several logs."""
+    """Return the rows of several logs in one table."""
     kept = [part for part in parts if len(part)]
     if not kept:
         return make_measurements([])
@@ -207,7 +207,7 @@ MOST_NAMED = 6
 
 
 def same_gpu(name: str, on: Topology) -> bool:
-    """Return whether a reported GPU may be the topology's: equal, with another memory, or of the same short name."""
+    """Return whether a reported GPU may be the topology's: the same, with another memory size, or its short name."""
     wanted = find_device(on.node.device)
     found = _resolved(name)
     if found is not None and (found.name == wanted.name or set(found.short_names) == set(wanted.short_names)):

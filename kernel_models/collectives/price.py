@@ -470,7 +470,7 @@ def _launched(times: CommTimes, batch: CollectiveBatch, on: Topology) -> CommTim
 
 
 def kernel_us(payload: Float64, ranks: Float64, peer_gbps: float, least_us: float) -> Float64:
-    """Return the time of the quicker kernel (one shot or two), µs [n]."""
+    """Return the time of an engine's all-reduce kernel, µs [n]: with one exchange or two, whichever is quicker."""
     rate = peer_gbps * ENGINE_REACHED * 1e3
     start = least_us + ENGINE_STEP_US * (ranks - 2.0)
     one: Float64 = start + (ranks - 1.0) * payload / rate

@@ -55,7 +55,7 @@ class _State(msgspec.Struct):
 
 @dataclass
 class BackendModels:
-    """The measured and the fitted level of one backend."""
+    """One backend's models: curves through its measurements, and formulas fitted to them."""
 
     measured: MeasuredModel
     fitted: FittedModel
@@ -100,7 +100,7 @@ class CommProfile:
         Args:
             batch: The collectives.
             backend: Name of the backend; default: the only one, else NCCL, else the first.
-            on: Another number of the same nodes, or another network.
+            on: Another number of the same nodes, or another network; default: the profile's topology.
 
         Raises:
             CommError: That backend was not measured.

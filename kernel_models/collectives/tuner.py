@@ -130,7 +130,7 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
         placement: The group.
         sizes: Payload bytes, ascending.
         dtype: Type of the elements.
-        default: Backend that wins ties; by default "nccl", else the first.
+        default: Backend that wins unless another gains more than ``margin``; by default "nccl", else the first.
         margin: Relative gain above which another backend wins.
     """
     names = list(backends)

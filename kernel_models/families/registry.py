@@ -202,7 +202,7 @@ Function = Callable[[Inputs], Iterable[OpCall]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A family's rule for one operation."""
+    """The function that returns an operation's calls, with its family and the names of the operation's arguments."""
 
     family: Family
     names: tuple[str, ...]

@@ -76,7 +76,7 @@ priced at twice their time, but with a limit recorded steps err more the other w
 
 
 def most_floors(device: DeviceSpec, family: Family, scattered: bool = False) -> float:
-    """Return a kernel's most kernel floors before its work, by family, times ``SCATTERED`` if ``scattered``."""
+    """Return the longest that a kernel takes before its work, in kernel floors; infinite where no limit is known."""
     most = MOST_FLOORS.get(device.architecture, {}).get(family, float("inf"))
     return SCATTERED * most if scattered else most
 

@@ -279,9 +279,9 @@ class LaunchConstants:
     """Constants of one rank's trace, nanoseconds.
 
     ``latency[kind]`` counts from the call's end, ``latency_in_call[kind]`` from the start of a call that waits for its
-    own work; ``gap[before, kind, in_graph]``. ``returns`` maps a call's name to the lag between the end of the awaited
-    work and the call's return; ``queue_return`` is this lag for a full launch queue. ``base_cost`` maps a call's name
-    to its unblocked cost.
+    own work; ``gap[before, kind, in_graph]`` lies between kernels of two kinds. ``returns`` maps a call's name to the
+    lag between the end of the awaited work and the call's return; ``queue_return`` is this lag for a full launch queue.
+    ``base_cost`` maps a call's name to its unblocked cost.
     """
 
     latency: Int64

@@ -138,7 +138,7 @@ def _parts(call: OpCall) -> tuple[str, str, str, str]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Hyper-parameters: ``smooth`` (a), ``offset`` (b), ``noise``, ``lengths`` [d], ``differs`` (θ) [c]."""
+    """The covariance's parameters: ``smooth`` (a), ``offset`` (b), ``noise``, ``lengths`` [d], ``differs`` (θ) [c]."""
 
     smooth: float
     offset: float
@@ -185,7 +185,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Process:
-    """A kernel and its data: ``x`` [n, d], ``v`` [n, c], ``y`` [n], and ``loose`` [n], multiples of the noise."""
+    """A Gaussian process: kernel, data ``x`` [n, d], ``v`` [n, c], ``y`` [n]; noise is scaled by ``loose`` [n]."""
 
     kernel: Kernel
     x: Float64

@@ -77,7 +77,7 @@ def ended(item: Item, status: Status, **values: Any) -> ItemResult:
 
 
 class Index(msgspec.Struct, kw_only=True):
-    """``campaign.json``. ``sessions`` are the runs, each with machine and software as in a capture's context."""
+    """The content of ``campaign.json``. ``sessions`` are runs, each with machine and software as in a capture."""
 
     version: int = VERSION
     plan: str = ""

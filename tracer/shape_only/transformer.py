@@ -58,7 +58,7 @@ class StateSpace:
         return self.inner + self.mixed + self.heads
 
     def share(self, tp: int, cp: int = 1) -> StateSpace:
-        """Return one rank's share of ``tp``, for all tokens. While the recurrence runs, also that of ``cp``:
+        """Return the mixer on one of ``tp`` ranks, for all tokens; with ``cp``, as it is while the recurrence runs. The
         context-parallel ranks then share heads in place of tokens, and groups if there are enough."""
         groups = self.groups // tp
         return StateSpace(self.heads // tp // cp, self.head_size, self.state, max(groups // cp, 1), self.window,

@@ -79,7 +79,7 @@ class Workload:
 
     @property
     def samples_per_step(self) -> int:
-        """Return the samples of one ``step``, all micro-batches together."""
+        """Return the samples of one ``step`` of this process, all its micro-batches together."""
         return self.settings.samples_per_step
 
     @property

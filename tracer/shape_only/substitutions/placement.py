@@ -47,7 +47,7 @@ SYNCHRONIZE = "synchronize"
 
 
 class DevicePlacement(TorchFunctionMode):
-    """Turns requests for CUDA into CPU requests; ``wanted`` is where new storages lie, None: where the inputs lie."""
+    """Turns requests for CUDA into CPU requests; ``wanted``: new storages count as CUDA's; None: as inputs do."""
 
     def __init__(self, tracker: MemoryTracker, *, one_device: bool = True) -> None:
         super().__init__()
