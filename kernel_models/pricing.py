@@ -346,7 +346,7 @@ def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
 
 
 def sustained(priced: PricedCalls, device: DeviceSpec) -> PricedCalls:
-    """Return the calls priced for a step that keeps the device busy; intervals keep their relative width."""
+    """Return the prices under the board's power limit, for a step that keeps the device busy; intervals scale along."""
     rates: dict[str, float] = {}
     least: Float64 = np.zeros(len(priced.calls))
     for i, call in enumerate(priced.calls):

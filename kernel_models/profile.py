@@ -140,7 +140,7 @@ class DeviceProfile:
         return sorted({entry.model.family for entry in self.entries}, key=lambda family: family.value)
 
     def with_software(self, *wanted: str) -> DeviceProfile:
-        """Return the profile, preferring models whose software begins with one of ``wanted``, in that order."""
+        """Return the profile with models first whose software begins with one of ``wanted``, in that order."""
         def rank(entry: ProfileEntry) -> int:
             return next((i for i, name in enumerate(wanted) if entry.software.startswith(name)), len(wanted))
 

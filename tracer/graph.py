@@ -520,7 +520,7 @@ class ExecutionGraph(Shown):
         return arguments(self, op)
 
     def headline(self) -> str:
-        """Say what was recorded in one line."""
+        """Return one line that says what was recorded."""
         rank = f"rank {self.meta.rank} of {self.meta.world_size}" if self.meta.rank >= 0 else "one rank"
         return (f"{rank}{f' on {self.meta.device}' if self.meta.device else ''}, {len(self.steps):,} steps, "
                 f"{len(self.ops):,} operations, {len(self.launches):,} calls, {len(self.kernels):,} kernels")

@@ -71,7 +71,7 @@ class Job(Shown):
         return len(self.graphs)
 
     def headline(self) -> str:
-        """Say what was recorded in one line."""
+        """Return one line that says what was recorded."""
         ranks = f"{len(self.graphs):,} of {max(self.world_size, len(self.graphs)):,} ranks"
         return f"{ranks}; {self.graphs[0].headline()}" if self.graphs else ranks
 

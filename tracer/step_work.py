@@ -239,7 +239,7 @@ def _how(graphs: list[ExecutionGraph], cycle: int, *, found: bool) -> str:
 
 
 def _group(graph: ExecutionGraph, cycle: int) -> None:
-    """Join each ``cycle`` steps to one; leftover first steps are dropped."""
+    """Join each ``cycle`` steps to one, in place; steps at the start that fill no cycle are dropped."""
     steps = graph.steps
     marks = np.unique(steps.name)
     count = len(steps) // cycle

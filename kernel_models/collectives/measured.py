@@ -272,7 +272,7 @@ class MeasuredModel:
         return first / BELOW if first > LATENCY_BYTES else 0.0
 
     def begins(self, batch: CollectiveBatch) -> Float64:
-        """Return the smallest size that this level predicts in each row's setting, bytes; NaN for none."""
+        """Return the smallest size that this level predicts for each row's setting, bytes; NaN where there is none."""
         out = np.full(len(batch), np.nan)
         first, setting = batch.settings()
         for index, row in enumerate(first.tolist()):

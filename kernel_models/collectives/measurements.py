@@ -40,7 +40,7 @@ Setting = tuple[int, int, int, int, int, int]
 
 @dataclass(slots=True)
 class CollectiveMeasurements:
-    """n measured collectives. ``weight`` counts the repeats behind a row, ``spread`` is the scatter of medians."""
+    """n measured collectives. ``weight`` is the number of repeats behind each row."""
 
     batch: CollectiveBatch
     time_us: Float64

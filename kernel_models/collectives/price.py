@@ -458,7 +458,7 @@ def with_engine_kernels(times: CommTimes, batch: CollectiveBatch, on: Topology, 
 
 
 def _launched(times: CommTimes, batch: CollectiveBatch, on: Topology) -> CommTimes:
-    """Return times in which all-reduces within a node take at least the time of NCCL's launched by itself."""
+    """Return times in which all-reduces within a node take at least as long as one that NCCL launches by itself."""
     start, each = LAUNCHED_US.get(on.node.architecture, LAUNCHED_LATER_US)
     least = start + each * np.asarray(batch.ranks, np.float64)
     mine = (batch.kind == CollectiveKind.ALL_REDUCE) & (batch.nodes == 1) & (batch.ranks > 1) & (

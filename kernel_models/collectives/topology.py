@@ -63,7 +63,7 @@ class NodeType:
         link: one of ``LINKS``.
         network: name of its usual network.
         gpus: GPUs of a node.
-        peer_gbps: from one GPU to all others of its node together, one way, 10⁹ bytes/s.
+        peer_gbps: bandwidth from one GPU to all others of its node together, one way, 10⁹ bytes/s.
         nics: network cards that carry collectives; GPUs share them evenly.
         in_switch_reduction: whether the switch reduces (NVLink SHARP, NCCL's NVLS).
         sources: the source of each figure.

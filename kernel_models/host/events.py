@@ -138,7 +138,7 @@ def host_class(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostMoment:
-    """One event of one step.
+    """One event of a step: the host's time before or in an operation, or after the last one.
 
     Attributes:
         label: Label that it shares with equal events.

@@ -69,7 +69,7 @@ class HostModel:
 
     Attributes:
         pools: By label.
-        slopes: Cost per tensor, ns, by an event's own label; "own" and "before" alone for all others.
+        slopes: Cost per tensor, ns, by an event's label; of other labels under "own" and "before", their first part.
         offset: Logarithm of the factor on all bases.
         spread: Log half width of the 80% interval of an unseen program's host time.
         launch_ns: Time of one launch, ns; 0 where none was recorded.

@@ -44,7 +44,7 @@ Key = tuple[int, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The samples of one key, ns.
+    """The samples of one key (kind of host time, operation, detail), ns.
 
     Attributes:
         count: Number of samples.

@@ -383,14 +383,14 @@ measured. Launches of ten published traces then take 2.1 µs in the median."""
 
 @dataclass(frozen=True, slots=True)
 class EventCost:
-    """Cost of one recorded event, ns, and its standard deviation."""
+    """The profiler's cost of recording one event, ns, and its standard deviation."""
 
     ns: float
     spread_ns: float
 
 
 def event_cost(graph: ExecutionGraph) -> EventCost:
-    """Return the cost of one recorded event on a rank's host, before unprofiled steps are taken into account."""
+    """Return the profiler's cost of recording one event on a rank's host, without regard to unprofiled steps."""
     own, wraps = _own_ns(graph)
     known = int(wraps.sum()) >= LEAST_WRAPPERS
     ns = float(np.median(own[wraps])) if known else USUAL_NS

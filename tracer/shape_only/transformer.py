@@ -204,7 +204,7 @@ class TransformerShape:
 
     @property
     def runs(self) -> tuple[TransformerShape, ...]:
-        """Runs of equal blocks from the input to the output; a decoder of equal blocks is one."""
+        """Runs of equal blocks from the input to the output; a decoder of equal blocks has a single run."""
         return self.stack or (self,)
 
     @property
@@ -379,7 +379,7 @@ def _kinds(shape: TransformerShape) -> tuple[TransformerShape, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TransformerPart:
-    """One rank's share of a piece.
+    """One rank's share of a piece, a part of a decoder that is traced by itself.
 
     Attributes:
         piece: The piece.
