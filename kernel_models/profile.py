@@ -184,7 +184,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile:
 
 
 def to_bytes(profile: DeviceProfile) -> bytes:
-    """Return the file's bytes."""
+    """Return a profile as the bytes of its file."""
     members: dict[str, Arrays] = {}
     manifest = {
         "device": profile.device.name, "provenance": profile.provenance,

@@ -192,7 +192,7 @@ class MemoryTimeline(Shown):
         return MemoryAccount(**{kind.value: float(size) for kind, size in zip(KINDS, held.tolist(), strict=True)})
 
     def headline(self) -> str:
-        """Return one line that says the peak."""
+        """Return one line on the peak of memory."""
         return f"{self.source}: peak {self.at_peak}, {len(self.time_ns):,} changes"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:

@@ -362,7 +362,7 @@ class ParallelPlan:
 
     @property
     def fsdp2(self) -> bool:
-        """Return whether replicas share their parameters."""
+        """Return whether parameters are split among replicas."""
         return self.sharding is Sharding.PARAMETERS
 
     @property

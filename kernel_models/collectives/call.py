@@ -212,7 +212,7 @@ class CollectiveBatch:
         return CollectiveBatch(columns[:, 0], np.array([c.payload_bytes for c in calls], np.float64), *columns[:, 1:].T)
 
     def take(self, rows: Int64 | Bool) -> CollectiveBatch:
-        """Return the given rows."""
+        """Return the batch of the given rows (numbers or mask)."""
         return CollectiveBatch(self.kind[rows], self.payload_bytes[rows], self.dtype[rows], self.ranks[rows],
                                self.nodes[rows], self.widest[rows], self.narrowest[rows])
 

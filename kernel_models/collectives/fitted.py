@@ -132,7 +132,7 @@ class FittedModel:
     @staticmethod
     def fit(measurements: CollectiveMeasurements, on: Topology, *, most_pieces: int = PROTOCOLS,
             intervals: bool = True) -> FittedModel:
-        """Fit every measured setting."""
+        """Fit curves to all measured settings (kind, dtype and placement of ranks)."""
         points = measurements.aggregated().curves()
         formulas = DatasheetModel(on)
         pieces = {
@@ -247,7 +247,7 @@ class _Pieces(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """The values that ``state()`` returns."""
+    """The stored form of a ``FittedModel``, as ``state()`` returns it."""
 
     topology: str | dict[str, Any]
     oversubscription: float

@@ -393,7 +393,7 @@ class _Curve(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """The values that ``state()`` returns."""
+    """The stored form of a ``MeasuredModel``, as ``state()`` returns it."""
 
     blend: Share
     spread: Spread

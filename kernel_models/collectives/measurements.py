@@ -64,7 +64,7 @@ class CollectiveMeasurements:
         return len(self.time_us)
 
     def take(self, rows: Int64 | Bool) -> CollectiveMeasurements:
-        """Return the given rows."""
+        """Return the measurements in the given rows (numbers or mask)."""
         picked = np.arange(len(self))[rows]
         return CollectiveMeasurements(self.batch.take(rows), self.time_us[rows], self.weight[rows],
                                       [self.backend[i] for i in picked], self.spread, [self.device[i] for i in picked],

@@ -45,7 +45,7 @@ class _Models(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """The values that ``CommProfile.state`` returns."""
+    """The stored form of a ``CommProfile``, as ``state()`` returns it."""
 
     topology: str | dict[str, Any]
     oversubscription: float
@@ -95,7 +95,7 @@ class CommProfile:
         return sorted(self.backends)
 
     def predict(self, batch: CollectiveBatch, backend: str | None = None, *, on: Topology | None = None) -> CommTimes:
-        """Return the times of a batch.
+        """Return the times of a batch of collectives, each from the best level that knows it.
 
         Args:
             batch: The collectives.

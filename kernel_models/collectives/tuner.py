@@ -122,7 +122,7 @@ def _spread(ranks: int, nodes: int) -> list[int]:
 
 def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, sizes: npt.ArrayLike,
            *, dtype: str = "float16", default: str | None = None, margin: float = MARGIN) -> list[TunedChoice]:
-    """Return the winner at each size.
+    """Return the best backend at each size, with the times of all.
 
     Args:
         backends: Predictors by name of the backend.

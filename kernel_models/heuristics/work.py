@@ -224,7 +224,7 @@ class CallTable:
 
     @classmethod
     def made_of(cls, family: Family, calls: Sequence[OpCall]) -> CallTable:
-        """Return the columns of calls."""
+        """Return newly made columns of calls; missing sizes of a call are 1."""
         n, width = len(calls), len(DIMENSIONS[family])
         rows = [call.dims for call in calls]
         if any(len(row) != width for row in rows):

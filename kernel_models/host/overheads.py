@@ -64,7 +64,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One rank's segments and their names.
+    """One rank's segments (spans of host time), and the names that their keys consist of.
 
     Attributes:
         segments: the host time.
@@ -200,7 +200,7 @@ _Row = tuple[Annotated[int, msgspec.Meta(ge=0, le=127)], str, str, Annotated[int
 
 
 class _State(msgspec.Struct):
-    """The values that ``to_json`` returns."""
+    """The stored form of ``HostOverheads``, as ``to_json`` returns it."""
 
     host: dict[str, Any]
     rows: list[_Row]

@@ -310,7 +310,7 @@ def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Flo
 
 
 def gemm_baseline_us(columns: Columns, figures: Figures) -> Float64:
-    """Return the baseline's time alone, µs [n]."""
+    """Return the times of products by the baseline's formula alone, µs [n]."""
     return gemm_work(columns, figures)[-1]
 
 

@@ -71,7 +71,7 @@ class ItemResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def ended(item: Item, status: Status, **values: Any) -> ItemResult:
-    """Return a result of an item."""
+    """Return the result of an item that ended with a status."""
     return ItemResult(id=item.id, kind=item.kind, name=item.name, settings=item.settings, split=item.split,
                       status=status, **values)
 

@@ -155,7 +155,7 @@ class ForkedWorkers(ProcessWorkers):
 
 
 class _Raised:
-    """An exception other than a ``ForetraceError``."""
+    """An exception of a call in a forked process, other than a ``ForetraceError``."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

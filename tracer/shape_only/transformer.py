@@ -44,7 +44,7 @@ class StateSpace:
 
     @property
     def inner(self) -> int:
-        """Return the features of all heads."""
+        """Return the number of features of all heads together."""
         return self.heads * self.head_size
 
     @property
@@ -277,7 +277,7 @@ class TransformerShape:
 
     @property
     def element_bytes(self) -> int:
-        """Return the bytes of an activation."""
+        """Return the bytes of one element of the activations."""
         return 4 if self.dtype == "fp32" else 2
 
     def block_parameters(self, tp: int = 1, ep: int = 1, etp: int | None = None) -> int:
@@ -403,7 +403,7 @@ class TransformerPart:
 
     @property
     def expert_tp(self) -> int:
-        """Return the ranks that share each expert."""
+        """Return the number of ranks that share each expert."""
         return self.tp if self.etp is None else self.etp
 
     def sent_rows(self, shape: TransformerShape) -> float:

@@ -101,7 +101,7 @@ class DevicePlacement(TorchFunctionMode):
             self.wanted, self.transfer = before
 
     def install(self, site: Site) -> None:
-        """Show users the device of fake tensors."""
+        """Let the program see the device on which a fake tensor counts as lying."""
         if "device" in vars(FakeTensor):
             site.patch(FakeTensor, "device", _Seen(vars(FakeTensor)["device"], self))
         for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
