@@ -357,12 +357,12 @@ class ParallelPlan:
 
     @property
     def ddp(self) -> bool:
-        """Return whether replicas all-reduce their gradients."""
+        """Return whether replicas all-reduce their gradients, as DDP does."""
         return self.sharding is Sharding.NONE and (self.dp > 1 or self.lone_ddp)
 
     @property
     def fsdp2(self) -> bool:
-        """Return whether parameters are split among replicas."""
+        """Return whether parameters are split among replicas, as FSDP2 does."""
         return self.sharding is Sharding.PARAMETERS
 
     @property

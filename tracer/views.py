@@ -132,7 +132,7 @@ def _arguments(*texts: str) -> tuple[Argument, ...]:
 
 
 def _categorical_codes(column: Int64, used: Int64, position: Int64) -> Int64:
-    """Convert a column of string codes to codes of the sorted texts, -1 for none."""
+    """Convert a column of string codes to codes of the sorted texts, -1 where a row has no text."""
     at = np.minimum(np.searchsorted(used, column), len(used) - 1)
     return np.where(column >= 0, position[at], NONE)
 

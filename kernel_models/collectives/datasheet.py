@@ -52,7 +52,7 @@ class Algorithm(IntEnum):
 
 
 class Protocol(IntEnum):
-    """A protocol to hand over bytes: flags in every 8 bytes (LL), in every 128 (LL128), or fences (Simple)."""
+    """NCCL's way to hand over bytes: flags in every 8 bytes (LL), in every 128 (LL128), or fences (Simple)."""
 
     LL = 0
     LL128 = 1

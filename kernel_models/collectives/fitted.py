@@ -147,7 +147,7 @@ class FittedModel:
         return FittedModel(on, pieces, np.concatenate(residuals) if residuals else np.zeros(0))
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Return the times of all collectives for which a setting was measured; ``Level.UNKNOWN`` if none was."""
+        """Return the times of collectives from the nearest measured setting; ``Level.UNKNOWN`` without one."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         low, high = -DEFAULT_WIDTH, DEFAULT_WIDTH

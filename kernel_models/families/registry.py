@@ -139,7 +139,7 @@ class Inputs:
         return self.told_type(name, default)
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return flags for all assumptions, such as ("assumed", "assumed_context=0"); empty without any."""
+        """Return flags for all assumptions, such as ("assumed", "assumed_context=0"); empty if nothing was assumed."""
         return ("assumed", *(f"assumed_{name}={text}" for name, text in self._assumed.items())) if self._assumed else ()
 
     def missing(self, what: str) -> NoReturn:

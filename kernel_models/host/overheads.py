@@ -124,7 +124,7 @@ def record(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Reco
 
 
 def profiler_event_ns(graph: ExecutionGraph, recorded: Recorded) -> float | None:
-    """Return the profiler's cost of a recorded operation or call, ns, from the unprofiled steps; ``None`` without any.
+    """Return the profiler's cost of a recorded operation or call, ns; ``None`` without unprofiled steps to compare.
 
     The cost is the median profiled step minus the median unprofiled one, over the median step's events. If the profiled
     step is faster (this happens where the GPU decides), the cost is 0.

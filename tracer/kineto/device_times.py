@@ -37,7 +37,7 @@ class Waits:
     end: np.ndarray
 
     def following(self, launched_ns: np.ndarray) -> np.ndarray:
-        """Return the index of the first wait after each launch; ``len(self.start)`` for none."""
+        """Return the index of the first wait after each launch; ``len(self.start)`` where no wait follows."""
         return np.searchsorted(self.start, launched_ns)
 
 

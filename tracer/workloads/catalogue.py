@@ -42,7 +42,7 @@ class _RecommendationSettings(Settings):
                                 "gradients, so set one of them to false.")
 
     def table_rows(self, table: int) -> int:
-        """Return a table's rows: of four tables the full number, a half, a quarter and an eighth, and so on again."""
+        """Return a table's rows: ``rows`` halved ``table % 4`` times."""
         return self.rows >> (table % 4)
 
     def embedding_tables(self) -> list[EmbeddingTable]:

@@ -62,7 +62,7 @@ def _launch_busy(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _queue_depth(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Count the ``launches`` that a busy stream takes before one blocks (no time); empty if none blocked."""
+    """Return as ``launches`` how many launches a busy stream takes before one blocks; empty if no launch blocked."""
     depths = []
     for _ in range(3):
         lab.machine.synchronize()
