@@ -160,8 +160,8 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
     Args:
         calls: The calls; repeats are allowed.
         device: Device that the calls would run on.
-        profile: Fitted models of that device; without it, or for calls that its models do not cover, the data sheet's
-            figures with default efficiencies.
+        profile: Fitted models of that device. A call that they do not cover is priced by a variant that they cover,
+            else, as without a profile, by the data sheet's figures with default efficiencies.
     """
     batch = calls if isinstance(calls, CallBatch) else CallBatch(calls)
     distinct, index = batch.distinct, batch.index

@@ -230,7 +230,7 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
 
     Args:
         graph: a step traced by shapes, or recorded with ``profile_memory=True``.
-        device: number of the device; by default the one with most changes; -1 is the host.
+        device: number of the device, -1 for the host; by default the GPU with most changes, else the host.
 
     Raises:
         ForetraceError: nothing of its memory was recorded.

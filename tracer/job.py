@@ -96,7 +96,7 @@ class Job(Shown):
         return sum(len(each) for each in self.classes if each.graph != NONE) if self.classes else len(self.graphs)
 
     def rank(self, number: int) -> ExecutionGraph:
-        """Return a rank's graph, in a folded job its class's with that rank's number. Raises ``JobError``: no graph."""
+        """Return a rank's graph; in a folded job that of its class, renumbered. Raises ``JobError`` without a graph."""
         for graph in self.graphs:
             if graph.meta.rank == number:
                 return graph

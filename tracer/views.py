@@ -271,7 +271,7 @@ def _chains(keys: list[np.ndarray], start: Int64) -> Pairs:
 
 
 def _kernel_times(graph: ExecutionGraph) -> Int64:
-    """Return a time for each kernel that no edge into it exceeds: its start, or later if clocks disagree."""
+    """Return each kernel's start, moved so that it is not before its launch or an earlier kernel of its stream."""
     kernels, launches = graph.kernels, graph.launches
     time = kernels.start_ns.copy()
     launched = np.flatnonzero(kernels.launch >= 0)

@@ -99,7 +99,7 @@ class CommProfile:
 
         Args:
             batch: The collectives.
-            backend: Name of the backend; default: the only one, else NCCL, else the first.
+            backend: Name of the backend; default: NCCL if measured, else the first; formulas if none was measured.
             on: Another number of the same nodes, or another network; default: the profile's topology.
 
         Raises:
