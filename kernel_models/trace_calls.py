@@ -158,7 +158,7 @@ class TraceCalls:
         return tuple(self.calls[i] for i in self.call_index[self.call_offset[row]:self.call_offset[row + 1]].tolist())
 
     def time_by_family(self, rows: Bool | None = None) -> dict[Family, int]:
-        """Return the time of each family, ns, longest first."""
+        """Return the time of each family in the chosen rows (default: all), ns, longest first."""
         chosen = np.ones(len(self), bool) if rows is None else rows
         time = np.bincount(self.family[chosen], weights=self.time_ns[chosen], minlength=len(FAMILIES))
         return {FAMILIES[i]: int(time[i]) for i in np.argsort(-time, kind="stable").tolist() if time[i]}
@@ -317,7 +317,7 @@ def _calls_of_operations(
 def _told_by_kernel(
     graph: ExecutionGraph, op: int, kernel_name: int, calls: tuple[OpCall, ...]
 ) -> tuple[OpCall, ...] | None:
-    """Return elementwise calls if an unknown operation's longest kernel is elementwise, else its own calls."""
+    """Return elementwise calls if an unknown operation's longest kernel is elementwise; else its own, or ``None``."""
     operation = Operation.from_graph(graph, op)
     tensors = Inputs(operation.name, operation.arguments, (), operation.list_dtype).tensors()
     if not tensors:

@@ -126,7 +126,7 @@ def is_flat(name: str) -> bool:
 
 
 def host_class(name: str) -> str:
-    """Return the class of an operation by the host's work for it."""
+    """Return the class of an operation by the host's work: "list", "view", "backward", "in place" or "other"."""
     if any(mark in name for mark in LISTS):
         return "list"
     if is_free(name) or name in ("aten::empty", "aten::empty_like", "aten::detach"):
