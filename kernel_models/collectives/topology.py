@@ -110,7 +110,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """Return the cluster's name, in the form that ``topology`` reads."""
+        """Return the cluster's name, in the form that ``find_topology`` reads."""
         count = f"x{self.nodes}" if self.nodes > 1 else ""
         return f"{self.node.name}{count}" + ("" if self.network.name == self.node.network else f"@{self.network.name}")
 
