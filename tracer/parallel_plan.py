@@ -342,17 +342,17 @@ class ParallelPlan:
 
     @property
     def samples(self) -> int:
-        """Return the samples of a micro-batch: ``microbatch``, or 1 where it is not given."""
+        """Return the number of samples of a micro-batch: ``microbatch``, or 1 where it is not given."""
         return self.microbatch or 1
 
     @property
     def passes(self) -> int:
-        """Return the micro-batches of a replica in a step: ``microbatches``, or 1 where it is not given."""
+        """Return a replica's number of micro-batches in a step: ``microbatches``, or 1 where it is not given."""
         return self.microbatches or 1
 
     @property
     def global_batch(self) -> int:
-        """Return the samples of a step, over all replicas and micro-batches."""
+        """Return the number of samples of a step, over all replicas and micro-batches."""
         return self.dp * self.samples * self.passes
 
     @property

@@ -374,7 +374,7 @@ class DatasheetModel:
 
 def half_widths(topology: Topology, size: npt.NDArray[np.float64],
                 nodes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return log half-widths of 80% intervals, down and up, at sizes in bytes; over nodes at least the network's."""
+    """Return 80% log half-widths, down and up, at sizes in bytes; on several nodes at least the network's."""
     link = topology.node.link
     kinds = [name for name in ((link,) if nodes == 1 else (link, "nodes")) if name in INTERVALS] or ["nodes"]
     at = np.log(np.maximum(size, 1.0))

@@ -311,7 +311,7 @@ def _end_kind(calls: Float64 | None, usual: int) -> tuple[str, ...]:
 
 
 def _parameters(names: Sequence[str], phases: Sequence[str]) -> int:
-    """Return the parameters of an optimizer over single tensors: it runs each operation once per parameter."""
+    """Return how many parameters an optimizer over single tensors has: it runs each operation once for each."""
     count = Counter(name for name, phase in zip(names, phases, strict=True) if phase.startswith(_IN_OPTIMIZER))
     most = max(count.values(), default=0)
     return min((number for number in count.values() if 2 * number >= most), default=0)

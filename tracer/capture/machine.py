@@ -146,7 +146,7 @@ class _ThreadWaits:
 
 
 def _of_machine() -> tuple[float, float, float, float, float] | None:
-    """Return the clock, and processor time so far, s: all processors', the busy part, the stolen part, and our own."""
+    """Return the clock and processor time so far, s: all, busy, stolen, and our own; ``None`` where not counted."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             user, nice, system, idle, waiting, irq, soft, stolen = map(int, file.readline().split()[1:9])

@@ -68,7 +68,7 @@ class CaptureOptions:
 
     @property
     def total_steps(self) -> int:
-        """Return the steps that the script must run until everything is recorded."""
+        """Return the number of steps that the script must run until everything is recorded."""
         windows = self.cycles * (PROFILER_WARMUP + self.steps)
         return self.warmup + self.timed + self.free_running + windows + self.traced_steps
 
@@ -80,7 +80,7 @@ class CaptureOptions:
 
     @property
     def traced_steps(self) -> int:
-        """Return the steps after the windows that record only the execution trace."""
+        """Return the number of steps after the windows that record only the execution trace."""
         return TRACED_APART if self.execution_trace == "apart" else 0
 
     @property
@@ -125,7 +125,7 @@ class Counting:
     before: int = 0
 
     def needed(self, options: CaptureOptions) -> int:
-        """Return the steps that the script must run until everything is recorded."""
+        """Return the number of steps that the script must run until everything is recorded."""
         return self.before + options.total_steps
 
     def too_few(self, options: CaptureOptions, done: int, phase: str) -> str:
