@@ -39,7 +39,7 @@ LEAST_LEFT = 0.2
 
 
 class _LeftOut(NamedTuple):
-    """Predictions of steps by fits to other graphs: ``BELIEF``, times µs [n], shares [n, families], families."""
+    """Predictions of steps by fits to other graphs: those graphs' weight, µs [n], shares [n, families], families."""
 
     belief: float
     times_us: Float64

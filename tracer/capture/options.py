@@ -143,7 +143,7 @@ BY_FUNCTION = Counting("calls of the decorated function", "each call is one step
 
 
 def by_optimizer(number: int = 0) -> Counting:
-    """Return how to count an optimizer's steps; ``number`` is its place by first step. Raises ``CaptureError``."""
+    """Return how to count steps of optimizer ``number``, from 0 in order of first steps. Raises ``CaptureError``."""
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise CaptureError(f"optimizer={number!r} is not possible: give a whole number, 0 for the one that makes the "
                            "script's first step.")

@@ -47,7 +47,7 @@ SYNCHRONIZE = "synchronize"
 
 
 class DevicePlacement(TorchFunctionMode):
-    """Turns requests for CUDA into CPU requests; ``wanted``: new storages count as CUDA's; None: as inputs do."""
+    """Turns requests for CUDA into CPU requests; ``wanted``: whether new storages count as CUDA's; None: as inputs."""
 
     def __init__(self, tracker: MemoryTracker, *, one_device: bool = True) -> None:
         super().__init__()
