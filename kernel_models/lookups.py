@@ -146,7 +146,7 @@ def batched_forward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64,
 
 def batched_backward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, lookups: Float64, rows: Float64,
                         device: DeviceSpec) -> Float64:
-    """Return the time of the fused gradient in the same way; ``lookups`` and ``rows`` are sums over the parts, [n]."""
+    """Return the time of a fused gradient of many parts from their terms, µs [n]; ``lookups``, ``rows``: sums [n]."""
     kernels = gradient_kernels(np.ones(len(lookups), np.bool_), *sorting(lookups, rows))
     done = KernelWork(np.maximum(wait_us, flight_us), stream_us, kernels)
     return _time_us(done, device, "bag_backward_fused")

@@ -160,8 +160,8 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
     Args:
         calls: The calls; repeats are allowed.
         device: Device that the calls would run on.
-        profile: Fitted models of that device; without it, or for calls that its models do not cover, the data sheet's
-            figures with default efficiencies.
+        profile: Fitted models of that device. A call that they do not cover is priced by a variant that they cover,
+            else, as without a profile, by the data sheet's figures with default efficiencies.
     """
     batch = calls if isinstance(calls, CallBatch) else CallBatch(calls)
     distinct, index = batch.distinct, batch.index
@@ -346,7 +346,7 @@ def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
 
 
 def sustained(priced: PricedCalls, device: DeviceSpec) -> PricedCalls:
-    """Return the calls priced for a step that keeps the device busy; intervals keep their relative width."""
+    """Return the prices under the board's power limit, for a step that keeps the device busy; intervals scale along."""
     rates: dict[str, float] = {}
     least: Float64 = np.zeros(len(priced.calls))
     for i, call in enumerate(priced.calls):

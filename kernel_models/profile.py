@@ -140,7 +140,7 @@ class DeviceProfile:
         return sorted({entry.model.family for entry in self.entries}, key=lambda family: family.value)
 
     def with_software(self, *wanted: str) -> DeviceProfile:
-        """Return the profile, preferring models whose software begins with one of ``wanted``, in that order."""
+        """Return the profile with models first whose software begins with one of ``wanted``, in that order."""
         def rank(entry: ProfileEntry) -> int:
             return next((i for i, name in enumerate(wanted) if entry.software.startswith(name)), len(wanted))
 
@@ -184,7 +184,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile:
 
 
 def to_bytes(profile: DeviceProfile) -> bytes:
-    """Return the file's bytes."""
+    """Return a profile as the bytes of its file."""
     members: dict[str, Arrays] = {}
     manifest = {
         "device": profile.device.name, "provenance": profile.provenance,

@@ -39,7 +39,7 @@ LEAST_LEFT = 0.2
 
 
 class _LeftOut(NamedTuple):
-    """Predictions of steps from other graphs: weight of these, times µs [n], shares [n, families], families."""
+    """Predictions of steps by fits to other graphs: those graphs' weight, µs [n], shares [n, families], families."""
 
     belief: float
     times_us: Float64
@@ -163,7 +163,7 @@ def folds_of(graphs: Sequence[str]) -> Int64 | None:
 
 
 def _factor(predicted_us: Float64, measured_us: Float64) -> float:
-    """Return the mean error as a factor ≥ 1, in either direction (half as long again counts as a third too short)."""
+    """Return e to the mean absolute log error, a factor ≥ 1: 1.5 times too long and 1.5 times too short count alike."""
     return float(np.exp(np.mean(np.abs(np.log(predicted_us / measured_us)))))
 
 

@@ -45,7 +45,7 @@ _KINDS = {  # part of the forward operation's name → part of its autograd node
 
 
 def pair_lookups(graph: ExecutionGraph) -> dict[int, tuple[int, int]]:
-    """Return by row of ``graph.ops``, for fused lookups and their nodes: row of the lookup, columns of its tables."""
+    """Return by row of ``graph.ops``, for fused lookups and their backward: (lookup's row, its tables' columns)."""
     pairs: dict[int, tuple[int, int]] = {}
     for lookup, node in _KINDS.items():
         forwards, nodes = _rows(graph, lookup), _rows(graph, node, "_Dense" not in node)
@@ -94,7 +94,7 @@ def _width(graph: ExecutionGraph, lookup: int, node: int) -> int:
 
 
 def pairs_of(ops: Int32, pairs: dict[int, tuple[int, int]]) -> tuple[Int64, Int64]:
-    """Return for some rows the lookup of each row and its width; ``NONE`` for rows that belong to no lookup."""
+    """Return for each of ``ops`` the row of its lookup and the columns of its tables; ``NONE`` without a lookup."""
     found = [pairs.get(op, (NONE, NONE)) for op in ops.tolist()] if pairs else []
     both = np.array(found, np.int64) if found else np.full((len(ops), 2), NONE, np.int64)
     return both[:, 0], both[:, 1]
@@ -154,11 +154,11 @@ class TraceCalls:
         return len(self.op)
 
     def calls_of_row(self, row: int) -> tuple[OpCall, ...]:
-        """Return the calls of one piece."""
+        """Return the calls of one row: of an operation's kernels, or of one copy, memset or lone kernel."""
         return tuple(self.calls[i] for i in self.call_index[self.call_offset[row]:self.call_offset[row + 1]].tolist())
 
     def time_by_family(self, rows: Bool | None = None) -> dict[Family, int]:
-        """Return the time of each family, ns, longest first."""
+        """Return the time of each family in the chosen rows (default: all), ns, longest first."""
         chosen = np.ones(len(self), bool) if rows is None else rows
         time = np.bincount(self.family[chosen], weights=self.time_ns[chosen], minlength=len(FAMILIES))
         return {FAMILIES[i]: int(time[i]) for i in np.argsort(-time, kind="stable").tolist() if time[i]}
@@ -317,7 +317,7 @@ def _calls_of_operations(
 def _told_by_kernel(
     graph: ExecutionGraph, op: int, kernel_name: int, calls: tuple[OpCall, ...]
 ) -> tuple[OpCall, ...] | None:
-    """Return elementwise calls if an unknown operation's longest kernel is elementwise, else its own calls."""
+    """Return elementwise calls if an unknown operation's longest kernel is elementwise; else its own, or ``None``."""
     operation = Operation.from_graph(graph, op)
     tensors = Inputs(operation.name, operation.arguments, (), operation.list_dtype).tensors()
     if not tensors:

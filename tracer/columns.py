@@ -116,7 +116,7 @@ def named(codes: Int32, strings: Sequence[str], matches: Callable[[str], object]
 
 
 def totals(place: Int64, values: Int64, count: int) -> Int64:
-    """Return the sums of integers by place, [count], exact below 2^53."""
+    """Return the sum of the integers at each place, [count], exact below 2^53."""
     return np.bincount(place, weights=values, minlength=count).astype(np.int64)
 
 

@@ -86,7 +86,7 @@ class MemoryAccount:
         return {part.name: size for part in fields(self) if (size := getattr(self, part.name))}
 
     def lacking(self, limit_bytes: float, name: str) -> str | None:
-        """Return a sentence on why it does not fit a device; ``None`` if it fits or the limit is unknown (0)."""
+        """Return a sentence on why the memory exceeds a device's; ``None`` if it fits or the limit is unknown (0)."""
         if not 0 < limit_bytes < self.total:
             return None
         return (f"It does not fit: it needs more than the {limit_bytes / 1e9:,.4g} GB of {name}; choose a larger "
@@ -192,7 +192,7 @@ class MemoryTimeline(Shown):
         return MemoryAccount(**{kind.value: float(size) for kind, size in zip(KINDS, held.tolist(), strict=True)})
 
     def headline(self) -> str:
-        """Say the peak in one line."""
+        """Return one line on the peak of memory."""
         return f"{self.source}: peak {self.at_peak}, {len(self.time_ns):,} changes"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
@@ -230,7 +230,7 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
 
     Args:
         graph: a step traced by shapes, or recorded with ``profile_memory=True``.
-        device: number of the device; by default the one with most changes; -1 is the host.
+        device: number of the device, -1 for the host; by default the GPU with most changes, else the host.
 
     Raises:
         ForetraceError: nothing of its memory was recorded.
@@ -316,7 +316,7 @@ def timeline_of(source: str, time: Int64, size: Int64, holds: Int64, places: Map
 
 
 def matched_changes(address: Int64, size: Int64) -> tuple[Int64, Int64]:
-    """Return for each allocation the change that frees it, and for each release its allocation; -1: none."""
+    """Return the index of the change that frees each allocation, and that of each release's allocation; -1: none."""
     open_at: dict[int, int] = {}
     born, freed = np.full(len(size), -1, np.int64), np.full(len(size), -1, np.int64)
     for row, (place, change) in enumerate(zip(address.tolist(), size.tolist(), strict=True)):

@@ -40,7 +40,7 @@ class FoundFile:
 
 
 def find_files(paths: list[str], notes: list[str]) -> list[FoundFile]:
-    """Expand files, directories, globs and URLs of these, each file once, in order of name.
+    """Expand files, directories, globs and URLs of these in the given order, each file once; a directory's by name.
 
     Empty files are noted and left out. An empty file that is the only path given is kept: reading it explains the
     error.

@@ -74,7 +74,7 @@ class GpuDevices(Protocol):
         """Return a device's state; what it does not report stays unknown."""
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device that has this identifier, or a part (MIG) with it; else ``None``."""
+        """Return the index of the device that has this identifier or a MIG part with it; ``None`` if there is none."""
 
 
 class NvmlDevices:
@@ -113,7 +113,7 @@ class NvmlDevices:
         return GpuState(**found)
 
     def named(self, uuid: str) -> int | None:
-        """Return the index of the device that has this identifier, or a part (MIG) with it; else ``None``."""
+        """Return the index of the device that has this identifier or a MIG part with it; ``None`` if there is none."""
         nvml = self._nvml
         if uuid.startswith("MIG-GPU-"):  # before driver 470: MIG-GPU-<the device's>/<instance>/<instance>
             uuid = uuid.removeprefix("MIG-").partition("/")[0]
@@ -322,7 +322,7 @@ def _device_number(text: str) -> int | None:
 
 
 def _index_of(uuid: str, uuids: list[str]) -> int | None:
-    """Return the index of a device among identifiers; as in CUDA, the beginning of an identifier suffices."""
+    """Return the index of a device among identifiers, else ``None``; as in CUDA, an identifier's beginning suffices."""
     return next((index for index, each in enumerate(uuids) if uuid and _plain(each).startswith(_plain(uuid))), None)
 
 

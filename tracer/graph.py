@@ -192,7 +192,7 @@ class LaunchTable(Table):
 
 @dataclass(slots=True)
 class KernelTable(Table):
-    """One piece of device work a row, sorted by start. ``launch`` is ``NONE`` for orphans.
+    """One piece of device work a row, sorted by start. ``launch`` is its call, ``NONE`` where that was not recorded.
 
     ``step`` is the step of the *launch*. Grid and block are in blocks and threads; ``bytes`` are of copies and memsets.
     """
@@ -466,7 +466,7 @@ CodeOf = Callable[[str], int]
 
 @dataclass(slots=True, repr=False)
 class ExecutionGraph(Shown):
-    """One rank's recorded window. See the module's text for the conventions."""
+    """One rank's recorded window: tables of operations, calls, device work and more. Conventions: see the module."""
 
     strings: list[str]
     threads: list[Thread]
@@ -520,7 +520,7 @@ class ExecutionGraph(Shown):
         return arguments(self, op)
 
     def headline(self) -> str:
-        """Say what was recorded in one line."""
+        """Return one line that says what was recorded."""
         rank = f"rank {self.meta.rank} of {self.meta.world_size}" if self.meta.rank >= 0 else "one rank"
         return (f"{rank}{f' on {self.meta.device}' if self.meta.device else ''}, {len(self.steps):,} steps, "
                 f"{len(self.ops):,} operations, {len(self.launches):,} calls, {len(self.kernels):,} kernels")

@@ -71,12 +71,12 @@ class Job(Shown):
         return len(self.graphs)
 
     def headline(self) -> str:
-        """Say what was recorded in one line."""
+        """Return one line that says what was recorded."""
         ranks = f"{len(self.graphs):,} of {max(self.world_size, len(self.graphs)):,} ranks"
         return f"{ranks}; {self.graphs[0].headline()}" if self.graphs else ranks
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
-        """Return the tables of all ranks, each row with its rank."""
+        """Return a maker of each table's DataFrame: the rows of all ranks, each with its rank."""
         return {name: partial(self._together, name) for name in ExecutionGraph.TABLES}
 
     def chart(self) -> Chart:
@@ -96,7 +96,7 @@ class Job(Shown):
         return sum(len(each) for each in self.classes if each.graph != NONE) if self.classes else len(self.graphs)
 
     def rank(self, number: int) -> ExecutionGraph:
-        """Return a rank's graph, in a folded job its class's with that rank's number. Raises ``JobError``: no graph."""
+        """Return a rank's graph; in a folded job that of its class, renumbered. Raises ``JobError`` without a graph."""
         for graph in self.graphs:
             if graph.meta.rank == number:
                 return graph
@@ -114,7 +114,7 @@ AnyJob = Job | ExecutionGraph | Sequence[ExecutionGraph]
 
 
 def graphs_of(job: AnyJob) -> list[ExecutionGraph]:
-    """Return the graphs of a ``Job``, a graph or a list of graphs. Raises ``JobError`` for anything else."""
+    """Return the list of graphs in a ``Job``, a graph or a list of graphs. Raises ``JobError`` for anything else."""
     found = [job] if isinstance(job, ExecutionGraph) else job.graphs if isinstance(job, Job) else job
     if not isinstance(found, list | tuple) or not all(isinstance(graph, ExecutionGraph) for graph in found):
         raise JobError(f"A job is expected, and {type(job).__name__} was given: read it first, with "
@@ -137,8 +137,8 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
             traces are worth it.
         step_region: The steps are the regions of this name, which the program marked with ``record_function``; each
             runs to the next one's start. By default the best evidence decides (see ``tracer.kineto.steps``).
-        cycle: How many of these make one step of the job, where the loop alternates (a rollout at every fourth
-            update). By default as many as the work repeats after, if that was recorded twice; 1 for each by itself.
+        cycle: How many recorded steps make one step of the job, where the loop alternates (a rollout at every fourth
+            update). By default the number after which the work repeats, if it was recorded twice; 1 for no grouping.
 
     Returns:
         The job; missing ranks and skipped files are named in its notes.

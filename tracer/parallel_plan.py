@@ -64,7 +64,7 @@ class Recomputation(str, Enum):
 
     @property
     def blocks(self) -> bool:
-        """Return whether every block is run again from its input, completely or in part."""
+        """Return whether backward runs each block, all or part of it, again from the block's input."""
         return self not in (Recomputation.NONE, Recomputation.SELECTIVE)
 
 
@@ -333,37 +333,37 @@ class ParallelPlan:
 
     @property
     def shards(self) -> int:
-        """Return the number of ranks that share the state outside of experts, if replicas share any."""
+        """Return over how many ranks the state outside of experts is spread, where the plan shards it."""
         return self.dp * self.cp // self.replicate
 
     @property
     def expert_shards(self) -> int:
-        """Return the number of ranks that share the state of an expert's part, if replicas share any."""
+        """Return over how many ranks the state of an expert's part is spread, where the plan shards it."""
         return self.expert_replicas // self.replicate
 
     @property
     def samples(self) -> int:
-        """Return the samples of a micro-batch: ``microbatch``, or 1 where it is not given."""
+        """Return the number of samples of a micro-batch: ``microbatch``, or 1 where it is not given."""
         return self.microbatch or 1
 
     @property
     def passes(self) -> int:
-        """Return the micro-batches of a replica in a step: ``microbatches``, or 1 where it is not given."""
+        """Return a replica's number of micro-batches in a step: ``microbatches``, or 1 where it is not given."""
         return self.microbatches or 1
 
     @property
     def global_batch(self) -> int:
-        """Return the samples of a step."""
+        """Return the number of samples of a step, over all replicas and micro-batches."""
         return self.dp * self.samples * self.passes
 
     @property
     def ddp(self) -> bool:
-        """Return whether replicas all-reduce their gradients."""
+        """Return whether replicas all-reduce their gradients, as DDP does."""
         return self.sharding is Sharding.NONE and (self.dp > 1 or self.lone_ddp)
 
     @property
     def fsdp2(self) -> bool:
-        """Return whether replicas share their parameters."""
+        """Return whether parameters are split among replicas, as FSDP2 does."""
         return self.sharding is Sharding.PARAMETERS
 
     @property

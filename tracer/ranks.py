@@ -117,7 +117,7 @@ def peers_like(ranks: Sequence[int], of: int, to: int) -> list[int]:
 
 
 def lattice(ranks: Sequence[int], of: int) -> tuple[tuple[int, int], ...] | None:
-    """Return (distance, number) of each dimension of the lattice that ranks form around ``of``; ``None`` if none."""
+    """Return (distance, number) of each dimension of the lattice that ranks form around ``of``, ``None`` otherwise."""
     rest, shape = list(ranks), []
     while len(rest) > 1:
         step, count = rest[1] - rest[0], 2
@@ -179,8 +179,8 @@ only link rows, scalars (with offsets of a rank's shard), and values compared in
 
 
 def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
-    """Return whether captured ranks of a fake world may represent all of it. Each collective must be one of plain data
-    parallelism over the whole world, and the ranks, if several, must do the same work."""
+    """Return whether captured ranks of a fake world may represent the whole world. Each collective must be one of plain
+    data parallelism over all ranks, and the captured ranks, if several, must do the same work."""
     for graph in graphs:
         table, size = graph.collectives, graph.meta.world_size
         kinds = {graph.string(code) for code in np.unique(table.kind).tolist()}

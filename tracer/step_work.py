@@ -239,7 +239,7 @@ def _how(graphs: list[ExecutionGraph], cycle: int, *, found: bool) -> str:
 
 
 def _group(graph: ExecutionGraph, cycle: int) -> None:
-    """Join each ``cycle`` steps to one; leftover first steps are dropped."""
+    """Join each ``cycle`` steps to one, in place; steps at the start that fill no cycle are dropped."""
     steps = graph.steps
     marks = np.unique(steps.name)
     count = len(steps) // cycle
@@ -289,7 +289,7 @@ _BEGIN, _END = (re.compile(rf"(?:cuda|cu|hip)Stream{what}Capture") for what in (
 
 
 def while_capturing(calls: LaunchTable, strings: Sequence[str]) -> Bool:
-    """Return a mask of the calls made while a graph was recorded, on any thread, [calls]."""
+    """Return a mask of the calls made while a CUDA graph was captured, on any thread, [calls]."""
     begins, ends = (np.flatnonzero(named(calls.name, strings, pattern.match)) for pattern in (_BEGIN, _END))
     if not len(begins) and not len(ends):
         return np.zeros(len(calls), np.bool_)
@@ -305,7 +305,7 @@ def while_capturing(calls: LaunchTable, strings: Sequence[str]) -> Bool:
 
 
 def captured_launches(graph: ExecutionGraph) -> Bool:
-    """Return a mask of the launches without device work made while a graph was recorded, [calls]."""
+    """Return a mask of the launches captured into a CUDA graph, which have no device work of their own, [calls]."""
     calls = graph.launches
     found = while_capturing(calls, graph.strings)
     if found.any():
@@ -315,7 +315,7 @@ def captured_launches(graph: ExecutionGraph) -> Bool:
 
 
 def captured_of_steps(graph: ExecutionGraph) -> Int64:
-    """Return the number of launches of each step that only recorded a graph, [steps]."""
+    """Return the number of launches in each step that were only captured into a CUDA graph, [steps]."""
     captured = captured_launches(graph)
     step = graph.launches.step[captured]
     return np.bincount(step[step >= 0], minlength=len(graph.steps)).astype(np.int64)

@@ -123,7 +123,7 @@ def find_main(name: str, *, as_module: bool = False) -> UserCode | None:
 
 
 def find_importable(name: str) -> UserCode | None:
-    """Return the program with the wanted functions: a file, or a module by its dotted name.
+    """Return the program with a name, a file or a module by its dotted name; ``None`` if there is neither.
 
     A file that imports from its own package ("from .models import Net") runs as a module of that package.
     """

@@ -132,7 +132,7 @@ def _arguments(*texts: str) -> tuple[Argument, ...]:
 
 
 def _categorical_codes(column: Int64, used: Int64, position: Int64) -> Int64:
-    """Convert a column of string codes to codes of the sorted texts, -1 for none."""
+    """Convert a column of string codes to codes of the sorted texts, -1 where a row has no text."""
     at = np.minimum(np.searchsorted(used, column), len(used) - 1)
     return np.where(column >= 0, position[at], NONE)
 
@@ -271,7 +271,7 @@ def _chains(keys: list[np.ndarray], start: Int64) -> Pairs:
 
 
 def _kernel_times(graph: ExecutionGraph) -> Int64:
-    """Return a time for each kernel that no edge into it exceeds: its start, or later if clocks disagree."""
+    """Return each kernel's start, moved so that it is not before its launch or an earlier kernel of its stream."""
     kernels, launches = graph.kernels, graph.launches
     time = kernels.start_ns.copy()
     launched = np.flatnonzero(kernels.launch >= 0)

@@ -45,7 +45,7 @@ AGREE = 0.08
 
 
 class FamilyProgress:
-    """The measurements of one family so far, and the process fitted to them.
+    """The measurements of one family so far, and the Gaussian process fitted to them.
 
     Args:
         family: the family.
@@ -105,7 +105,7 @@ class FamilyProgress:
 
 @dataclass
 class _Shape:
-    """One benchmark, the times of its visits, and when the last visit was."""
+    """One benchmark, the times of its visits (repeated measurements), µs, and the time of the last visit, s."""
 
     item: Item
     times_us: list[float]
@@ -120,7 +120,7 @@ class _Shape:
 
 
 class Visits:
-    """Benchmarks to visit again.
+    """Benchmarks to be measured again later; each measurement is a visit.
 
     Args:
         begun_s: start of the measuring, by the caller's clock.
@@ -137,7 +137,7 @@ class Visits:
         self._plan(_Shape(item, [time_us], now_s))
 
     def due(self, now_s: float) -> Item | None:
-        """Return the benchmark whose visit is due (near the end: the first planned). If it worked, call ``took``."""
+        """Return the benchmark whose next visit is due, ``None`` without one; near the end visits are due early."""
         if not self._due:
             return None
         due_s, name = self._due[0]

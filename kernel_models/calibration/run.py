@@ -154,7 +154,7 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
 
     Args:
         work: The directory.
-        families: Families to fit; others that were measured only as anchors are left out.
+        families: Families to fit; those measured only by the first benchmarks of a run (anchors) are left out.
         host: Function that fits the host's overheads.
         notes: Notes to store in the profile; this function adds its own.
         threads: Threads of a CPU.

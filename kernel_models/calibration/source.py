@@ -105,7 +105,7 @@ class _FamilyState:
 
 
 class Measurements:
-    """An ``ItemSource`` that plans during the run.
+    """The items of a calibration (an ``ItemSource``), each chosen by the measurements so far.
 
     Args:
         setup: Device and options of the run.
@@ -155,7 +155,7 @@ class Measurements:
     # --- called by the run -------------------------------------------------------------------------------------------
 
     def begin(self, lines: Mapping[str, ItemResult]) -> int:
-        """Learn from the measurements of an earlier run; return the number of items that are done."""
+        """Take over the measurements of an earlier run, by item id; return the number of items that are done."""
         for line in lines.values():
             if line.kind == "kernel" and line.name in FAMILIES:
                 self._earlier.append((kernel_item(line.name, line.settings, seconds=max(line.seconds, 1e-3)), line))
@@ -182,7 +182,7 @@ class Measurements:
             self._take_up(item, line)
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
-        """Return the next item: anchors, then the canary (a repeated benchmark) if due, then the most useful one."""
+        """Return the next item: fixed first ones (anchors), then a repeated one (canary) if due, then the best."""
         self._look()
         while self._first:
             item = self._first.pop(0)
@@ -207,7 +207,7 @@ class Measurements:
         return None
 
     def record(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """Learn from a measurement."""
+        """Take in an item's result, from which the next items are chosen."""
         if item.visit > 1:
             self._visited(item, result, rows)
             return

@@ -177,7 +177,7 @@ class CollectiveCall:
 
 @dataclass(slots=True)
 class CollectiveBatch:
-    """Columns of n collectives. ``dtype`` holds indices into ``DTYPES``; the placement is four numbers."""
+    """Columns of n collectives. ``dtype`` holds indices into ``DTYPES``; the last four are the ``Placement``."""
 
     kind: Int64
     payload_bytes: Float64
@@ -212,7 +212,7 @@ class CollectiveBatch:
         return CollectiveBatch(columns[:, 0], np.array([c.payload_bytes for c in calls], np.float64), *columns[:, 1:].T)
 
     def take(self, rows: Int64 | Bool) -> CollectiveBatch:
-        """Return the given rows."""
+        """Return the batch of the given rows (numbers or mask)."""
         return CollectiveBatch(self.kind[rows], self.payload_bytes[rows], self.dtype[rows], self.ranks[rows],
                                self.nodes[rows], self.widest[rows], self.narrowest[rows])
 

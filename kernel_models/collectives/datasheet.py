@@ -32,7 +32,7 @@ from kernel_models.collectives.topology import Topology
 
 
 class Algorithm(IntEnum):
-    """An algorithm for a collective."""
+    """The route that the data of a collective take between the ranks."""
 
     RING = 0
     TREE = 1
@@ -52,7 +52,7 @@ class Algorithm(IntEnum):
 
 
 class Protocol(IntEnum):
-    """A protocol to hand over bytes: flags in every 8 bytes (LL), in every 128 (LL128), or fences (Simple)."""
+    """NCCL's way to hand over bytes: flags in every 8 bytes (LL), in every 128 (LL128), or fences (Simple)."""
 
     LL = 0
     LL128 = 1
@@ -216,7 +216,7 @@ def _base(topology: Topology, algorithm: Algorithm, protocol: Protocol) -> float
 
 
 def _own_part(topology: Topology, kind: CollectiveKind, group: RankGroup) -> float:
-    """Return the time per byte of payload for copying a rank's own part, µs: the channels of a gather copy it too."""
+    """Return the time per payload byte, µs, of copying a rank's own part: in gathers, scatters, all-to-alls; else 0."""
     if kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
         return 0.0
     channel = CHANNEL_GBPS.get(topology.node.architecture)
@@ -330,8 +330,8 @@ def algorithm_label(code: int) -> str:
 @lru_cache(maxsize=4096)
 def nccl_lines(topology: Topology, kind: CollectiveKind, group: RankGroup,
                algorithm: Algorithm | None = None, protocol: Protocol | None = None) -> tuple[Line, ...]:
-    """Return the lines among which NCCL chooses (none hierarchical), or the lines of one algorithm and protocol (empty
-    where not possible)."""
+    """Return the lines among which NCCL chooses (hierarchical ones only if ``algorithm`` asks for them), limited to a
+    given algorithm and protocol; empty where these are not possible."""
     return tuple(line for line in lines(topology, kind, group) if protocol in (None, line.protocol) and (
         line.algorithm is not Algorithm.HIERARCHICAL if algorithm is None else line.algorithm is algorithm))
 
@@ -374,7 +374,7 @@ class DatasheetModel:
 
 def half_widths(topology: Topology, size: npt.NDArray[np.float64],
                 nodes: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return 80% log half-widths, down and up, at sizes in bytes; for several nodes the wider of link and nodes."""
+    """Return 80% log half-widths, down and up, at sizes in bytes; on several nodes at least the network's."""
     link = topology.node.link
     kinds = [name for name in ((link,) if nodes == 1 else (link, "nodes")) if name in INTERVALS] or ["nodes"]
     at = np.log(np.maximum(size, 1.0))

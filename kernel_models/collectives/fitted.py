@@ -132,7 +132,7 @@ class FittedModel:
     @staticmethod
     def fit(measurements: CollectiveMeasurements, on: Topology, *, most_pieces: int = PROTOCOLS,
             intervals: bool = True) -> FittedModel:
-        """Fit every measured setting."""
+        """Fit curves to all measured settings (kind, dtype and placement of ranks)."""
         points = measurements.aggregated().curves()
         formulas = DatasheetModel(on)
         pieces = {
@@ -147,7 +147,7 @@ class FittedModel:
         return FittedModel(on, pieces, np.concatenate(residuals) if residuals else np.zeros(0))
 
     def predict(self, batch: CollectiveBatch) -> CommTimes:
-        """Return the times of all collectives for which a setting was measured; ``Level.UNKNOWN`` if none was."""
+        """Return the times of collectives from the nearest measured setting; ``Level.UNKNOWN`` without one."""
         out = CommTimes.empty(len(batch))
         first, setting = batch.settings()
         low, high = -DEFAULT_WIDTH, DEFAULT_WIDTH
@@ -247,7 +247,7 @@ class _Pieces(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """The values that ``state()`` returns."""
+    """The stored form of a ``FittedModel``, as ``state()`` returns it."""
 
     topology: str | dict[str, Any]
     oversubscription: float

@@ -54,7 +54,7 @@ def is_table(path: str) -> bool:
 
 
 def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
-    """Return the measurements of a table.
+    """Return the measured collectives in a user's table.
 
     Raises:
         TableInputError: it cannot be read, or has an unusable column or line, which the error names.

@@ -70,7 +70,7 @@ class Curve:
         return Curve(x, y, _slopes(np.log(x), y))
 
     def log_at(self, size: npt.ArrayLike, blend: float = DEFAULT_BLEND) -> Float64:
-        """Return log µs at the given sizes: below the smallest its time, above the largest along the last line."""
+        """Return log µs at sizes in bytes: constant below the smallest measured size, a line above the largest."""
         x = np.asarray(size, np.float64)
         if len(self.size) == 1:
             # With one size the slope is unknown: beyond it, time is taken to grow in proportion to size.
@@ -103,7 +103,7 @@ def left_out_step(sizes: int) -> int:
 
 
 def choose_blend(curves: Sequence[tuple[Float64, Float64]]) -> tuple[float, Float64]:
-    """Return the weight with the least mean absolute log error on measured sizes that are left out, one at a time.
+    """Return the weight of the α–β line with the least mean absolute log error on measured sizes, left out one by one.
 
     Args:
         curves: (sizes ascending, µs) each.
@@ -267,12 +267,12 @@ class MeasuredModel:
         out.level[rows] = level_of
 
     def _begin(self, used: tuple[Setting, ...]) -> float:
-        """Return the smallest size that these settings' curves predict, bytes; 0: they start with the latency."""
+        """Return the smallest size that these settings' curves predict, bytes; 0 where the latency was measured."""
         first = max(float(self.curves[key].size[0]) for key in used)
         return first / BELOW if first > LATENCY_BYTES else 0.0
 
     def begins(self, batch: CollectiveBatch) -> Float64:
-        """Return the smallest size that this level predicts in each row's setting, bytes; NaN for none."""
+        """Return the smallest size that this level predicts for each row's setting, bytes; NaN where there is none."""
         out = np.full(len(batch), np.nan)
         first, setting = batch.settings()
         for index, row in enumerate(first.tolist()):
@@ -284,7 +284,7 @@ class MeasuredModel:
         return out
 
     def nearest_dtype(self, key: Setting) -> Setting | None:
-        """Return the measured setting that equals ``key`` or differs in dtype only (nearest width), or ``None``."""
+        """Return the measured setting equal to ``key``, else the nearest that differs in dtype only, else ``None``."""
         if key in self.curves:
             return key
         same = [k for k in self.curves if k[0] == key[0] and k[2:] == key[2:]]
@@ -323,7 +323,7 @@ class MeasuredModel:
         return Curve.fit(size, np.maximum(time_us, 0.5 * np.exp(np.minimum(log_a, log_b))))
 
     def _interval(self, curve: Curve, size: Float64) -> tuple[Float64, Float64]:
-        """Return log offsets of the 80% interval: from repeats at a measured size, from left-out sizes far from one."""
+        """Return log offsets of the 80% interval: at measured sizes from repeats, far from them from left-out sizes."""
         octave = np.log2(np.maximum(size, 1.0))
         grid = np.arange(np.floor(octave.min()), np.ceil(octave.max()) + 1) if len(octave) else np.zeros(1)
         log_size = np.log2(np.maximum(self.residual_size, 1.0))
@@ -393,7 +393,7 @@ class _Curve(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """The values that ``state()`` returns."""
+    """The stored form of a ``MeasuredModel``, as ``state()`` returns it."""
 
     blend: Share
     spread: Spread

@@ -40,7 +40,7 @@ Setting = tuple[int, int, int, int, int, int]
 
 @dataclass(slots=True)
 class CollectiveMeasurements:
-    """n measured collectives. ``weight`` counts the repeats behind a row, ``spread`` is the scatter of medians."""
+    """n measured collectives. ``weight`` is the number of repeats behind each row."""
 
     batch: CollectiveBatch
     time_us: Float64
@@ -64,7 +64,7 @@ class CollectiveMeasurements:
         return len(self.time_us)
 
     def take(self, rows: Int64 | Bool) -> CollectiveMeasurements:
-        """Return the given rows."""
+        """Return the measurements in the given rows (numbers or mask)."""
         picked = np.arange(len(self))[rows]
         return CollectiveMeasurements(self.batch.take(rows), self.time_us[rows], self.weight[rows],
                                       [self.backend[i] for i in picked], self.spread, [self.device[i] for i in picked],
@@ -79,7 +79,7 @@ class CollectiveMeasurements:
         return self.take(np.array([backend == name for backend in self.backend], np.bool_))
 
     def of_one_machine(self) -> CollectiveMeasurements:
-        """Return the rows without GPU and system, so that logs with and without these names are pooled."""
+        """Return all rows with the names of GPU and system removed, so that logs with and without names are pooled."""
         return replace(self, device=[], system=[])
 
     def aggregated(self) -> CollectiveMeasurements:
@@ -130,7 +130,7 @@ def setting_of(batch: CollectiveBatch, row: int) -> Setting:
 
 
 def join(parts: Iterable[CollectiveMeasurements]) -> CollectiveMeasurements:
-    """Return the rows of several logs."""
+    """Return the rows of several logs in one table."""
     kept = [part for part in parts if len(part)]
     if not kept:
         return make_measurements([])
@@ -209,7 +209,7 @@ MOST_GPUS = 200
 
 
 def same_gpu(name: str, on: Topology) -> bool:
-    """Return whether a reported GPU may be the topology's: equal, with another memory, or of the same short name."""
+    """Return whether a reported GPU may be the topology's: the same, with another memory size, or its short name."""
     wanted = find_device(on.node.device)
     found = _resolved(name)
     if found is not None and (found.name == wanted.name or set(found.short_names) == set(wanted.short_names)):

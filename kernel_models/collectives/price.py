@@ -458,7 +458,7 @@ def with_engine_kernels(times: CommTimes, batch: CollectiveBatch, on: Topology, 
 
 
 def _launched(times: CommTimes, batch: CollectiveBatch, on: Topology) -> CommTimes:
-    """Return times in which all-reduces within a node take at least the time of NCCL's launched by itself."""
+    """Return times in which all-reduces within a node take at least as long as one that NCCL launches by itself."""
     start, each = LAUNCHED_US.get(on.node.architecture, LAUNCHED_LATER_US)
     least = start + each * np.asarray(batch.ranks, np.float64)
     mine = (batch.kind == CollectiveKind.ALL_REDUCE) & (batch.nodes == 1) & (batch.ranks > 1) & (
@@ -470,7 +470,7 @@ def _launched(times: CommTimes, batch: CollectiveBatch, on: Topology) -> CommTim
 
 
 def kernel_us(payload: Float64, ranks: Float64, peer_gbps: float, least_us: float) -> Float64:
-    """Return the time of the quicker kernel (one shot or two), µs [n]."""
+    """Return the time of an engine's all-reduce kernel, µs [n]: with one exchange or two, whichever is quicker."""
     rate = peer_gbps * ENGINE_REACHED * 1e3
     start = least_us + ENGINE_STEP_US * (ranks - 2.0)
     one: Float64 = start + (ranks - 1.0) * payload / rate

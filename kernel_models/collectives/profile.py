@@ -45,7 +45,7 @@ class _Models(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """The values that ``CommProfile.state`` returns."""
+    """The stored form of a ``CommProfile``, as ``state()`` returns it."""
 
     topology: str | dict[str, Any]
     oversubscription: float
@@ -55,7 +55,7 @@ class _State(msgspec.Struct):
 
 @dataclass
 class BackendModels:
-    """The measured and the fitted level of one backend."""
+    """One backend's models: curves through its measurements, and formulas fitted to them."""
 
     measured: MeasuredModel
     fitted: FittedModel
@@ -95,12 +95,12 @@ class CommProfile:
         return sorted(self.backends)
 
     def predict(self, batch: CollectiveBatch, backend: str | None = None, *, on: Topology | None = None) -> CommTimes:
-        """Return the times of a batch.
+        """Return the times of a batch of collectives, each from the best level that knows it.
 
         Args:
             batch: The collectives.
-            backend: Name of the backend; default: the only one, else NCCL, else the first.
-            on: Another number of the same nodes, or another network.
+            backend: Name of the backend; default: NCCL if measured, else the first; formulas if none was measured.
+            on: Another number of the same nodes, or another network; default: the profile's topology.
 
         Raises:
             CommError: That backend was not measured.

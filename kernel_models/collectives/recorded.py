@@ -55,17 +55,17 @@ def element_bytes(graph: ExecutionGraph, table: CollectiveTable, row: int) -> tu
 
 def read_matched(graphs: Sequence[ExecutionGraph], groups: Sequence[Sequence[tuple[int, int]]],
                  intrinsic_ns: Sequence[int], on: Topology, backend: str = "nccl") -> CollectiveMeasurements:
-    """Return the measurements of collectives matched over ranks.
+    """Return the measurements of collectives whose kernels were matched over ranks.
 
     Args:
         graphs: One for each recorded rank.
-        groups: For each collective the pairs (position of the rank, kernel).
-        intrinsic_ns: Transfer times of the collectives, ns.
+        groups: For each collective its kernels: pairs (index into ``graphs``, row of that graph's ``kernels``).
+        intrinsic_ns: Time of each collective after its last rank arrived, ns.
         on: Cluster on which the ranks lie.
         backend: Name of the backend.
 
     Raises:
-        CommError: No collective has all facts that are needed.
+        CommError: No collective has its kind, size and all ranks recorded, or the ranks ran on different GPUs.
     """
     row_of = [{int(k): i for i, k in enumerate(g.collectives.kernel.tolist()) if k >= 0} for g in graphs]
     rows = []

@@ -79,7 +79,7 @@ def is_nccl_tests(text: str) -> bool:
 
 
 def read_nccl_tests(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
-    """Return the measurements of a log.
+    """Return the measurements of a log of nccl-tests or rccl-tests.
 
     Raises:
         CommError: a line is broken, in other units or inconsistent; or a fact is missing in the log and in ``hints``.

@@ -63,7 +63,7 @@ class NodeType:
         link: one of ``LINKS``.
         network: name of its usual network.
         gpus: GPUs of a node.
-        peer_gbps: from one GPU to all others of its node together, one way, 10⁹ bytes/s.
+        peer_gbps: bandwidth from one GPU to all others of its node together, one way, 10⁹ bytes/s.
         nics: network cards that carry collectives; GPUs share them evenly.
         in_switch_reduction: whether the switch reduces (NVLink SHARP, NCCL's NVLS).
         sources: the source of each figure.
@@ -110,7 +110,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """Return the cluster's name, in the form that ``topology`` reads."""
+        """Return the cluster's name, in the form that ``find_topology`` reads."""
         count = f"x{self.nodes}" if self.nodes > 1 else ""
         return f"{self.node.name}{count}" + ("" if self.network.name == self.node.network else f"@{self.network.name}")
 

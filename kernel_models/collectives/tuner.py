@@ -122,7 +122,7 @@ def _spread(ranks: int, nodes: int) -> list[int]:
 
 def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, sizes: npt.ArrayLike,
            *, dtype: str = "float16", default: str | None = None, margin: float = MARGIN) -> list[TunedChoice]:
-    """Return the winner at each size.
+    """Return the best backend at each size, with the times of all.
 
     Args:
         backends: Predictors by name of the backend.
@@ -130,7 +130,7 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
         placement: The group.
         sizes: Payload bytes, ascending.
         dtype: Type of the elements.
-        default: Backend that wins ties; by default "nccl", else the first.
+        default: Backend that wins unless another gains more than ``margin``; by default "nccl", else the first.
         margin: Relative gain above which another backend wins.
     """
     names = list(backends)

@@ -86,8 +86,8 @@ class _Reader:
         return found
 
     def traces(self, name: str, *, alone: bool) -> list[Samples]:
-        """Return the traces of one job, or of several jobs in one directory, each by itself. ``alone``: see
-        ``trace``."""
+        """Return the samples of one job's traces, or of several jobs in one directory, each read by itself. ``alone``:
+        see ``trace``."""
         try:
             return self.trace(name, alone=alone)
         except JobError:

@@ -185,7 +185,7 @@ def _tokens_first(op: Inputs) -> Iterator[OpCall]:
 
 
 def window_of(op: Inputs, causal: bool) -> int:
-    """Return a window's tokens: before one's own, its own, and after it; 0 for all (recorded as -1 or missing)."""
+    """Return a window's tokens: those before a token, itself, and (unless causal) those after it; 0 for no window."""
     before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
     return 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
 

@@ -291,7 +291,7 @@ _ONLY_WRITTEN = frozenset({"foreach_zero"})
 
 
 def optimizer(kind: str, lists: list[list[TensorSpec]], written: int) -> Iterator[OpCall]:
-    """Yield one pass over lists of equally large tensors; the first is the result, ``written`` are written."""
+    """Yield one pass over lists of equally large tensors; the first is the result, ``written`` lists are written."""
     first = lists[0]
     elements = sum(tensor.elements for tensor in first)
     if not elements:

@@ -34,7 +34,7 @@ def embedding(
     kind: str, lookups: int, bags: int, table_rows: int, columns: int, tables: int, dtype: str, index_dtype: str,
     flags: tuple[str, ...] = (), noted: Sequence[EmbeddingTable] = (),
 ) -> Iterator[OpCall]:
-    """Yield look-ups. Kinds: "embedding", "bag", with "_backward" (dense), "_backward_sparse" or "_backward_fused".
+    """Yield the call. Kinds: "embedding", "bag", with "_backward" (dense), "_backward_sparse" or "_backward_fused".
 
     ``noted`` are the tables that the operation is known to look up (``tracer.lookup_data.noted``), for any batch.
     """

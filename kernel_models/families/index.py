@@ -104,8 +104,8 @@ def _index(op: Inputs) -> Iterator[OpCall]:
 
 
 def _chosen(source: TensorSpec, indices: list[TensorSpec]) -> tuple[int, int]:
-    """Return the number of pieces that indices choose, and the elements of each. A mask covers as many dimensions as it
-    has, and is assumed to choose all elements."""
+    """Return how many places of a tensor the indices choose, and the elements at each place. A mask covers as many
+    dimensions as it has, and is assumed to choose all elements."""
     pieces, along = [], 0
     for each in indices:
         sizes = source.shape[along:along + len(each.shape)]

@@ -24,7 +24,7 @@ _MODES = ("rnn", "rnn", "lstm", "gru")
 def recurrent(
     kind: str, sequence: int, batch: int, inputs: int, hidden: int, layers: int, directions: int, dtype: str
 ) -> Iterator[OpCall]:
-    """Yield a whole layer stack over a whole sequence; none for an empty sequence."""
+    """Yield the call of a whole layer stack over a whole sequence; no call for an empty sequence."""
     if not sequence * batch * hidden:
         return
     gates = _GATES[kind.removesuffix("_backward")]

@@ -139,7 +139,7 @@ class Inputs:
         return self.told_type(name, default)
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return flags for all assumptions, such as ("assumed", "assumed_context=0"); empty without any."""
+        """Return flags for all assumptions, such as ("assumed", "assumed_context=0"); empty if nothing was assumed."""
         return ("assumed", *(f"assumed_{name}={text}" for name, text in self._assumed.items())) if self._assumed else ()
 
     def missing(self, what: str) -> NoReturn:
@@ -202,7 +202,7 @@ Function = Callable[[Inputs], Iterable[OpCall]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A family's rule for one operation."""
+    """The function that returns an operation's calls, with its family and the names of the operation's arguments."""
 
     family: Family
     names: tuple[str, ...]

@@ -64,7 +64,7 @@ class Traits(NamedTuple):
 
 @dataclass(frozen=True)
 class Corrections:
-    """Corrections: numbers by name.
+    """Corrections of the formulas' times, as logarithms by name.
 
     Attributes:
         points: Numbers of classes and devices, by "part name".
@@ -85,7 +85,7 @@ class Corrections:
         default_factory=dict, init=False, repr=False, compare=False)
 
     def sums(self, calls: Sequence[OpCall], device: DeviceSpec) -> tuple[Float64, Float64, Float64]:
-        """Return the sums of every call, logarithms [n]: for its arithmetic, its traffic and its fixed cost."""
+        """Return the sums of every call's corrections, logarithms [n]: of its arithmetic, traffic and fixed cost."""
         found = {part: np.zeros(len(calls)) for part in PARTS}
         traits = traits_of(device)
         for group in grouped(calls, device):
@@ -166,7 +166,7 @@ class Corrections:
 
 
 def parts_of(family: Family) -> tuple[str, ...]:
-    """Return the parts of a family's time that have a sum."""
+    """Return the parts of a family's time that have corrections."""
     return PARTS if family in PRODUCTS else PARTS[1:]
 
 
@@ -198,7 +198,7 @@ def traits_of(device: DeviceSpec) -> Traits:
 
 
 def excess_of(device: DeviceSpec) -> float:
-    """Return r of products: multiprocessors' cycles per byte of memory traffic, an RTX 3090's over the device's.
+    """Return r in the module's g: multiprocessors' cycles per byte of memory traffic, an RTX 3090's over the device's.
 
     Chosen by measurement: with r a GPU left out of the fit is predicted within 12 to 13% instead of 13 to 18."""
     if device.vendor != "nvidia":
@@ -207,7 +207,7 @@ def excess_of(device: DeviceSpec) -> float:
 
 
 def traffic_factor(sums: Float64, excess: Float64) -> tuple[Float64, Float64]:
-    """Return g of the sums [n], and its derivative by the sums over g."""
+    """Return the factor on traffic, g of the sums (see the module), [n], and the derivative of its logarithm."""
     power = np.exp(sums)
     share = np.where(sums > 0, excess, 1.0)
     factor = 1.0 + share * (power - 1.0)

@@ -348,7 +348,7 @@ def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], sta
 
 
 def spread(residuals: Float64, weight: Float64 | None = None) -> tuple[float, float]:
-    """Return the ends of the 80% interval of n log residuals, widened by 1 + 2/n, one on each side of 0."""
+    """Return the ends, below and above 0, of the 80% interval of n log residuals, widened by the factor 1 + 2/n."""
     order = np.argsort(residuals)
     weights = np.ones(len(residuals)) if weight is None else weight
     share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()

@@ -83,7 +83,7 @@ class RooflineModel:
         return np.fromiter((call.family == self.family for call in calls), np.bool_, len(calls))
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Return times, µs: kernel floors plus overlapping arithmetic and traffic (``efficiency.together``)."""
+        """Return times, µs: kernels' fixed costs, plus arithmetic and traffic in overlap (``efficiency.together``)."""
         table = CallTable.of(self.family, calls)
         compute, memory, fixed, low, high = self._reached(table)
         parts = self._parts(table, compute, memory, fixed)

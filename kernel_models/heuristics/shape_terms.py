@@ -22,7 +22,7 @@ TERMS: Mapping[str, str] = {
 
 
 def shape_terms(calls: Sequence[OpCall], device: DeviceSpec) -> dict[str, Float64]:
-    """Return factors ≥ 1 on the time of every call's arithmetic, by term [n]; 1 for other families."""
+    """Return factors ≥ 1 on the time of every call's arithmetic [n], by name of the cost; 1 for other families."""
     found: dict[str, Float64] = {name: np.ones(len(calls)) for name in TERMS}
     for family in (Family.GEMM, Family.ATTENTION):
         rows = np.array([i for i, call in enumerate(calls) if call.family is family], np.int64)

@@ -76,7 +76,7 @@ priced at twice their time, but with a limit recorded steps err more the other w
 
 
 def most_floors(device: DeviceSpec, family: Family, scattered: bool = False) -> float:
-    """Return a kernel's most kernel floors before its work, by family, times ``SCATTERED`` if ``scattered``."""
+    """Return the longest that a kernel takes before its work, in kernel floors; infinite where no limit is known."""
     most = MOST_FLOORS.get(device.architecture, {}).get(family, float("inf"))
     return SCATTERED * most if scattered else most
 
@@ -224,7 +224,7 @@ class CallTable:
 
     @classmethod
     def made_of(cls, family: Family, calls: Sequence[OpCall]) -> CallTable:
-        """Return the columns of calls."""
+        """Return newly made columns of calls; missing sizes of a call are 1."""
         n, width = len(calls), len(DIMENSIONS[family])
         rows = [call.dims for call in calls]
         if any(len(row) != width for row in rows):

@@ -126,7 +126,7 @@ def is_flat(name: str) -> bool:
 
 
 def host_class(name: str) -> str:
-    """Return the class of an operation by the host's work for it."""
+    """Return the class of an operation by the host's work: "list", "view", "backward", "in place" or "other"."""
     if any(mark in name for mark in LISTS):
         return "list"
     if is_free(name) or name in ("aten::empty", "aten::empty_like", "aten::detach"):
@@ -138,7 +138,7 @@ def host_class(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostMoment:
-    """One event of one step.
+    """One event of a step: the host's time before or in an operation, or after the last one.
 
     Attributes:
         label: Label that it shares with equal events.
@@ -311,7 +311,7 @@ def _end_kind(calls: Float64 | None, usual: int) -> tuple[str, ...]:
 
 
 def _parameters(names: Sequence[str], phases: Sequence[str]) -> int:
-    """Return the parameters of an optimizer over single tensors: it runs each operation once per parameter."""
+    """Return how many parameters an optimizer over single tensors has: it runs each operation once for each."""
     count = Counter(name for name, phase in zip(names, phases, strict=True) if phase.startswith(_IN_OPTIMIZER))
     most = max(count.values(), default=0)
     return min((number for number in count.values() if 2 * number >= most), default=0)

@@ -337,7 +337,7 @@ class ToldHost:
 
     @property
     def error(self) -> float:
-        """Return the relative error of the prediction."""
+        """Return the predicted over the measured time, minus one."""
         return self.told_ns / self.measured_ns - 1
 
 

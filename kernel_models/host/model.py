@@ -69,7 +69,7 @@ class HostModel:
 
     Attributes:
         pools: By label.
-        slopes: Cost per tensor, ns, by an event's own label; "own" and "before" alone for all others.
+        slopes: Cost per tensor, ns, by an event's label; of other labels under "own" and "before", their first part.
         offset: Logarithm of the factor on all bases.
         spread: Log half width of the 80% interval of an unseen program's host time.
         launch_ns: Time of one launch, ns; 0 where none was recorded.
@@ -167,7 +167,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _State(msgspec.Struct):
-    """The values that ``to_dict`` returns."""
+    """The stored form of a ``HostModel``, as ``to_dict`` returns it."""
 
     host: str
     law: Literal[3]
@@ -239,7 +239,7 @@ def is_host_file(name: str) -> bool:
 
 
 def write_host(model: HostModel, path: Path) -> None:
-    """Write a model."""
+    """Write a model to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as stream:
         stream.write(gzip.compress(json.dumps(model.to_dict(), separators=(",", ":")).encode(), mtime=0))

@@ -44,7 +44,7 @@ Key = tuple[int, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The samples of one key, ns.
+    """The samples of one key (kind of host time, operation, detail), ns.
 
     Attributes:
         count: Number of samples.
@@ -64,7 +64,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One rank's segments and their names.
+    """One rank's segments (spans of host time), and the names that their keys consist of.
 
     Attributes:
         segments: the host time.
@@ -124,7 +124,7 @@ def record(graph: ExecutionGraph, excluded: HostIntervals | None = None) -> Reco
 
 
 def profiler_event_ns(graph: ExecutionGraph, recorded: Recorded) -> float | None:
-    """Return the profiler's cost of a recorded operation or call, ns, from the unprofiled steps; ``None`` without any.
+    """Return the profiler's cost of a recorded operation or call, ns; ``None`` without unprofiled steps to compare.
 
     The cost is the median profiled step minus the median unprofiled one, over the median step's events. If the profiled
     step is faster (this happens where the GPU decides), the cost is 0.
@@ -200,7 +200,7 @@ _Row = tuple[Annotated[int, msgspec.Meta(ge=0, le=127)], str, str, Annotated[int
 
 
 class _State(msgspec.Struct):
-    """The values that ``to_json`` returns."""
+    """The stored form of ``HostOverheads``, as ``to_json`` returns it."""
 
     host: dict[str, Any]
     rows: list[_Row]

@@ -279,9 +279,9 @@ class LaunchConstants:
     """Constants of one rank's trace, nanoseconds.
 
     ``latency[kind]`` counts from the call's end, ``latency_in_call[kind]`` from the start of a call that waits for its
-    own work; ``gap[before, kind, in_graph]``. ``returns`` maps a call's name to the lag between the end of the awaited
-    work and the call's return; ``queue_return`` is this lag for a full launch queue. ``base_cost`` maps a call's name
-    to its unblocked cost.
+    own work; ``gap[before, kind, in_graph]`` lies between kernels of two kinds. ``returns`` maps a call's name to the
+    lag between the end of the awaited work and the call's return; ``queue_return`` is this lag for a full launch queue.
+    ``base_cost`` maps a call's name to its unblocked cost.
     """
 
     latency: Int64
@@ -383,14 +383,14 @@ measured. Launches of ten published traces then take 2.1 µs in the median."""
 
 @dataclass(frozen=True, slots=True)
 class EventCost:
-    """Cost of one recorded event, ns, and its standard deviation."""
+    """The profiler's cost of recording one event, ns, and its standard deviation."""
 
     ns: float
     spread_ns: float
 
 
 def event_cost(graph: ExecutionGraph) -> EventCost:
-    """Return the cost of one recorded event on a rank's host, before unprofiled steps are taken into account."""
+    """Return the profiler's cost of recording one event on a rank's host, without regard to unprofiled steps."""
     own, wraps = _own_ns(graph)
     known = int(wraps.sum()) >= LEAST_WRAPPERS
     ns = float(np.median(own[wraps])) if known else USUAL_NS

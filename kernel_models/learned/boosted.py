@@ -114,7 +114,7 @@ class BoostedModel:
         return (columns.code >= 0) & ((columns.dims >= low) & (columns.dims <= high)).all(axis=1)
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Return the times of covered calls.
+        """Return the times of calls that ``covers`` accepts, µs.
 
         Raises:
             ValueError: a call is of a variant that the model does not know.

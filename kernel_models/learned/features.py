@@ -81,7 +81,7 @@ class Columns:
 
 
 class Variants:
-    """Known variants of a family, by number."""
+    """A family's known variants (kind, dtype, layout, flags); the code of a variant is its index in ``known``."""
 
     def __init__(self, family: Family, known: Sequence[Variant]) -> None:
         self.family, self.known = family, tuple(known)
@@ -94,7 +94,7 @@ class Variants:
         return cls(family, sorted({plain(family, variant) for variant in set(map(_variant, calls))}))
 
     def columns(self, calls: Sequence[OpCall], *, work: bool) -> Columns:
-        """Return the calls' numbers as columns; ``work`` asks for FLOPs and bytes too."""
+        """Return the calls' sizes and variant codes as columns; ``work`` asks for FLOPs and bytes too."""
         n, width = len(calls), len(DIMENSIONS[self.family])
         dims = np.fromiter(chain.from_iterable(map(_dims, calls)), np.int64, n * width).reshape(n, width)
         variants = list(map(_variant, calls))
@@ -175,7 +175,7 @@ class Described(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A named recipe; ``work``: whether it needs FLOPs and bytes. The variant codes that it receives are 0 or more."""
+    """A named function that makes features; ``work``: whether it needs FLOPs and bytes. Its input has codes ≥ 0."""
 
     name: str
     describe: Callable[[Columns, Figures], Described]
@@ -310,7 +310,7 @@ def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Flo
 
 
 def gemm_baseline_us(columns: Columns, figures: Figures) -> Float64:
-    """Return the baseline's time alone, µs [n]."""
+    """Return the times of products by the baseline's formula alone, µs [n]."""
     return gemm_work(columns, figures)[-1]
 
 

@@ -68,7 +68,7 @@ class GaussianModel:
         return self.points.within(calls, REACH)
 
     def predict(self, calls: Sequence[OpCall]) -> Times:
-        """Return the times of covered calls, µs."""
+        """Return the times of calls that ``covers`` accepts, µs."""
         x, v = self.points.points(calls)
         mean, deviation = self.process.predict(x, v)
         time = np.maximum(self.formula.predict(calls).time_us * np.exp(mean), SHORTEST_US)

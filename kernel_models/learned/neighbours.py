@@ -118,7 +118,7 @@ class Neighbours:
         return result
 
     def arrays(self) -> Arrays:
-        """Return all arrays to store."""
+        """Return the model's arrays by name, to be stored."""
         return {"near_head": self.head, "near_start": self.start, "near_site": self.site, "near_value": self.value,
                 "near_base": self.base_us}
 

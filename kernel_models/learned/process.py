@@ -68,7 +68,7 @@ class Points:
 
     @classmethod
     def of(cls, family: Family, calls: Sequence[OpCall]) -> Points:
-        """Return the mapping for these calls."""
+        """Return the mapping made from the calls of a fit."""
         columns = _columns(family, calls)
         kept: list[int] = []
         for i, column in enumerate(columns.T):
@@ -138,7 +138,7 @@ def _parts(call: OpCall) -> tuple[str, str, str, str]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Hyper-parameters: ``smooth`` (a), ``offset`` (b), ``noise``, ``lengths`` [d], ``differs`` (θ) [c]."""
+    """The covariance's parameters: ``smooth`` (a), ``offset`` (b), ``noise``, ``lengths`` [d], ``differs`` (θ) [c]."""
 
     smooth: float
     offset: float
@@ -153,7 +153,7 @@ class Kernel:
                    np.full(parts, _START_DIFFERS))
 
     def between(self, x: Float64, v: Codes, other_x: Float64, other_v: Codes) -> Float64:
-        """Return covariances without noise, [n, m]."""
+        """Return the covariances between two sets of points, without noise, [n, m]."""
         unlike = np.zeros((len(x), len(other_x)))
         for k, differs in enumerate(self.differs.tolist()):
             unlike += differs * (v[:, None, k] != other_v[None, :, k])
@@ -185,7 +185,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Process:
-    """A kernel and its data: ``x`` [n, d], ``v`` [n, c], ``y`` [n], and ``loose`` [n], multiples of the noise."""
+    """A Gaussian process: kernel, data ``x`` [n, d], ``v`` [n, c], ``y`` [n]; noise is scaled by ``loose`` [n]."""
 
     kernel: Kernel
     x: Float64

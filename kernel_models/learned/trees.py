@@ -69,7 +69,7 @@ class Bins:
 
 
 def _distinct(ascending: Float32) -> Float32:
-    """Return the distinct ones of ascending values."""
+    """Return the distinct values among ascending ones."""
     return ascending[np.r_[True, ascending[1:] != ascending[:-1]]]
 
 
@@ -127,7 +127,7 @@ class Trees:
         return result[:rows]
 
     def arrays(self) -> Arrays:
-        """Return all arrays to store."""
+        """Return the trees' arrays by name, to be stored."""
         return {"edges": self.bins.edges, "edge_start": self.bins.start, "words": self.words,
                 "values": self.values, "start": self.start, "depth": self.depth,
                 "baseline": np.array([self.baseline])}

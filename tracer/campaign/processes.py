@@ -54,7 +54,7 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """One worker process."""
+    """A worker process, which records one task after another."""
 
     def __init__(self, device: str, threads: int, log: Path) -> None:
         task_read, self._tasks = os.pipe()

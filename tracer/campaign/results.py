@@ -71,13 +71,13 @@ class ItemResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def ended(item: Item, status: Status, **values: Any) -> ItemResult:
-    """Return a result of an item."""
+    """Return the result of an item that ended with a status."""
     return ItemResult(id=item.id, kind=item.kind, name=item.name, settings=item.settings, split=item.split,
                       status=status, **values)
 
 
 class Index(msgspec.Struct, kw_only=True):
-    """``campaign.json``. ``sessions`` are the runs, each with machine and software as in a capture's context."""
+    """The content of ``campaign.json``. ``sessions`` are runs, each with machine and software as in a capture."""
 
     version: int = VERSION
     plan: str = ""

@@ -91,13 +91,13 @@ class PlanItems(ItemSource):
         self._place = self._ran = 0
 
     def begin(self, lines: Mapping[str, ItemResult]) -> int:
-        """See ``ItemSource``."""
+        """Take over earlier results, by item id; return how many items need not be run."""
         fresh = [item for item in self._items if item.id not in lines]
         self._todo = fresh + [item for item in self._items if item.id in lines and lines[item.id].status == "failed"]
         return len(self._items) - len(self._todo)
 
     def known(self) -> Sequence[Item]:
-        """See ``ItemSource``."""
+        """Return all items of the plan, or of the chosen part."""
         return self._items
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
@@ -114,11 +114,11 @@ class PlanItems(ItemSource):
         self._ran += 1
 
     def planned(self) -> int:
-        """See ``ItemSource``."""
+        """Return the number of items of the plan, or of the chosen part."""
         return len(self._items)
 
     def left(self) -> int:
-        """See ``ItemSource``."""
+        """Return the number of items that are still to be run."""
         return len(self._todo) - self._ran
 
 

@@ -146,7 +146,7 @@ class _ThreadWaits:
 
 
 def _of_machine() -> tuple[float, float, float, float, float] | None:
-    """Return the clock, and processor time so far, s: all processors', the busy part, the stolen part, and our own."""
+    """Return the clock and processor time so far, s: all, busy, stolen, and our own; ``None`` where not counted."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             user, nice, system, idle, waiting, irq, soft, stolen = map(int, file.readline().split()[1:9])
@@ -159,7 +159,7 @@ def _of_machine() -> tuple[float, float, float, float, float] | None:
 
 def _between(since: tuple[float, float, float, float, float] | None,
              now: tuple[float, float, float, float, float] | None) -> tuple[float, float]:
-    """Return the share of the machine's time that was stolen, and the number of processors that others used."""
+    """Return the share of the machine's time that was stolen, and the mean number of processors that others used."""
     if since is None or now is None or now[1] <= since[1]:
         return 0.0, 0.0
     passed, every, busy, stolen, own = (one - other for one, other in zip(now, since, strict=True))

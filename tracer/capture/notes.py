@@ -110,7 +110,7 @@ class CollectiveNotes(StepNotes):
         self._order: dict[str, int] = {}
 
     def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """See ``StepNotes``."""
+        """Note an operator call if it is a collective."""
         if func.namespace in _NAMESPACES:
             self.note(func, args, kwargs, result)
 
@@ -234,12 +234,12 @@ class LookupNotes(StepNotes):
         return True
 
     def start(self) -> None:
-        """See ``StepNotes``."""
+        """Watch look-ups and the names of modules from now on."""
         self._names.watch()
         super().start()
 
     def stop(self) -> None:
-        """See ``StepNotes``."""
+        """Stop watching; does nothing if not started."""
         super().stop()
         self._names.forget()
 
@@ -342,7 +342,7 @@ class PythonNotes(StepNotes):
         self._calls.start()
 
     def stop(self) -> None:
-        """See ``StepNotes``."""
+        """Stop watching; does nothing if not started."""
         watched = self._mode is not None
         if watched:
             self._calls.stop()

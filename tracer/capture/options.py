@@ -68,7 +68,7 @@ class CaptureOptions:
 
     @property
     def total_steps(self) -> int:
-        """Return the steps that the script must run until everything is recorded."""
+        """Return the number of steps that the script must run until everything is recorded."""
         windows = self.cycles * (PROFILER_WARMUP + self.steps)
         return self.warmup + self.timed + self.free_running + windows + self.traced_steps
 
@@ -80,7 +80,7 @@ class CaptureOptions:
 
     @property
     def traced_steps(self) -> int:
-        """Return the steps after the windows that record only the execution trace."""
+        """Return the number of steps after the windows that record only the execution trace."""
         return TRACED_APART if self.execution_trace == "apart" else 0
 
     @property
@@ -125,7 +125,7 @@ class Counting:
     before: int = 0
 
     def needed(self, options: CaptureOptions) -> int:
-        """Return the steps that the script must run until everything is recorded."""
+        """Return the number of steps that the script must run until everything is recorded."""
         return self.before + options.total_steps
 
     def too_few(self, options: CaptureOptions, done: int, phase: str) -> str:
@@ -143,7 +143,7 @@ BY_FUNCTION = Counting("calls of the decorated function", "each call is one step
 
 
 def by_optimizer(number: int = 0) -> Counting:
-    """Return how to count the steps of an optimizer, numbered from 0 by first steps. Raises ``CaptureError``."""
+    """Return how to count steps of optimizer ``number``, from 0 in order of first steps. Raises ``CaptureError``."""
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise CaptureError(f"optimizer={number!r} is not possible: give a whole number, 0 for the one that makes the "
                            "script's first step.")

@@ -134,17 +134,17 @@ class Recorder:
 
     @property
     def cycle_steps(self) -> int:
-        """Return the steps of one cycle, warm-up included."""
+        """Return the number of steps of one cycle, warm-up included."""
         return PROFILER_WARMUP + self._options.steps
 
     @property
     def steps_done(self) -> int:
-        """Return the steps ended so far, warm-up included."""
+        """Return the number of steps ended so far, warm-up included."""
         return self._number
 
     @property
     def _windows_steps(self) -> int:
-        """Return the steps of all cycles."""
+        """Return the number of steps of all cycles, warm-up included."""
         return self.cycle_steps * self._options.cycles
 
     @property

@@ -262,7 +262,7 @@ def _run_workload(settings: Settings, capture: Capture, spread: Callable[[Any], 
 
 @contextmanager
 def _real_groups(device: str) -> Iterator[None]:
-    """Keep the process groups of a job that torchrun started: NCCL for GPUs, gloo for CPUs."""
+    """Make the process groups of a job that torchrun started, if it has none: NCCL for GPUs, gloo for CPUs."""
     import torch
     import torch.distributed as dist
 
@@ -301,7 +301,7 @@ class _StepFinder:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Watch all optimizers."""
+        """Watch all optimizers while the block runs."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._hook = register_optimizer_step_post_hook(self._stepped)

@@ -29,7 +29,7 @@ class DaskWorkers(ClusterWorkers["Future"]):
         self.size = len(client.nthreads())
 
     def submit(self, function: Callable[[Item], bytes], item: Item) -> Future:
-        """Send a call; it runs even if an equal call was sent before."""
+        """Send the call ``function(item)``, which runs even if an equal call was sent before; return its handle."""
         return self.client.submit(function, item, pure=False)
 
     def next_done(self, under_way: Collection[Future]) -> tuple[Future, bytes | None]:
@@ -83,7 +83,7 @@ class RayWorkers(ClusterWorkers[Any]):
         self.size = max(int(ray.cluster_resources().get("CPU", 1)), 1)
 
     def submit(self, function: Callable[[Item], bytes], item: Item) -> Any:
-        """Send a call."""
+        """Send the call ``function(item)``; return its handle."""
         import ray
 
         return ray.remote(max_retries=0)(_call).remote(function, item)

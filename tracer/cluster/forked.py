@@ -155,7 +155,7 @@ class ForkedWorkers(ProcessWorkers):
 
 
 class _Raised:
-    """An exception other than a ``ForetraceError``."""
+    """An exception of a call in a forked process, other than a ``ForetraceError``."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -165,7 +165,7 @@ class _Pickler(pickle.Pickler):
     """Pickles columns that store a single value once in that form; they would be expanded otherwise."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to make such a column again; ``NotImplemented`` for any other value."""
+        """Return how to make a column of a single value again; ``NotImplemented`` for any other object."""
         if isinstance(value, np.ndarray) and value.ndim == 1 and is_constant(value):
             return np.broadcast_to, (value[:1].copy(), value.shape)
         return NotImplemented

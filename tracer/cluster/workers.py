@@ -137,7 +137,7 @@ class ClusterWorkers(ProcessWorkers, Generic[Handle]):
 
     @abstractmethod
     def submit(self, function: Callable[[Item], bytes], item: Item) -> Handle:
-        """Send a call."""
+        """Send the call ``function(item)`` to a worker; return its handle."""
 
     @abstractmethod
     def next_done(self, under_way: Collection[Handle]) -> tuple[Handle, bytes | None]:
@@ -163,7 +163,7 @@ class PackedCall(Generic[Item, Result]):
     function: Callable[[Item], Result]
 
     def __call__(self, item: Item) -> bytes:
-        """Make the call."""
+        """Return the pickled result of the call, or its pickled ``ForetraceError``."""
         return pickle.dumps(called(self.function, item), protocol=5)
 
 

@@ -56,13 +56,13 @@ class BenchPlan:
 
     @staticmethod
     def from_text(text: str) -> BenchPlan:
-        """Return the plan of ``to_text``."""
+        """Return the plan from a text that ``to_text`` made."""
         data = json.loads(text)
         return BenchPlan(**{**data, "kinds": tuple(data["kinds"]), "sizes": tuple(data["sizes"])})
 
 
 def sweep_sizes(smallest: int, largest: int, per_octave: int = 1) -> tuple[int, ...]:
-    """Return sizes from smallest to largest, ``per_octave`` in each doubling, as multiples of 64 bytes above that."""
+    """Return sizes in bytes, ``per_octave`` in each doubling, rounded to multiples of 64 bytes from 64 bytes on."""
     if not 1 <= smallest <= largest or per_octave < 1:
         raise ForetraceError(f"There are no sizes from {smallest} to {largest} bytes.")
     found, at = [], float(smallest)
@@ -78,7 +78,7 @@ TAIL = 300  # chosen: characters of an error that are shown
 
 
 def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, timeout_s: float = 1800.0) -> Path:
-    """Run a sweep on this host and write its table.
+    """Run a sweep on this host, write its table and return the table's path.
 
     Args:
         plan: The measurements.

@@ -49,7 +49,7 @@ def rank_classes(plan: ParallelPlan, settings: Settings) -> list[RankClass]:
 
 
 def _table_pieces(settings: Settings, plan: ParallelPlan) -> dict[int, list[tuple[float, ...]]]:
-    """Return rows, columns and look-ups of every piece on each rank, if tables are spread."""
+    """Return by rank (rows, columns, a sample's look-ups) of each part of a table; empty if tables are not spread."""
     text, tables = getattr(settings, "sharding", ""), settings.embedding_tables()
     found: dict[int, list[tuple[float, ...]]] = {}
     if text:

@@ -56,11 +56,11 @@ class LightningCapture(Callback):  # type: ignore[misc]  # Lightning is not type
         self._stepped = trainer.global_step
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Leave a validation out."""
+        """Leave a validation out of the steps' times."""
         self._course.note_other_work("a validation")
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Leave a checkpoint out."""
+        """Leave a checkpoint out of the steps' times."""
         self._course.note_other_work("a checkpoint")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -47,11 +47,11 @@ class TrainerCapture(TrainerCallback):  # type: ignore[misc]  # transformers is 
         return control
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave an evaluation out."""
+        """Leave an evaluation out of the steps' times."""
         self._course.note_other_work("an evaluation")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave a checkpoint out."""
+        """Leave a checkpoint out of the steps' times."""
         self._course.note_other_work("a checkpoint")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

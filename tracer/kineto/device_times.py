@@ -37,7 +37,7 @@ class Waits:
     end: np.ndarray
 
     def following(self, launched_ns: np.ndarray) -> np.ndarray:
-        """Return the index of the first wait after each launch; ``len(self.start)`` for none."""
+        """Return the index of the first wait after each launch; ``len(self.start)`` where no wait follows."""
         return np.searchsorted(self.start, launched_ns)
 
 
@@ -220,7 +220,7 @@ def _beyond_habit(stream: np.ndarray, over: np.ndarray, contains: np.ndarray) ->
 
 
 def _beyond_waits(times: DeviceTimes, rows: np.ndarray, done: np.ndarray) -> np.ndarray:
-    """Return a mask of work that ends long after a wait for it; none if that holds for most: then clocks differ."""
+    """Return a mask of work that ends long after a wait for it; all false if most does, since clocks then differ."""
     passed = (done != FOREVER) & (times.end[rows] > np.minimum(done, FOREVER - _LATE_END_NS) + _LATE_END_NS)
     if passed.sum() > 1 and 2 * len(np.unique(done[passed])) > len(np.unique(done[done != FOREVER])):
         return np.zeros(len(rows), bool)

@@ -123,7 +123,7 @@ class LinkedWork:
 
 
 def link(work: LinkedWork, calls: LaunchTable, processes: np.ndarray) -> np.ndarray:
-    """Return the launching call of each piece of device work, ``NONE`` for orphans.
+    """Return the launching call of each piece of device work, ``NONE`` where it was not recorded.
 
     Correlation ids are unique within one process. Several calls may share an id (several processes in a file, a driver
     call inside a runtime call). The launching call is then taken from the process that owns the device. It is the
@@ -240,7 +240,7 @@ def adopt_gradient_sums(calls: LaunchTable, ops: OpTable) -> int:
 
 def count_losses(loss: LossReport, work: LinkedWork, calls: LaunchTable, strings: list[str], launch: np.ndarray,
                  window_has_calls: bool) -> None:
-    """Fill the counts of orphans and of launches without device work."""
+    """Fill the counts of device work without a recorded launch, and of launches without device work."""
     orphan = launch < 0
     loss.orphan_kernels = int(orphan.sum())
     if len(work.start):

@@ -249,7 +249,7 @@ MOST_STREAMS, MOST_THREADS, _MOST_DEVICES = 4096, 1 << 14, 64
 
 
 def drop_outliers(collected: Collector) -> None:
-    """Drop and count the events more than half a week from the median one, if the window is longer than a week."""
+    """Drop and count events over half a week long, or away from the median start, if the window lasts over a week."""
     if collected.first_ns is None or collected.last_ns - collected.first_ns <= MAX_WINDOW_NS:
         return
     columns = {group: collected.finish(group) for group in GROUP_COLUMNS}

@@ -32,7 +32,7 @@ _FEW = 32
 
 @dataclass(slots=True)
 class Nesting:
-    """Result of ``nest``; all arrays in the order of the input rows."""
+    """Parent row, end and depth of each nested row, in the order of the input, and the number of clamped events."""
 
     parent: np.ndarray
     end: np.ndarray

@@ -55,7 +55,7 @@ class EventBatch:
         return self._scanner.numbers_at(name, rows)
 
     def code(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return token codes of a field."""
+        """Return the token code of a field in each of the rows."""
         return self._scanner.codes_at(name, rows)
 
     def time(self, name: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -270,7 +270,7 @@ def _rows_of(ops: OpTable, texts: list[str], name: str) -> np.ndarray:
 
 
 def _launched_end(calls: LaunchTable, kernels: KernelTable, start: int, end: int) -> int:
-    """Return the end of the last device work launched by calls between two times; ``NONE`` without any."""
+    """Return the end of the last device work launched by calls between two times; ``NONE`` if they launched nothing."""
     launch = np.maximum(kernels.launch, 0)
     if not len(calls) or not len(kernels):
         return NONE

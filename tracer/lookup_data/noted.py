@@ -135,7 +135,7 @@ def _note_each(graph: ExecutionGraph, lookups: Sequence[Lookup], tables: list[li
 
 
 def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
-    """Note at each look-up the statistics of real indices, or of a distribution, in place.
+    """Note the statistics of real indices, or of a distribution, at each look-up, in place; return notes on the rest.
 
     Tables that are noted already keep their names; new ones are named by their modules, or numbered.
 

@@ -68,7 +68,7 @@ SHORT_KINDS = {ShardKind(name): short for short, name in _SHORT.items()}
 
 @dataclass(frozen=True, slots=True)
 class TableSharding:
-    """The spread of one table.
+    """The way in which one embedding table is spread over ranks.
 
     Attributes:
         kind: One of ``ShardKind``.

@@ -129,7 +129,7 @@ def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
 
 
 def _zipf(rows: float, skew: float) -> tuple[Float64, Float64]:
-    """Return the number of rows in each piece of a table's ranks, and the probability of one of its rows."""
+    """Return for each range of rows, by popularity, how many rows it has and the probability of one of them."""
     count = max(int(rows), 1)
     if count <= _RANKS:
         edges = np.arange(count + 1, dtype=np.float64)
@@ -176,7 +176,7 @@ class TableError(ForetraceError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTable:
-    """One table.
+    """One embedding table: its sizes, the look-ups of its rows, and the memory that holds it.
 
     Attributes:
         name: Unique within a model.
@@ -185,7 +185,7 @@ class EmbeddingTable:
         bag: Mean look-ups of a sample.
         longest_bag: Look-ups of the longest bag of a batch; 0: as long as the mean.
         bag_quantiles: Bag lengths of a recorded batch at its ``BAG_QUANTILES``, or nothing.
-        skew: Exponent of the Zipf law by which rows are drawn (0: uniformly). A histogram is only scaled by it.
+        skew: Exponent of the Zipf law by which rows are drawn (0: uniformly); unused where ``reuse`` shows the law.
         reuse: Histogram of a recorded batch (``reuse_histogram``), or nothing.
         reuse_lookups: Look-ups of the batch of ``reuse``.
         unique: Different rows of that batch, counted; 0: estimated from the histogram.

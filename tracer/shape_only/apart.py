@@ -49,7 +49,7 @@ _STREAMS = (0, 1, 2)  # POSIX: standard input, output, error
 
 
 class WaitingTracer:
-    """The waiting interpreter, started at the first request, ended with this process or by ``close``."""
+    """An interpreter that waits for traces to make, from the first one to the end of this process or ``close``."""
 
     def __init__(self) -> None:
         self._channel: socket.socket | None = None

@@ -44,12 +44,12 @@ class StateSpace:
 
     @property
     def inner(self) -> int:
-        """Return the features of all heads."""
+        """Return the number of features of all heads together."""
         return self.heads * self.head_size
 
     @property
     def mixed(self) -> int:
-        """Return the features that the convolution sees: all heads' inputs, and each group's B and C."""
+        """Return the number of features that the convolution sees: all heads' inputs, and each group's B and C."""
         return self.inner + 2 * self.groups * self.state
 
     @property
@@ -58,14 +58,14 @@ class StateSpace:
         return self.inner + self.mixed + self.heads
 
     def share(self, tp: int, cp: int = 1) -> StateSpace:
-        """Return one rank's share of ``tp``, for all tokens. While the recurrence runs, also that of ``cp``:
+        """Return the mixer on one of ``tp`` ranks, for all tokens; with ``cp``, as it is while the recurrence runs. The
         context-parallel ranks then share heads in place of tokens, and groups if there are enough."""
         groups = self.groups // tp
         return StateSpace(self.heads // tp // cp, self.head_size, self.state, max(groups // cp, 1), self.window,
                           self.chunk, self.bias, self.convolution_bias, self.norm)
 
     def parameters(self, hidden: int, tp: int = 1) -> int:
-        """Return the parameters of one rank's share of a mixer for a stream of this width."""
+        """Return the number of parameters of one rank's share of a mixer for a stream of this width."""
         own = self.share(tp)
         count = hidden * (own.projected + own.inner) + own.mixed * (self.window + self.convolution_bias)
         count += 3 * own.heads + (own.inner if self.norm else 0)  # time step's bias, decay and the skipped input
@@ -204,7 +204,7 @@ class TransformerShape:
 
     @property
     def runs(self) -> tuple[TransformerShape, ...]:
-        """Runs of equal blocks from the input to the output; a decoder of equal blocks is one."""
+        """Runs of equal blocks from the input to the output; a decoder of equal blocks has a single run."""
         return self.stack or (self,)
 
     @property
@@ -237,14 +237,14 @@ class TransformerShape:
 
     @property
     def width_of_head(self) -> int:
-        """Return the features of one head's queries and keys."""
+        """Return the number of features of one head's queries and keys."""
         if self.latent is not None:
             return self.latent.plain + self.latent.rotated
         return self.head_size or self.hidden // self.heads
 
     @property
     def width_of_values(self) -> int:
-        """Return the features of one head's values."""
+        """Return the number of features of one head's values."""
         return self.width_of_head if self.latent is None else self.latent.values
 
     @property
@@ -277,15 +277,15 @@ class TransformerShape:
 
     @property
     def element_bytes(self) -> int:
-        """Return the bytes of an activation."""
+        """Return the bytes of one element of the activations."""
         return 4 if self.dtype == "fp32" else 2
 
     def block_parameters(self, tp: int = 1, ep: int = 1, etp: int | None = None) -> int:
-        """Return the parameters of one block on one rank; ``etp`` ranks (default ``tp``) share each of its experts."""
+        """Return one rank's number of parameters of a block; ``etp`` ranks (default ``tp``) share each expert."""
         return self.dense_parameters(tp) + self.expert_parameters(ep, tp if etp is None else etp)
 
     def dense_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of one block on one rank outside of routed experts: attention or its replacement,
+        """Return one rank's number of parameters of a block outside of routed experts: attention or its replacement,
         norms, and the feed-forward part or the router and the shared experts."""
         norm = self.hidden * (1 if self.rms else 2)
         count = self.attention_parameters(tp) + self.state_parameters(tp) + norm * self.norms
@@ -297,11 +297,11 @@ class TransformerShape:
         return count + self._feed_forward(self.ffn, tp)
 
     def state_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of one block's state-space mixer on one rank; 0 without one."""
+        """Return the number of parameters of one block's state-space mixer on one rank; 0 without one."""
         return 0 if self.state is None else self.state.parameters(self.hidden, tp)
 
     def attention_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of one block's attention on one rank; 0 without it."""
+        """Return the number of parameters of one block's attention on one rank; 0 without it."""
         if not self.attends:
             return 0
         d, heads = self.width_of_head, self.heads // tp
@@ -316,11 +316,11 @@ class TransformerShape:
         return count + (2 * d if self.qk_norm else 0)
 
     def expert_parameters(self, ep: int = 1, tp: int = 1) -> int:
-        """Return the parameters of one block's routed experts on one rank; 0 without experts."""
+        """Return the number of parameters of one block's routed experts on one rank; 0 without experts."""
         return self._feed_forward(self.ffn, tp) * (self.experts // ep) if self.experts else 0
 
     def feed_forward_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of one block's feed-forward part, or of its shared experts, on one rank."""
+        """Return the number of parameters of one block's feed-forward part, or of its shared experts, on one rank."""
         return self._feed_forward(self.shared_ffn if self.experts else self.ffn, tp)
 
     def _feed_forward(self, inner: int, tp: int) -> int:
@@ -330,11 +330,11 @@ class TransformerShape:
         return count + (inner // tp * (2 if self.gated else 1) + self.hidden if self.bias else 0)
 
     def embedding_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of one rank's embedding, including positions."""
+        """Return the number of parameters of one rank's embedding, including positions."""
         return self.vocabulary_parameters(tp) + self.learned_positions * self.hidden
 
     def vocabulary_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of the embedding's matrix on one rank; the logits' matrix is equally large."""
+        """Return one rank's number of parameters of the embedding's matrix; the logits' matrix is equally large."""
         return -(-self.vocab // tp) * self.hidden
 
     def head_parameters(self, tp: int = 1) -> int:
@@ -343,18 +343,18 @@ class TransformerShape:
         return self.vocabulary_parameters(tp) + self.hidden * (1 if self.rms else 2)
 
     def root_parameters(self, tp: int = 1) -> int:
-        """Return the parameters of embedding and head on one rank that has both; a tied matrix counts once."""
+        """Return the number of parameters of a rank with embedding and head; a tied matrix counts once."""
         shared = self.vocabulary_parameters(tp) if self.tied else 0
         return self.embedding_parameters(tp) + self.head_parameters(tp) - shared
 
     @property
     def parameters(self) -> int:
-        """Return all parameters except those of prediction modules; a tied matrix counts once."""
+        """Return the number of all parameters except those of prediction modules; a tied matrix counts once."""
         return sum(run.layers * run.block_parameters() for run in self.runs) + self.root_parameters()
 
     @property
     def active_parameters(self) -> int:
-        """Return the parameters that work on one token, with ``top_k`` of the routed experts."""
+        """Return the number of parameters that work on one token, with ``top_k`` of the routed experts."""
         idle = sum(run.layers * run.expert_parameters() * (run.experts - run.top_k) // run.experts
                    for run in self.runs if run.experts)
         return self.parameters - idle
@@ -379,7 +379,7 @@ def _kinds(shape: TransformerShape) -> tuple[TransformerShape, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TransformerPart:
-    """One rank's share of a piece.
+    """One rank's share of a piece, a part of a decoder that is traced by itself.
 
     Attributes:
         piece: The piece.
@@ -403,7 +403,7 @@ class TransformerPart:
 
     @property
     def expert_tp(self) -> int:
-        """Return the ranks that share each expert."""
+        """Return the number of ranks that share each expert."""
         return self.tp if self.etp is None else self.etp
 
     def sent_rows(self, shape: TransformerShape) -> float:
@@ -413,7 +413,7 @@ class TransformerPart:
         return shape.seq // self.cp // own * self.microbatch * shape.top_k * share * shape.imbalance
 
     def rows_of_expert(self, shape: TransformerShape) -> int:
-        """Return the rows that each expert of the most loaded rank receives."""
+        """Return the number of rows that each expert of the most loaded rank receives."""
         return max(round(self.sent_rows(shape) / (shape.experts // self.ep)), 1)
 
     def check(self, shape: TransformerShape) -> None:

@@ -147,7 +147,7 @@ class ForeignBatch(EventBatch):
         return np.full(len(rows), getattr(NO_ARGS, name), np.int64)
 
     def code(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return the codes of a field."""
+        """Return the code of a field in each of the rows."""
         found = self._codes.get(name, _ABSENT[name])
         return np.full(len(rows), found, np.int32) if isinstance(found, int) else found[rows]
 

@@ -42,7 +42,7 @@ class _RecommendationSettings(Settings):
                                 "gradients, so set one of them to false.")
 
     def table_rows(self, table: int) -> int:
-        """Return a table's rows: of four tables the full number, a half, a quarter and an eighth, and so on again."""
+        """Return a table's rows: ``rows`` halved ``table % 4`` times."""
         return self.rows >> (table % 4)
 
     def embedding_tables(self) -> list[EmbeddingTable]:
@@ -91,11 +91,11 @@ class DlrmSettings(_RecommendationSettings):
                                 "leave it out.")
 
     def table_columns(self, table: int) -> int:
-        """Return a table's columns: ``embedding``, halved up to ``columns_halved`` - 1 times by the table's number."""
+        """Return a table's columns: ``embedding`` halved ``table // 2 % columns_halved`` times, but not below 4."""
         return max(self.embedding >> (table // 2 % self.columns_halved), min(self.embedding, 4))
 
     def table_bag(self, table: int) -> int:
-        """Return a sample's mean look-ups in a table: ``pooling``, halved up to ``bags_halved`` - 1 times."""
+        """Return a sample's mean look-ups in a table: ``pooling`` halved ``table // 3 % bags_halved`` times."""
         return max(self.pooling >> (table // 3 % self.bags_halved), 1)
 
     def embedding_tables(self) -> list[EmbeddingTable]:

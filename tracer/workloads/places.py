@@ -111,8 +111,8 @@ def shardings_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> lis
 
 
 def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TablePiece]:
-    """Return the pieces of tables, given the text of their places, by rank and then by table; copied tables have none.
-    Raises as ``shardings_of``."""
+    """Return the pieces of tables, given the text of their places, by rank and then by table. A table copied to every
+    rank has no pieces. Raises as ``shardings_of``."""
     found: list[TablePiece] = []
     for number, (table, spread) in enumerate(zip(tables, shardings_of(tables, text, ranks), strict=True)):
         on = spread.ranks

@@ -53,7 +53,7 @@ class OptimizerKind(str, Enum):
 
 
 class SizeRole(str, Enum):
-    """Whether a setting changes the work (and so the split) or only how it is done."""
+    """Whether a setting changes the work (and so may be held out of fits) or only how it is done."""
 
     SIZE = "size"
     MODE = "mode"
@@ -69,8 +69,8 @@ class Norm(str, Enum):
 def size(default: Any, doc: str, minimum: float | None = 1, *, later: bool = False) -> Any:
     """Return a dataclass field that changes the work; ``minimum`` is the least value it may take.
 
-    A size that was added to a workload ``later`` counts among its sizes only where it differs from its default. So the
-    split of existing configurations does not change.
+    A size that was added to a workload ``later`` counts among its sizes only where it differs from its default. So
+    existing configurations stay on their side of the split (fitted or held out).
     """
     return field(default=default, metadata={"role": SizeRole.SIZE, "doc": doc, "minimum": minimum, "later": later})
 

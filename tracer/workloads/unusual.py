@@ -122,7 +122,7 @@ PROGRAMS: dict[str, Callable[[UnusualProgram], Step]] = {
 
 
 def main(name: str, device: str, snapshot: str = "") -> None:
-    """Run a program."""
+    """Run some steps of the named program on "cuda" or "cpu"; with ``snapshot`` write its memory history there."""
     if snapshot:
         torch.cuda.memory._record_memory_history(max_entries=100_000)
     program = UnusualProgram(device)

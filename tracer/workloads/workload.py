@@ -79,12 +79,12 @@ class Workload:
 
     @property
     def samples_per_step(self) -> int:
-        """Return the samples of one ``step``, all micro-batches together."""
+        """Return the number of samples of one ``step`` of this process, all its micro-batches together."""
         return self.settings.samples_per_step
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Return the tokens of one ``step``; None for workloads without text."""
+        """Return the number of tokens of one ``step``; None for workloads without text."""
         return self.settings.tokens_per_step
 
     def batches(self) -> Iterator[StepBatch]:

@@ -147,7 +147,7 @@ _MIXED = {"nearest": 1, "bilinear": 4, "bicubic": 16}
 
 
 def _interpolate(settings: Settings) -> Called:
-    """Resize images to ``factor`` times the size in each direction."""
+    """Return the call that resizes images to ``factor`` times the size in each direction."""
     x, mode, size = _image(settings), settings["mode"], settings["size"]
     images, out = x.shape[0] * x.shape[1], size * settings["factor"]
     return Called(f"aten::upsample_{mode}2d", (x, [out] * 2, *(() if mode == "nearest" else (False,))),

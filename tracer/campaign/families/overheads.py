@@ -62,7 +62,7 @@ def _launch_busy(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 
 def _queue_depth(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Count the ``launches`` that a busy stream takes before one blocks (no time); empty if none blocked."""
+    """Return as ``launches`` how many launches a busy stream takes before one blocks; empty if no launch blocked."""
     depths = []
     for _ in range(3):
         lab.machine.synchronize()
@@ -133,9 +133,9 @@ def _chain_us(lab: Lab, work: Callable[[], Any], count: int) -> float:
 
 
 def _graph(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Measure three: the time between ``CHAIN`` dependent tiny kernels launched one by one; the device time of their
-    CUDA graph, once and twice; the replaying call. The gap between two replays is twice minus two times once.
-    """
+    """Measure the time between ``CHAIN`` dependent tiny kernels launched one by one, the device time of one replay of
+    their CUDA graph and of two, and the replaying call. The gap between replays is that of two minus twice that of
+    one."""
     def chain() -> None:
         for _ in range(CHAIN):
             kernel()

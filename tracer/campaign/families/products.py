@@ -93,7 +93,7 @@ def _attention(settings: Settings) -> Called:
 
 
 def _forced(settings: Settings, lab: Lab) -> Bench:
-    """Return attention by one implementation."""
+    """Return the benchmark of attention by one implementation (``backend``)."""
     attention = lab.torch.nn.attention
     lab.enter(attention.sdpa_kernel(attention.SDPBackend.__members__[_BACKENDS[settings["backend"]]]))
     return prepared(_attention(settings), settings, lab)

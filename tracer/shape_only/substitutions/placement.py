@@ -47,7 +47,7 @@ SYNCHRONIZE = "synchronize"
 
 
 class DevicePlacement(TorchFunctionMode):
-    """Turns requests for CUDA into CPU requests; ``wanted`` is where new storages lie, None: where the inputs lie."""
+    """Turns requests for CUDA into CPU requests; ``wanted``: whether new storages count as CUDA's; None: as inputs."""
 
     def __init__(self, tracker: MemoryTracker, *, one_device: bool = True) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class DevicePlacement(TorchFunctionMode):
             self.wanted, self.transfer = before
 
     def install(self, site: Site) -> None:
-        """Show users the device of fake tensors."""
+        """Let the program see the device on which a fake tensor counts as lying."""
         if "device" in vars(FakeTensor):
             site.patch(FakeTensor, "device", _Seen(vars(FakeTensor)["device"], self))
         for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):

@@ -77,7 +77,7 @@ class Bert(nn.Module):
         initialise(self)
 
     def forward(self, text: Tensor, segments: Tensor) -> Tensor:
-        """Predict every token; the loss uses the masked ones."""
+        """Return the logits of every token, ``[batch, seq, vocabulary]``; the loss uses the masked ones."""
         places = torch.arange(text.shape[1], device=text.device)
         x = self.dropout(self.norm(self.tokens(text) + self.positions(places) + self.segments(segments)))
         for block in self.blocks:
@@ -111,7 +111,7 @@ class Gpt2(nn.Module):
         initialise(self)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Predict each next token."""
+        """Return the logits of each next token, ``[batch, seq, vocabulary]``."""
         x = self.dropout(self.tokens(text) + self.positions(torch.arange(text.shape[1], device=text.device)))
         for block in self.blocks:
             x = run_block(block, self.checkpointing, x)
@@ -201,7 +201,7 @@ class Llama(nn.Module):
         initialise(self)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Predict each next token."""
+        """Return the logits of each next token, ``[batch, seq, vocabulary]``."""
         x = self.tokens(text)
         for block in self.blocks:
             x = run_block(block, self.checkpointing, x, self.cosines, self.sines)
@@ -290,7 +290,7 @@ class Moe(Llama):
         super().__init__(settings, MoeBlock)
 
     def forward(self, text: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Predict each next token."""
+        """Return the logits of each next token, and the blocks' mean balance loss."""
         x = self.tokens(text)
         balances = []
         for block in self.blocks:
@@ -328,7 +328,7 @@ class Lstm(nn.Module):
         return [self.layers]
 
     def forward(self, text: Tensor) -> Tensor:
-        """Predict each next token."""
+        """Return the logits of each next token, ``[batch, seq, vocabulary]``."""
         return self.head(self.dropout(self.recur(self.dropout(self.tokens(text)))))
 
     def _recur(self, x: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class Dlrm(nn.Module):
         return [self.bottom, self.top]
 
     def forward(self, dense: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
-        """Score each sample.
+        """Return the click logit of each sample, ``[batch]``.
 
         Args:
             dense: floating point ``[batch, dense]``.
@@ -148,7 +148,7 @@ class Deepfm(nn.Module):
         return [self.deep]
 
     def forward(self, dense: Tensor, rows: Tensor) -> Tensor:
-        """Score each sample."""
+        """Return the click logit of each sample, ``[batch]``."""
         first = self.linear(dense)
         features = self.dense(dense)
         vectors = torch.stack([features, *(table(own).to(features.dtype)
@@ -169,7 +169,7 @@ class CrossLayer(nn.Module):
         self.wide = nn.Linear(rank or features, features)
 
     def forward(self, x: Tensor, first: Tensor) -> Tensor:
-        """Apply the layer."""
+        """Return ``first`` · (W ``x`` + b) + ``x``, ``[batch, features]``."""
         return first * self.wide(self.narrow(x)) + x
 
 
@@ -194,7 +194,7 @@ class DcnV2(nn.Module):
         return [*self.crosses, self.deep]
 
     def forward(self, dense: Tensor, rows: Tensor) -> Tensor:
-        """Score each sample."""
+        """Return the click logit of each sample, ``[batch]``."""
         first = torch.cat([dense, *(table(own).to(dense.dtype)
                                     for table, own in zip(self.tables, rows, strict=True))], dim=1)
         x = first
@@ -234,7 +234,7 @@ class Ncf(nn.Module):
         return [self.mlp]
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Score each pair."""
+        """Return the logit of each pair of a user and an item, ``[batch]``."""
         product = self.users(users) * self.items(items)
         pair = torch.cat([self.mlp_users(users), self.mlp_items(items)], dim=1)
         deep = run_block(self.mlp, self.checkpointing, pair)

@@ -62,7 +62,7 @@ class Resnet(nn.Module):
         self.head = nn.Linear(channels, settings.classes)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Classify each image."""
+        """Return the logits of each image, ``[batch, classes]``."""
         x = self.stem(pixels)
         for block in self.blocks:
             x = run_block(block, self.checkpointing, x)
@@ -115,7 +115,7 @@ class Unet(nn.Module):
         return [self.first, *self.down, *self.up]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Classify each pixel."""
+        """Return the logits of each pixel, ``[batch, classes, resolution, resolution]``."""
         levels = [run_block(self.first, self.checkpointing, pixels)]
         for down in self.down:
             levels.append(run_block(down, self.checkpointing, levels[-1]))
@@ -153,7 +153,7 @@ class Vit(nn.Module):
         initialise(self)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Classify each image."""
+        """Return the logits of each image, ``[batch, classes]``."""
         x = self.patches(pixels).flatten(2).transpose(1, 2)  # [batch, patches, width]
         x = torch.cat((self.class_token.expand(x.shape[0], -1, -1), x), dim=1)
         x = self.dropout(x + self.positions)
