@@ -157,10 +157,14 @@ class Figures:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Figures:
-        """Return the figures that ``to_json`` stored."""
-        return cls(int(values["sm_count"]), float(values["bandwidth_gbps"]), float(values["l2_mb"]),
-                   tuple(map(float, values["tflops"])), tuple(map(float, values["element_bytes"])),
-                   tuple(map(bool, values["causal"])), tuple(map(bool, values["backward"])))
+        """Return the figures that ``to_json`` stored. Raises ``ValueError`` if one is not positive."""
+        found = cls(int(values["sm_count"]), float(values["bandwidth_gbps"]), float(values["l2_mb"]),
+                    tuple(map(float, values["tflops"])), tuple(map(float, values["element_bytes"])),
+                    tuple(map(bool, values["causal"])), tuple(map(bool, values["backward"])))
+        if not all(0 < each < np.inf for each in (found.sm_count, found.bandwidth_gbps, found.l2_mb, *found.tflops,
+                                                  *found.element_bytes)):
+            raise ValueError("a figure of its device is not positive")
+        return found
 
     def by_row(self, columns: Columns) -> tuple[Float64, Float64]:
         """Return peak rate (FLOP/µs) and element bytes of each call."""
