@@ -96,7 +96,7 @@ class _Work:
 
 
 class _Step:
-    """The kernels that the compiler generates for one phase of one step on one stream.
+    """The kernels that the compiler generates for an unbroken run of one phase's work on one stream.
 
     Args:
         turned: whether convolutions have channels last.

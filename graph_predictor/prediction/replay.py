@@ -316,7 +316,7 @@ def replayed_steps(built: Built, program: Program, simulated: Simulated, under: 
 
     Args:
         built: the recorded job.
-        program: the simulated program, with the rows of ``built``'s.
+        program: the simulated program, whose rows are numbered as ``built``'s.
         simulated: its simulated times.
         under: its simulated times under the profiler.
     """
@@ -343,7 +343,7 @@ def _contradicted(built: Built) -> list[str]:
 
 
 def _pinned(built: Built) -> list[str]:
-    """Return a note if work without a recorded launch is kept at its recorded start, after a pause."""
+    """Return a note if more pieces of work than streams keep their recorded start, without a launch."""
     pinned = sum(report.edges["external"] for report in built.reports)
     streams = sum(len(np.unique(g.kernels.stream)) for g in built.graphs)
     if pinned <= streams:

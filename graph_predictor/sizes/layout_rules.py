@@ -439,7 +439,7 @@ def _pooled_to(call: Call) -> Outcome:
 @_rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
        "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa")
 def _upsampled(call: Call) -> Outcome:
-    """Return maps that are a whole number of times as large; the program may have fixed any other size."""
+    """Return maps a whole number of times as large; no answer for others, which the program may have fixed."""
     dims, target = call.first().dims, call.numbers(1)
     first = len(dims) - len(target)
     for at, out in enumerate(target, first):

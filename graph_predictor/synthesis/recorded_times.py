@@ -261,11 +261,11 @@ class _Change:
 
 @dataclass(slots=True)
 class StandInTimes:
-    """Times of a recorded job for the operations of a trace by shapes.
+    """Host and device times of a recorded job, for a step traced by shapes.
 
     Args:
         scenario: the recorded job, without edits.
-        recorded_spread: log half width of the 80% interval of its host time.
+        recorded_spread: log half width of the 80% interval of the job's host time.
     """
 
     scenario: Scenario

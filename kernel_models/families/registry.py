@@ -113,7 +113,7 @@ class Inputs:
         return found or [self.tensor(self.names[0])]
 
     def lists(self) -> Iterator[list[TensorSpec]]:
-        """Return the lists of tensors among the arguments, in order."""
+        """Return the tensors of each argument that is a list; an empty list for other arguments."""
         return (_tensor_list(argument, self._list_dtype) for argument in self.arguments)
 
     def told(self, name: str, default: float) -> float:

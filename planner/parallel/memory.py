@@ -123,10 +123,10 @@ def in_flight(plan: ParallelPlan, stage: int) -> float:
 
 
 def moments_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, stage: int) -> list[Moment]:
-    """Return the moments at which a rank of a stage may hold most, in order.
+    """Return the moments (bytes) at which a rank of a stage may hold most, in order.
 
-    Backward begins with the loss on the last stage, then comes each block's. The embedding's gradient comes last, when
-    the micro-batch keeps nothing else.
+    They are the loss (last stage only), the largest block's backward, and the embedding's gradient (first stage only),
+    during which the micro-batch keeps nothing else.
     """
     one, recomputed = kept_of(plan, shape, pieces, stage)
     flying, stream = in_flight(plan, stage), stream_bytes(plan, shape)

@@ -207,7 +207,7 @@ def printable(text: str, most: int = MOST_TEXT) -> str:
 
 
 def one_line(text: str, most: int = MOST_CELL) -> str:
-    """Return a printable text without newlines, for a table's cell."""
+    """Return a text on one line, without control characters; of more than ``most`` the middle is cut."""
     return printable(text, most).replace("\n", "\\n")
 
 

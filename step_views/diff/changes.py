@@ -107,7 +107,7 @@ def place_changes(places: Places, hunks: list[HunkCause], trees: tuple[StepTree,
 
 
 def _hunk_change(hunk: Hunk, sides: list[_Program], passes: str, typed: str, sized: str) -> str:
-    """Return the change of the program that explains a hunk, such as checkpointing; "" if there is none."""
+    """Return the change that explains a hunk, or "". The last three are phrases to return, "" if they do not apply."""
     mine = [(side, list(side.within(nodes))) for side, nodes in zip(sides, (hunk.removed, hunk.added), strict=True)]
     first, node = next((side, nodes[0]) for side, nodes in mine if nodes)
     names = {side.names[each] for side, nodes in mine for each in nodes}

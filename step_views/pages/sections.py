@@ -254,7 +254,7 @@ class RoofPoint:
 
 
 def roofline_section(times: JobTimes, scenario: Scenario) -> PageSection:
-    """Return the roofline section; it is empty if the device is unknown or ran no work of known sizes."""
+    """Return the roofline of predicted or recorded work; empty without a known device or work of known sizes."""
     devices = scenario.devices
     target = devices.scaled() or devices.source
     empty = PageSection("roofline", "Roofline", [])

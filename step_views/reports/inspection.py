@@ -121,7 +121,7 @@ class Inspection:
         return sum(getattr(rank, name) for rank in self.ranks)
 
     def loss(self) -> LossReport:
-        """Return the sum of the ranks' loss reports; a note that concerns several ranks names them."""
+        """Return the ranks' lost and mended events, added up; a note that concerns several ranks names them."""
         added = LossReport()
         for rank in self.ranks:
             for part in fields(LossReport):

@@ -222,7 +222,7 @@ def known_times(recorded: Program, simulated: Simulated, slices: HostSlices, ns:
 
 
 def carried(times: Int64, recorded: Int64, moved: Int64) -> Int64:
-    """Return recorded times (ns) on the simulated clock: interpolated between known times, shifted outside them."""
+    """Return times (ns) on the simulated clock: interpolated between ``recorded`` → ``moved``, shifted outside."""
     inside = np.interp(times, recorded, moved)
     inside = np.where(times < recorded[0], times - recorded[0] + moved[0], inside)
     return np.rint(np.where(times > recorded[-1], times - recorded[-1] + moved[-1], inside)).astype(np.int64)

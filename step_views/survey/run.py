@@ -34,7 +34,7 @@ class Survey(Shown):
 
     Attributes:
         path: the table's directory.
-        read, unchanged: jobs that were read by this run, and that the table had.
+        read, unchanged: number of jobs that this run read, and of those that the table already had.
         unreadable: (job or path, why) of those that could not be read.
         left_out: sentences on files that are no recordings.
     """

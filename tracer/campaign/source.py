@@ -123,7 +123,7 @@ class PlanItems(ItemSource):
 
 
 def chosen(plan: Plan, part: int | None) -> list[Item]:
-    """Return the items of a part (all for None), in order. Raises ``CampaignError`` if there is no such part."""
+    """Return a part's items (None: all) in the order of their run. Raises ``CampaignError`` without such a part."""
     items = expand(plan)
     if part is None:
         return items

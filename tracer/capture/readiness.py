@@ -168,7 +168,7 @@ def _shared_memory() -> Iterator[MachineCheck]:
 
 
 def _profile() -> Iterator[MachineCheck]:
-    """Record a matrix product, on the device if there is one."""
+    """Check that a profiler sees a matrix product, on the GPU if there is one."""
     subject = "profiler"
     if util.find_spec("torch") is None:
         return

@@ -154,7 +154,7 @@ class _Step:
         return self._op_after(last)
 
     def _after_backward(self, outermost: int) -> int:
-        """Return the first operation after the run of autograd's ranges that contains an outermost index."""
+        """Return the row of the first operation after the run of autograd's ranges at ``outermost``, or NONE."""
         at = bisect_left(self.tops, outermost)
         later = next((place for place in self.tops[at:] if not self.names[place].startswith(_AUTOGRAD)), NONE)
         return self._first_inside(later)

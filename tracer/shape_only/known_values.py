@@ -350,7 +350,7 @@ class KnownValues:
             self._kept.keep(result, self._pattern(result), (SELECTED.format(self._share),))
 
     def _assume_between_ends(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Assume the values of an operator's result that lies between known bounds."""
+        """Fill an operator's result of known bounds with values from the middle of their range."""
         if self._share is None or not isinstance(result, FakeTensor) or result.numel() > MOST_ELEMENTS:
             return
         ends = ends_of(func, args, kwargs, result)

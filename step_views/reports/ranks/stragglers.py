@@ -171,7 +171,7 @@ def arrivals(times: JobTimes, meet: Meetings) -> list[Arrivals]:
 
 
 def like_the_median(times: JobTimes, found: list[Arrivals]) -> dict[int, float]:
-    """Return, for each rank that delays others, the job's step time (ns) with the median rank's work on that rank.
+    """Return, for the ``MOST_TRIED`` ranks that delay most, the job's step (ns) with the median rank's work there.
 
     Device work and host time are each scaled as a whole. A rank with no more work than the median is left out. For an
     even number of ranks the lower median counts, so of two ranks the slower becomes like the other.

@@ -40,7 +40,7 @@ POINT_TO_POINT = ("send", "recv", "send_recv")
 
 
 class RankPart(IntEnum):
-    """The part of a rank's step that a nanosecond belongs to; if several apply, the first in this order."""
+    """What a rank does in a nanosecond, the first that applies: computes, only transfers, waits, waits for a stage."""
 
     BUSY = 0
     EXPOSED = 1

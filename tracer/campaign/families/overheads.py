@@ -39,7 +39,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _launch_idle(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Measure ``call``: the launch on an idle stream; ``round_trip``: until the kernel's end is known."""
+    """Measure (µs) ``call``: a launch on an idle stream; ``round_trip``: from its begin to the known end."""
     calls, trips = [], []
     for _ in range(REPEATS):
         lab.machine.synchronize()
