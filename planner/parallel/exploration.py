@@ -120,7 +120,7 @@ def explore(cases: Iterable[Case], request: PlanRequest, workers: TaskWorkers | 
     Args:
         cases: devices and their changes.
         request: the request for each; its own device is ignored.
-        workers: of the cases, each of which is one call; by default this process.
+        workers: processes that share the cases, one a call; by default this one.
 
     Raises:
         ForetraceError: a device or a plan is unknown or not possible.

@@ -187,7 +187,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
             table by table with sparse gradients (``nn.EmbeddingBag``). By default as recorded, else fused.
         seed: of the search's random draws.
         step_region: name of the regions that are steps of a trace or capture.
-        workers: of the searches for other data, each of which is one call; by default this process.
+        workers: processes that share the searches for other data, one a call; by default this one.
 
     Raises:
         ShardingError: the tables do not fit, or a pin or kind is not possible.

@@ -29,8 +29,8 @@ LEAST_SD = 0.002
 USUAL_SD = 0.01
 """Standard deviation of the log from step to step where no run of either survey has three steps (chosen)."""
 RUNS, STEPS, MOST_STEPS, LEAST_PROGRAMS = 20.0, 4.0, 100.0, 5
-"""Weight of the fleet's spreads, in runs and steps of a program (chosen). That of steps is estimated where so many
-programs have three steps, and is no larger than that."""
+"""Weight of the fleet's spreads, in runs and steps of a program (chosen). If ``LEAST_PROGRAMS`` programs have three
+steps, the weight in steps is estimated, up to ``MOST_STEPS``."""
 MEDIAN = 1.25
 """Standard error of a median over that of a mean, of normal errors: √(π / 2). Of one or two steps the median is the
 mean."""
@@ -88,7 +88,7 @@ class Untold:
 
 def regressions(before: tuple[Sequence[Row], Sequence[Row]], after: tuple[Sequence[Row], Sequence[Row]]) -> tuple[
         list[Regression], list[Untold], int]:
-    """Return what got slower, most GPU time lost first; what cannot be told; and how many programs both surveys have.
+    """Return what got slower, most GPU time lost first; pairs with too few steps; and the number of programs in both.
 
     Args:
         before, after: rows of ``jobs`` and of ``families`` of either survey.
@@ -163,8 +163,8 @@ def _within(programs: Sequence[Sequence[Row]]) -> tuple[float, float]:
     """Return the variance of the log from step to step of a usual program, and how many steps that is worth.
 
     Programs differ: one that varies by 10% says little of one that varies by 0.1%. Their variances s² with d degrees of
-    freedom are taken as s0² F(d, d0), and s0² and d0 follow from the mean and the spread of ln s² (Smyth 2004, "Linear
-    models and empirical Bayes methods", section 6.2).
+    freedom are taken as s0² F(d, d0). The mean and the spread of ln s² give s0² and d0 (Smyth 2004, "Linear models and
+    empirical Bayes methods", section 6.2).
     """
     known = [_squares([each for each in _logs(runs) if len(each) > 2]) for runs in programs]
     d = np.array([freedom for _, freedom in known if freedom], np.float64)

@@ -105,7 +105,7 @@ def test_designs_have_as_many_parameters_and_whole_sizes_on_each_rank() -> None:
 
 def test_a_search_says_by_product_what_each_design_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shape_search, "WIDTHS", (1.0,))
-    monkeypatch.setattr(shape_search, "INNER", (1.0, 2.0))
+    monkeypatch.setattr(shape_search, "INNER", (1.0,))
     monkeypatch.setattr(shape_search, "HEAD_SIZES", (128,))
     monkeypatch.setattr(shape_search, "REPLANNED", 1)
     found = shape_search.find_designs(replace(GPT, layers=4), PLAN, LayerCosts(device("a100-sxm-40g")))

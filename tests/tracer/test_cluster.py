@@ -86,8 +86,14 @@ def test_results_come_in_order_and_refusals_and_deaths_are_named(workers: TaskWo
     assert isinstance(lost.error, LostWorkerError) and "item 3 could not be worked on" in str(lost.error)
 
 
-def test_searches_and_sweeps_that_are_shared_give_what_this_process_gives(workers: TaskWorkers) -> None:
-    """Cases and sizes of a plan, other data of a sharding, points of a sweep: to the bit."""
+def test_other_data_of_a_sharding_that_are_shared_give_what_this_process_gives(workers: TaskWorkers) -> None:
+    tables = {"settings": TABLES, "device": "h100-sxm", "skews": (0.5,)}
+    assert shard("dlrm", 2, **tables, workers=workers).drifted == shard("dlrm", 2, **tables).drifted
+
+
+@pytest.mark.slow
+def test_plans_that_are_shared_are_those_of_this_process(workers: TaskWorkers) -> None:
+    """Its cases and its sizes, to the bit."""
     request = PlanRequest("gpt2", 2, settings=SIZES, preset="default", global_batch=4)
     cases = exploration.cases_of("a100-sxm-80g,h100-sxm", None, None, {"link": "0.5"}, 2)
     here, there = (plain_exploration(exploration.explore(cases, request, by)) for by in (None, workers))
@@ -96,8 +102,6 @@ def test_searches_and_sweeps_that_are_shared_give_what_this_process_gives(worker
     sizes = [replace(known, gpus=size) for size in (1, 2)]
     assert plain(list(workers.each(find_plans, sizes)), None, None, None) == plain(
         [find_plans(each) for each in sizes], None, None, None)
-    tables = {"settings": TABLES, "device": "h100-sxm", "skews": (0.5,)}
-    assert shard("dlrm", 2, **tables, workers=workers).drifted == shard("dlrm", 2, **tables).drifted
     with pytest.raises(ForetraceError, match="zero"):
         list(workers.each(find_plans, [replace(request, device="zero")]))
 
