@@ -53,7 +53,7 @@ class EventStream:
         self._footer: list[bytes] = []
 
     def __iter__(self) -> Iterator[EventBatch]:
-        searched = 0
+        searched = ahead = 0
         carry, waiting = self._read_header(), [block for block in (next(self._blocks, None),) if block is not None]
         if waiting:
             # The header's block is a separate piece: joined with the next block it would be the largest.
@@ -63,10 +63,13 @@ class EventStream:
             if block is None:
                 yield self._last_piece(carry)
                 break
-            text = carry + block
+            size = max(len(block), 1)
+            text = b"".join((carry, block, *islice(self._blocks, ahead)))
             del block, carry  # each is megabytes
             cut = last_boundary(text, searched)
             searched = 0
+            # Of an event of many blocks twice as many are read each time, so that its bytes are copied twice in all.
+            ahead = 0 if cut >= 0 else min(2 * ahead + 1, max(_EVENT_LIMIT - len(text), 0) // size)
             if cut < 0:
                 if len(text) > _EVENT_LIMIT:
                     raise TraceError(f"{self._name} has {len(text) >> 20} MiB of text without the start of an event: "
