@@ -54,7 +54,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", [
-    name if at in (1, 7, 8) else pytest.param(name, marks=pytest.mark.slow) for at, name in enumerate(PROGRAMS)])
+    name if at in (7, 8) else pytest.param(name, marks=pytest.mark.slow) for at, name in enumerate(PROGRAMS)])
 def test_a_program_is_captured_and_traced_as_it_is_started(name: str, tmp_path: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     program = PROGRAMS[name]
