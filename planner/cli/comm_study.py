@@ -17,7 +17,7 @@ from step_views.cli.console import Column, Report, print_json, working
 from step_views.cli.mixture import mixture_json, report_mixture
 from step_views.cli.options import Json, Top, axis, in_one_sentence, numbers, profile_of, shared
 
-BEST = 40  # chosen: nobody reads more rows
+BEST = 40  # chosen: a longer table would not be read
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
 """Limits of the columns of the table of sizes, bytes; powers of two, as in ``PlanCommunication.histogram``."""
 

@@ -27,8 +27,8 @@ from step_views.cli.options import (
     with_edits_but,
 )
 
-MOST_OPERATIONS = 8  # chosen: other operations are short, and nobody reads more rows
-MOST_CHOICES = 10  # chosen: nobody reads more rows
+MOST_OPERATIONS = 8  # chosen: other operations are short, and more rows would not be read
+MOST_CHOICES = 10  # chosen: a longer table would not be read
 
 
 def report(found: serving.Served, top: int | None) -> None:

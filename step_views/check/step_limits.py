@@ -85,7 +85,7 @@ class StepStore:
             stream.write(text + b"\n")
 
 
-TOP = 5  # chosen: nobody reads more rows in a test's report
+TOP = 5  # chosen: a longer list in a test's report would not be read
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
            "communicated_bytes": "communicated_bytes"}
 """Counts that ``no_added`` may name apart from memory, with their keys in ``COUNTS``; "syncs" are calls that wait."""

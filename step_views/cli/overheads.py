@@ -15,7 +15,7 @@ from step_views.cli.console import Column, Report, print_json, read
 from step_views.cli.options import Cycle, Json, StepRegion, Top, Window, in_one_sentence
 from tracer.errors import ForetraceError
 
-TOP_OPERATIONS = 20  # chosen: nobody reads more rows
+TOP_OPERATIONS = 20  # chosen: a longer table would not be read
 ALL = 1_000_000  # more operations than any program has
 SYMBOLS = ("T1", "T2", "T3", "T4", "T5\nbetween", "T5\nwhole")
 FEW_SHARED = 30
