@@ -58,7 +58,7 @@ RUNS: list[list[str]] = [
     ["campaign", "run", "smoke", "--out", "campaign", "--minutes", "1"], ["workloads"], ["doctor"],
     ["calibrate", "-o", "cpu.profile", "--on", "cpu", "--minutes", "1", "--families", "gemm"],
     ["fit", "cpu.measurements", "-o", "again.profile"], ["models", "list", "cpu.profile"], ["devices"],
-    ["topologies", "dgx-h100"],
+    ["topologies", "dgx-h100"], ["survey", SMALL, "-o", "survey.parquet"],
 ]
 
 
