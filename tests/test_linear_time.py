@@ -1,6 +1,7 @@
 """Inputs that took time by the square of their length: twice the input now takes twice the time.
 
-Each took several seconds of processor time, many of them minutes at 2 MB; a second is ten times what they take now.
+Each took from ten seconds to minutes of processor time at such a size. The limit says that each ends, not how fast: it
+is more than five times what any takes now.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tracer.kineto.nesting import _profiled
 from tracer.kineto.steps import _StepWork
 from tracer.memory_snapshot import _Stacks
 
-SECONDS = 1.0
+SECONDS = 5.0
 
 
 @contextmanager
@@ -41,13 +42,13 @@ def quickly() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("search", "text"), [
-    (text_logs._RANK.search, "# Rank 1 " * 6000),
-    (text_logs._UCC_SIZE.search, "\n" * 60_000),
-    (lambda text: text_logs._check_units(text, 1, "a.log"), "#(B)" + "(" * 60_000),
-    (execution_trace._TENSOR_TYPE.search, "Tensor((a) " * 9000),
-    (trace_calibration._STEP.search, "execute_context_1(" * 7000),
-    (price_arguments._split, "," * 60_000),
-    (lambda text: discovery._IN_HEAD["rank"].search(text.encode()), '"distributedInfo":{' * 7000),
+    (text_logs._RANK.search, "# Rank 1 " * 18_000),
+    (text_logs._UCC_SIZE.search, "\n" * 180_000),
+    (lambda text: text_logs._check_units(text, 1, "a.log"), "#(B)" + "(" * 180_000),
+    (execution_trace._TENSOR_TYPE.search, "Tensor((a) " * 27_000),
+    (trace_calibration._STEP.search, "execute_context_1(" * 21_000),
+    (price_arguments._split, "," * 180_000),
+    (lambda text: discovery._IN_HEAD["rank"].search(text.encode()), '"distributedInfo":{' * 21_000),
 ])
 def test_a_text_is_searched_once(search: Callable[[str], object], text: str) -> None:
     with quickly():
@@ -79,10 +80,10 @@ def launched_deep(count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("make", [annotated, launched_deep])
 def test_collectives_are_described_in_one_pass(make: Callable[[int], list[dict[str, Any]]], tmp_path: Path) -> None:
     read_kineto(written(tmp_path, make(3)))
-    path = written(tmp_path, make(8000))
+    path = written(tmp_path, make(16_000))
     with quickly():
         graph = read_kineto(path)
-    assert len(graph.collectives) == (16_000 if make is annotated else 8000)
+    assert len(graph.collectives) == (32_000 if make is annotated else 16_000)
 
 
 def written(folder: Path, events: list[dict[str, Any]]) -> Path:
@@ -101,7 +102,7 @@ def test_a_file_of_very_many_processes_is_refused(tmp_path: Path) -> None:
 
 
 def test_gaps_are_the_profilers_by_the_overlap_of_all_its_work() -> None:
-    count = 40_000
+    count = 80_000
     start = np.arange(count) * 10
     gaps, work = GapTable.blank(count), np.zeros(count, np.int32)
     gaps.thread, gaps.start_ns, gaps.duration_ns = work, start, np.full(count, 4)
@@ -114,7 +115,7 @@ def test_gaps_are_the_profilers_by_the_overlap_of_all_its_work() -> None:
 
 
 def test_empty_steps_are_found_in_one_pass() -> None:
-    count = 20_000
+    count = 40_000
     values = np.r_[np.zeros(count), np.full(count // 50, 9)]
     work = _StepWork(*[values.astype(np.int64)] * 3, *[values] * 3, np.zeros(len(values), np.bool_))
     with quickly():
@@ -123,7 +124,7 @@ def test_empty_steps_are_found_in_one_pass() -> None:
 
 def test_a_stacks_long_file_is_looked_at_once() -> None:
     file = "site-packagx" * 40_000 + ".py"
-    frames: list[dict[str, Any]] = [{"filename": file} for _ in range(20_000)]
+    frames: list[dict[str, Any]] = [{"filename": file} for _ in range(40_000)]
     with quickly():
         assert _Stacks().place({"frames": frames}).startswith("site-packagx")
 

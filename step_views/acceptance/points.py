@@ -15,7 +15,7 @@ Shown = Callable[[float], str]
 """Returns a figure as text with its unit."""
 NO_FAULT = CampaignBusyError, DiskFullError
 """Errors that say nothing about the machine: the part must be run again."""
-MOST_REASON = 300  # chosen: nobody reads more characters of an error
+MOST_REASON = 300  # chosen: a longer text of an error would not be read
 UNJUDGED = "errors of times"
 """Name of the point that reports that errors of times are not judged; the part then does not pass by other points."""
 

@@ -8,7 +8,7 @@ from step_views.cli.options import Cycle, Json, Paths, Scheduler, StepRegion, Wi
 from step_views.reports import inspection
 from tracer import job
 
-_SHOWN_CLASSES = 8  # chosen: nobody reads more
+_SHOWN_CLASSES = 8  # chosen: a longer list would not be read
 _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
 """Descriptions of kinds of host time outside operations, if the kind's name is not clear."""
 

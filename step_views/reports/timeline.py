@@ -445,7 +445,7 @@ def _count(process: TrackList, name: str, up: Int64, down: Int64) -> CountBlock:
     return CountBlock(process, name, at[last], value[last])
 
 
-MOST_LANES = 100  # chosen: nobody reads more, and a lane for each kernel would take quadratic time
+MOST_LANES = 100  # chosen: more would not be read, and a lane for each kernel takes quadratic time
 
 
 def lanes(start: Int64, end: Int64) -> Int64:

@@ -466,7 +466,7 @@ def test_a_part_that_could_not_run_is_left(error: ForetraceError, verdict: Point
     found = acceptance.accept(stub, 10, "cpu", [4])
     assert found.parts[0].verdict is verdict and str(error) in found.parts[0].failure
     assert (PARTS[4].number in {part.number for part in found.left}) == (verdict is PointVerdict.INTERRUPTED)
-    # A traceback is told without where it happened.
+    # Of a traceback the error is shown, not the place in the code.
     text = "half way\nTraceback (most recent call last):\n  File \"x.py\", line 3, in f\n    y()\nKeyError: 'a'\n"
     assert acceptance.last_words(text) == "half way | KeyError: 'a'"
 

@@ -67,7 +67,7 @@ def test_what_is_stored_is_found_again(kept: Path, run: Run) -> None:
 @pytest.mark.parametrize(("old", "new", "worse"), [(0.10, 0.14, False), (0.10, 0.16, True), (0.10, -0.16, True),
                                                    (-0.30, 0.05, False), (0.0, 0.05, False), (0.02, None, True)])
 def test_an_error_may_grow_by_the_tolerance_in_either_direction(old: float, new: float | None, worse: bool) -> None:
-    """A figure that nobody stored is told and passes."""
+    """A figure without a stored one is named and passes."""
     verdicts = judge("x", Accuracy(old, None, None, None), Accuracy(new, None, 0.5, None), 0.05)
     assert [verdict.status for verdict in verdicts if not verdict.failed] == [
         *([] if worse else [Status.PASSED]), Status.SKIPPED]
