@@ -61,6 +61,8 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
         numbers = pandas.to_numeric(frame[name], errors="coerce").to_numpy(float)
         with np.errstate(invalid="ignore"):
             wrong = ~((numbers >= least) & (numbers <= most) & (numbers == np.floor(numbers)))
+        if not wrong.any() and frame[name].dtype == object:  # a Parquet file may hold numbers as text
+            wrong = np.array([isinstance(value, str) for value in frame[name]])
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise cell_error(place(path, int(frame.index[row])), name, frame[name].iloc[row],

@@ -59,8 +59,8 @@ ALONE = 25
 """One of so many cases runs in a process of its own at once: what a process of many may hide is met there."""
 APART = frozenset({"capture", "trace", "calibrate", "validate"})
 """Commands that always do."""
-_TOGETHER = 40
-"""Cases of one process: a fork costs 20 ms, so half a millisecond each."""
+_TOGETHER = 160
+"""Cases of one process: a fork costs 20 ms, and as much again for the pages that its cases write to."""
 _ROUNDS = 16
 """Cases of each other kind for one of those that take ten times as long."""
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
