@@ -58,7 +58,7 @@ def sweep(source: str | Sequence[str], *, sizes: Mapping[str, int | Iterable[int
           device: str | Iterable[str] = (), world_size: int | Iterable[int] = (), parallel: str | Iterable[str] = (),
           topology: str | Iterable[str] = (), edits: str | Iterable[str] = (), fixed: Configuration | None = None,
           output: str | os.PathLike[str] | None = None, price_per_hour: float | None = None, workers: str = LOCAL,
-          scheduler: str | None = None, jobs: int = -1, progress: Callable[[int, int], None] | None = None,
+          jobs: int = -1, progress: Callable[[int, int], None] | None = None,
           from_device: str | None = None, profile: Sequence[str] = (), step: str | int | None = None,
           profiled: bool = False, **options: Any) -> Sweep:
     """Predict every combination of sizes, devices, ranks and edits, in parallel. A single value needs no list.
@@ -71,7 +71,8 @@ def sweep(source: str | Sequence[str], *, sizes: Mapping[str, int | Iterable[int
         fixed: changes that all points have.
         output: file for the table, FILE.parquet or FILE.csv; an interrupted run continues from its journal.
         price_per_hour: price of one device.
-        workers: "local", "dask" or "ray"; scheduler: their address; jobs: local processes, -1 for one per core.
+        workers: "local", "dask", "ray", or a running cluster such as "dask:tcp://head:8786".
+        jobs: number of local processes, -1 for one per core.
         progress: function that is called with the number of finished points and of all points.
         from_device, profile, step, profiled: as in ``foretrace.predict``.
         options: values of edits by the name of the option, for example ``clock=[1.0, 1.5]``.
@@ -92,7 +93,7 @@ def sweep(source: str | Sequence[str], *, sizes: Mapping[str, int | Iterable[int
         raise SweepError("There is no recording to sweep: the list of paths is empty.")
     where = SweepSource(paths, step=step, recorded_on=from_device, profiles=tuple(profile), profiled=profiled)
     return run_sweep(where, SweepSpace(tuple(axes), fixed or Configuration()), output=output,
-                     price_per_hour=price_per_hour, backend=workers, scheduler=scheduler, jobs=jobs, progress=progress)
+                     price_per_hour=price_per_hour, workers=workers, jobs=jobs, progress=progress)
 
 
 def _values(given: Any) -> tuple[Any, ...]:

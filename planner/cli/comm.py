@@ -31,7 +31,6 @@ from step_views.cli.options import (
     Cycle,
     Json,
     Paths,
-    Scheduler,
     StepRegion,
     Window,
     Workers,
@@ -322,12 +321,11 @@ def report_communication(
     step_region: StepRegion = None,
     cycle: Cycle = None,
     workers: Workers = "local",
-    scheduler: Scheduler = None,
     json: Json = False,
 ) -> None:
     """Show what a recorded job communicated, by process group and kind."""
     shape = traffic.read_job_shape(job) if job else None
-    recorded = read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle)
+    recorded = read(paths, window, workers, step_region=step_region, cycle=cycle)
     with working("Looking at collectives"):
         found = comm_report.communication_report([recorded_calls.with_host_collectives(graph)
                                                   for graph in recorded.graphs])

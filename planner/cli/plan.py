@@ -24,7 +24,6 @@ from step_views.cli.console import Column, Report, print_json, working
 from step_views.cli.options import (
     Html,
     Json,
-    Scheduler,
     Top,
     Workers,
     axis,
@@ -99,7 +98,6 @@ def plan(
     timeline: Annotated[str | None, shared("--timeline", "the best plan's step: tasks of a rank of each stage")] = None,
     html: Html = None,
     workers: Workers = "local",
-    scheduler: Scheduler = None,
     top: Top = None,
     json: Json = False,
 ) -> None:
@@ -134,7 +132,7 @@ def plan(
     limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
     changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link, "power": power}
     cases = exploration.cases_of(device, topology, price, changes, max(sizes))
-    if (workers, scheduler) != ("local", None) and len(cases) == len(sizes) == 1:
+    if workers != "local" and len(cases) == len(sizes) == 1:
         raise PlanError("--workers shares searches of several sizes or devices among processes, and this is one; leave "
                         "it out.")
     case = cases[0]
@@ -170,7 +168,7 @@ def plan(
                 raise _of_one(name)
         if len(sizes) > 1:
             raise _of_one(f"--gpus {gpus}")
-        with cluster.open_workers(workers, scheduler) as shared_by, working("Tracing and pricing"):
+        with cluster.open_workers(workers) as shared_by, working("Tracing and pricing"):
             explored = exploration.explore(cases, request, shared_by)
         if json:
             print_json(plain_exploration(explored))
@@ -191,7 +189,7 @@ def plan(
         found = [planning.find_plans(request)] if runs is not None or len(sizes) == 1 else []
         if rest := sizes[len(found):]:
             fitted = found[0].calibration if found else None
-            with cluster.open_workers(workers, scheduler) as shared_by:
+            with cluster.open_workers(workers) as shared_by:
                 found += shared_by.each(planning.find_plans, [
                     replace(request, gpus=size, measured=fitted) for size in rest])
     if timeline is not None and any(each.plans for each in found):

@@ -15,7 +15,7 @@ from planner.cli.options import Profiles
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
 from step_views.cli.console import Column, Report, print_json, working
-from step_views.cli.options import Json, Scheduler, StepRegion, Top, Workers, in_one_sentence, profile_of, shared
+from step_views.cli.options import Json, StepRegion, Top, Workers, in_one_sentence, profile_of, shared
 from tracer import cluster, output_kind
 from tracer.lookup_data import plan_file
 from tracer.lookup_data import tables as lookup_data_tables
@@ -64,7 +64,6 @@ def shard(
     seed: Annotated[int, shared("--seed", "the search's shakes and the random baseline", least=0)] = 0,
     step_region: StepRegion = None,
     workers: Workers = "local",
-    scheduler: Scheduler = None,
     top: Top = None,
     json: Json = False,
 ) -> None:
@@ -79,7 +78,7 @@ def shard(
     pinned = _pins(pin or [])
     exponents = _exponents(skews)
     allowed = [] if kinds is None else kinds.split(",")
-    with cluster.open_workers(workers, scheduler) as shared_by, working("Searching"):
+    with cluster.open_workers(workers) as shared_by, working("Searching"):
         spec = sources.device_of(source) if device is None else known_devices.find_device(device)
         known = profile_of(profile, spec)
         found = planning.shard(

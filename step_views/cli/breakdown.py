@@ -19,7 +19,6 @@ from step_views.cli.options import (
     Json,
     Paths,
     Profiled,
-    Scheduler,
     Step,
     StepRegion,
     Top,
@@ -45,7 +44,6 @@ def breakdown(
     cycle: Cycle = None,
     profiled: Profiled = False,
     workers: Workers = "local",
-    scheduler: Scheduler = None,
     html: Html = None,
     json: Json = False,
 ) -> None:
@@ -54,7 +52,7 @@ def breakdown(
     Along the critical path of the steady state, by operation, by module (where the trace names them) and by kernel.
     """
     check_html(html, paths)
-    job = read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle)
+    job = read(paths, window, workers, step_region=step_region, cycle=cycle)
     found = replay.replay(job.graphs, profiled=profiled)
     result = reports_breakdown.breakdown(found, step=step, spans=spans or json or html is not None)
     result.notes = [*job.notes, *damage.folded_notes(job), *result.notes]

@@ -165,7 +165,7 @@ def _encodable(value: Any) -> Any:
     return [_encodable(part) for part in value] if isinstance(value, list) else value
 
 
-def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: str | None = None, *,
+def read(paths: list[str], window: int = 0, workers: str = "local", *,
          step_region: str | None = None, cycle: int | None = None) -> job.Job:
     """Read the job, with a progress bar on a terminal; ``workers`` read its traces.
 
@@ -173,7 +173,7 @@ def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: s
     name; ``cycle`` of these regions are one step.
     """
 
-    with cluster.open_workers(workers, scheduler) as found:
+    with cluster.open_workers(workers) as found:
         made = _read(paths, window, found, step_region, cycle)
     events = sum(len(graph.ops) + len(graph.launches) + len(graph.kernels) for graph in made.graphs)
     if events >= MANY_EVENTS and (said := too_large(events, free_memory())):

@@ -18,7 +18,6 @@ from step_views.cli.options import (
     Cycle,
     Json,
     Paths,
-    Scheduler,
     Step,
     StepRegion,
     Window,
@@ -134,7 +133,6 @@ def convert(
     step_region: StepRegion = None,
     cycle: Cycle = None,
     workers: Workers = "local",
-    scheduler: Scheduler = None,
     json: Json = False,
 ) -> None:
     """Convert traces to one file, which every command reads.
@@ -143,7 +141,7 @@ def convert(
     """
     check_output(out, paths, GRAPH)
     # As recorded, unless requested otherwise: readers of the file find the cycles of its loop, or take each step.
-    job = read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle or 1)
+    job = read(paths, window, workers, step_region=step_region, cycle=cycle or 1)
     with working("Writing"):
         tracer_job.save_job(job, out)
     size = os.path.getsize(out) if "://" not in out else None

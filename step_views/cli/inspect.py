@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graph_predictor.figures import count, milliseconds, percent
 from step_views.cli.console import Column, Report, print_json, read
-from step_views.cli.options import Cycle, Json, Paths, Scheduler, StepRegion, Window, Workers, in_one_sentence
+from step_views.cli.options import Cycle, Json, Paths, StepRegion, Window, Workers, in_one_sentence
 from step_views.reports import inspection
 from tracer import job
 
@@ -15,12 +15,12 @@ _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
 
 @in_one_sentence
 def inspect(paths: Paths, window: Window = 0, step_region: StepRegion = None, cycle: Cycle = None,
-            workers: Workers = "local", scheduler: Scheduler = None, json: Json = False) -> None:
+            workers: Workers = "local", json: Json = False) -> None:
     """Show what traces hold and what they lack.
 
     Device, ranks, the recorded step, counts, GPU active time, host time outside operations, and the loss report.
     """
-    found = inspection.inspect_job(read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle))
+    found = inspection.inspect_job(read(paths, window, workers, step_region=step_region, cycle=cycle))
     if json:
         print_json(found.to_json())
     else:

@@ -135,9 +135,8 @@ StepRegion = Annotated[str | None, shared("--step-region")]
 Cycle = Annotated[int | None, shared("--cycle", "by default as many as its work repeats after; 1: each by itself",
                                      least=1)]
 Workers = Annotated[str, typer.Option(
-    metavar="local|dask|ray", help="Where the work is done: in this process, or by processes of Dask or Ray.")]
-Scheduler = Annotated[str | None, typer.Option(
-    metavar="ADDRESS", help="Of a running Dask or Ray cluster; by default its processes are this machine's.")]
+    metavar="local|dask|ray", help="Where the work is done: in this process, by new Dask or Ray processes of this "
+                                   "machine, or by a running cluster: dask:ADDRESS, ray:ADDRESS.")]
 Step = Annotated[str | None, shared("--step")]
 Top = Annotated[int | None, shared("--top", "by default as many as are quickly read, and all with --json", least=1)]
 Profiled = Annotated[bool, typer.Option(

@@ -17,7 +17,6 @@ from step_views.cli.options import (
     Cycle,
     Json,
     Paths,
-    Scheduler,
     StepRegion,
     Window,
     Workers,
@@ -43,7 +42,6 @@ def replay(
     step_region: StepRegion = None,
     cycle: Cycle = None,
     workers: Workers = "local",
-    scheduler: Scheduler = None,
     json: Json = False,
 ) -> None:
     """Replay the steps and compare with what was measured.
@@ -53,7 +51,7 @@ def replay(
     """
     if timeline is not None:
         check_output(timeline, paths, TIMELINE)
-    job = read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle)
+    job = read(paths, window, workers, step_region=step_region, cycle=cycle)
     with working("Replaying"):
         result = prediction_replay.replay(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
     recorded = facts.recorded_facts(job.graphs)

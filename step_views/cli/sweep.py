@@ -18,7 +18,6 @@ from step_views.cli.options import (
     Html,
     Json,
     Profiled,
-    Scheduler,
     Step,
     StepRegion,
     Top,
@@ -89,7 +88,6 @@ def sweep(
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Also a plot: .png, .svg or .pdf.")] = None,
     html: Html = None,
     workers: Workers = "local",
-    scheduler: Scheduler = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Processes on this machine; -1 for one a core.")] = -1,
     top: Top = None,
     window: Window = 0,
@@ -123,8 +121,8 @@ def sweep(
     where = run.SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
                             step_region, cycle)
     with _progress(len(space)) as progress:
-        found = step_views_sweep.sweep(where, space, output=out, price_per_hour=price, backend=workers,
-                                            scheduler=scheduler, jobs=jobs, progress=progress)
+        found = step_views_sweep.sweep(where, space, output=out, price_per_hour=price, workers=workers,
+                                        jobs=jobs, progress=progress)
     if plot is not None:
         with working("Drawing"):
             files.write_plot(found.table, found.axes, plot)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from step_views.survey.discovery import FoundJob, find_jobs
 from step_views.survey.facts import JobRows, failed_rows, job_rows
 from step_views.survey.table import COLUMNS, SurveyError, SurveyTable, read_tables
-from tracer.cluster.engines import DASK, RAY, open_workers
+from tracer.cluster.engines import open_workers
 from tracer.cluster.forked import ForkedWorkers, cores
 from tracer.cluster.workers import ClusterError, Failed, TaskWorkers
 from tracer.shown import Shown
@@ -121,12 +121,8 @@ def survey(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], out
 def _rows(todo: Sequence[FoundJob], workers: str | int | None, step_region: str | None) -> Iterator[JobRows]:
     """Yield each job's rows, in order."""
     make = partial(job_rows, step_region=step_region)
-    engine, _, address = (workers if isinstance(workers, str) else "").partition(":")
-    if engine:
-        if engine not in (DASK, RAY):
-            raise ClusterError(f"There are no workers {workers!r}; give a number of processes, dask, ray, dask:ADDRESS "
-                               "or ray:ADDRESS.")
-        with open_workers(engine, address or None) as cluster:
+    if isinstance(workers, str) and workers:
+        with open_workers(workers) as cluster:
             yield from _mapped(cluster, make, todo)
         return
     asked = workers if isinstance(workers, int) else cores()

@@ -186,7 +186,7 @@ class Sweep(Shown):
 
 
 def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[str] | None = None,
-          price_per_hour: float | None = None, backend: str = LOCAL, scheduler: str | None = None,
+          price_per_hour: float | None = None, workers: str = LOCAL,
           jobs: int = -1, progress: Callable[[int, int], None] | None = None) -> Sweep:
     """Predict every point of a space.
 
@@ -195,14 +195,13 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         output: path of the table; by default nothing is written. Until the table is written, a journal in its folder
             keeps finished points, and the next run does not repeat them.
         price_per_hour: price of one device.
-        backend: "local", "dask" or "ray".
-        scheduler: address of a Dask scheduler, or of a Ray cluster.
+        workers: "local", "dask", "ray", or a running cluster such as "dask:tcp://head:8786".
         jobs: number of processes on this machine; -1 for one a core.
         progress: called with the number of points done and the number of all points.
 
     Raises:
         SweepError: the journal belongs to another sweep.
-        ClusterError: the backend is unknown or not available.
+        ClusterError: the workers are unknown or not available.
         ForetraceError: the source cannot be read, or the table not written; the journal is kept then.
     """
     if jobs < 1 and jobs != -1:
@@ -215,14 +214,14 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         rows: dict[str, Row] = {}
         journal: Journal | None = None
         keep: Callable[[dict[str, Row]], None] = rows.update
-        workers = stack.enter_context(open_workers(backend, scheduler))  # unreachable ones leave no journal behind
+        opened = stack.enter_context(open_workers(workers))  # unreachable ones leave no journal behind
         if output is not None:
             journal = stack.enter_context(Journal(output, _about(source, job, space, price_per_hour)))
             rows, keep = journal.rows, journal.add
         missing = [point for point in points if point.key not in rows]
         resumed = len(points) - len(missing)
         done = resumed
-        for found in _run(source, study, missing, price_per_hour, workers, jobs, stack):
+        for found in _run(source, study, missing, price_per_hour, opened, jobs, stack):
             keep(found)
             done += len(found)
             if progress is not None:

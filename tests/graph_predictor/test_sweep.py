@@ -242,7 +242,7 @@ def test_a_dask_cluster_gives_what_this_process_gives(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None,
                                   local_directory=str(tmp_path)) as cluster:
-        there = sweep(HERE, MANY, backend="dask", scheduler=cluster.scheduler_address, output=tmp_path / "t.csv")
+        there = sweep(HERE, MANY, workers=f"dask:{cluster.scheduler_address}", output=tmp_path / "t.csv")
     pd.testing.assert_frame_equal(there.table, sweep(HERE, MANY, jobs=1).table)
 
 
@@ -318,8 +318,8 @@ def test_the_command(tmp_path: Path) -> None:
     (["-o", "t.csv", "--host", "1", "--best", "cost"], "--price"),
     (["-o", "t.csv", "--host", "1", "--workers", "cloud"], "no workers"),
     (["-o", "t.csv", "--host", "1,2", "--jobs", "0"], "no number of processes"),
-    (["-o", "t.csv", "--host", "1", "--scheduler", "tcp://nowhere:1"], "--workers"),
-    (["-o", "t.csv", "--host", "1", "--workers", "dask", "--scheduler", "nonsense://x"], "scheduler"),
+    (["-o", "t.csv", "--host", "1", "--workers", "local:tcp://nowhere:1"], "no workers"),
+    (["-o", "t.csv", "--host", "1", "--workers", "dask:nonsense://x"], "scheduler"),
     (["-o", "nowhere/t.csv", "--host", "1"], "does not exist"),
     (["-o", "t.csv", "--host", "1", "--plot", "t.bmp"], ".png"),
     (["-o", "t.csv", "--host", "1", "--profile", "missing.profile"], "missing.profile"),

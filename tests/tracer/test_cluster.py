@@ -135,7 +135,7 @@ def test_calls_of_ray_are_awaited_and_what_ends_them_is_told_apart(monkeypatch: 
             found.next_done(["refused"])
         with pytest.raises(ClusterError, match="The Ray cluster went away"):
             found.next_done(["away"])
-    with pytest.raises(ClusterError, match="No Ray cluster answers"), open_workers("ray", "127.0.0.1:1"):
+    with pytest.raises(ClusterError, match="No Ray cluster answers"), open_workers("ray:127.0.0.1:1"):
         pass
 
 
@@ -153,13 +153,12 @@ def test_a_rank_whose_workers_die_is_named_and_the_rest_goes_on(tmp_path: Path) 
     assert any("rank2.json could not be worked on" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(("engine", "address", "why"), [
-    ("spark", None, "There are no workers 'spark'"), ("local", "tcp://x:1", "A scheduler is of a cluster"),
-    ("dask", "nonsense://x", "No Dask cluster answers at nonsense://x")])
-def test_what_is_no_cluster_is_told(engine: str, address: str | None, why: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "why"), [
+    ("spark", "There are no workers 'spark'"), ("local:tcp://x:1", "There are no workers 'local:tcp://x:1'"),
+    ("ray:", "There are no workers 'ray:'"), ("dask:nonsense://x", "No Dask cluster answers at nonsense://x")])
+def test_what_is_no_cluster_is_told(workers: str, why: str, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    with pytest.raises(ClusterError, match=why), open_workers(engine, address):
+    with pytest.raises(ClusterError, match=why), open_workers(workers):
         pass
-    done = CliRunner().invoke(app, ["inspect", str(job(tmp_path / "job", 2)), "--workers", engine,
-                                    *([] if address is None else ["--scheduler", address])])
+    done = CliRunner().invoke(app, ["inspect", str(job(tmp_path / "job", 2)), "--workers", workers])
     assert done.exit_code == 2 and why in done.stderr.replace("\n", " ")

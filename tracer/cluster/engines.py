@@ -142,20 +142,22 @@ ENGINES = (LOCAL, DASK, RAY)
 
 
 @contextmanager
-def open_workers(engine: str = LOCAL, address: str | None = None) -> Iterator[TaskWorkers]:
-    """Yield the workers of an engine, and close at the end what was started for them.
+def open_workers(workers: str = LOCAL) -> Iterator[TaskWorkers]:
+    """Yield the workers that a user names, and close at the end what was started for them.
 
     Args:
-        engine: "local" for this process; "dask" or "ray" for processes of this machine, one for each core.
-        address: Address of a running cluster, whose workers must have foretrace and see files under the same paths.
+        workers: "local" for this process; "dask" or "ray" for processes of this machine, one for each core;
+            "dask:ADDRESS" or "ray:ADDRESS" for a running cluster, whose workers must have foretrace and see files
+            under the same paths.
 
     Raises:
         ClusterError: The cluster cannot be used.
     """
-    if engine not in ENGINES:
-        raise ClusterError(f"There are no workers {engine!r}; choose one of {', '.join(ENGINES)}.")
-    if address is not None and engine == LOCAL:
-        raise ClusterError("A scheduler is of a cluster; give --workers dask or ray with it.")
+    engine, colon, given = workers.partition(":")
+    if engine not in ENGINES or (colon and (engine == LOCAL or not given)):
+        raise ClusterError(f"There are no workers {workers!r}; choose one of {', '.join(ENGINES)}, dask:ADDRESS and "
+                           "ray:ADDRESS.")
+    address = given or None
     if engine == LOCAL:
         yield ThisProcess()
     elif engine == DASK:
