@@ -264,12 +264,17 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
 def _named(wanted: str) -> list[DeviceSpec]:
     """Return the devices that have a plain name (``_plain``); for an empty name all devices except CPUs."""
     # A file is decoded only where its text has the name: decoding all files would take most of the time.
-    every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
-             if wanted in _plain(path.read_text(encoding="utf-8"))]
+    every = [device(name) for name, text in _plain_files() if wanted in text]
     if not wanted:
         return [spec for spec in every if spec.vendor != "host"]
     matches = [spec for spec in every if wanted in {_plain(n) for n in (spec.name, *spec.reported_names)}]
     return matches or [spec for spec in every if wanted in {_plain(n) for n in spec.short_names}]
+
+
+@cache
+def _plain_files() -> tuple[tuple[str, str], ...]:
+    """Return each device file's name, without its ending, and its text as a plain name (``_plain``)."""
+    return tuple((path.stem, _plain(path.read_text(encoding="utf-8"))) for path in sorted(FOLDER.glob("*.toml")))
 
 
 def reported_figure(hardware: Mapping[str, Any], key: str) -> float | None:

@@ -62,6 +62,12 @@ _ALIASES = MappingProxyType({
     "window_size": ("window",)})
 
 
+def _filled(column: pandas.Series, value: str | int) -> pandas.Series:
+    """Return a column with ``value`` in its empty cells."""
+    # `fillna` would guess another type for a column of objects, such as an empty one, and pandas warns of that.
+    return column.where(column.notna(), value) if column.dtype == object else column.fillna(value)
+
+
 def _read_decoding(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     """Read decoding attention, a row for one token of every sequence over its cache: one object per device and kernel.
 
@@ -73,7 +79,7 @@ def _read_decoding(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     """
     usual = {"software": "", "kernel_source": "", "dtype": "bf16", "kv_dtype": "", "window_size": 0, "q_len": 1,
              "v_head_dim": 0}
-    frame = frame.assign(**{name: frame[name].fillna(value) if name in frame else value
+    frame = frame.assign(**{name: _filled(frame[name], value) if name in frame else value
                             for name, value in usual.items()})
     check_sizes(frame, ("window_size", "v_head_dim"), path, least=0)
     check_sizes(frame, ("q_len",), path)
@@ -109,7 +115,7 @@ def _read_prompts(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
 
     Two groupings: "heads" (heads, key/value heads, head size, window) and "tokens" (batch and length).
     """
-    frame = frame.assign(window_size=frame.window_size.fillna(0))
+    frame = frame.assign(window_size=_filled(frame.window_size, 0))
     check_sizes(frame, ("window_size",), path, least=0)
     for (gpu, software, kernel), rows in frame.groupby(["gpu", "software", "kernel_source"], sort=True):
         device = resolve_device(str(gpu))
