@@ -370,7 +370,7 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
         done += part.windows[window].stat().st_size
     if not graphs:
         raise TraceError(f"No rank of {os.fspath(directory)} could be read. {' '.join(notes)}")
-    if unlike := _unlike_clocks(recorded):
+    if unlike := unlike_clocks(recorded):
         notes.append(unlike)
     most = max(len(part.windows) for part in parts)
     if most > 1:
@@ -459,7 +459,7 @@ def are_unlike_clocks(one_mhz: float, other_mhz: float) -> bool:
     return abs(one_mhz - other_mhz) > UNLIKE_CLOCKS * max(one_mhz, other_mhz)
 
 
-def _unlike_clocks(parts: list[CapturePart]) -> str:
+def unlike_clocks(parts: list[CapturePart]) -> str:
     """Return a sentence on the ranks whose GPU clocks differ most; empty if they are alike."""
     medians = {part.rank: clock for part in parts if (clock := _clock_mhz(read_context(part.path))) != NONE}
     if not medians or not are_unlike_clocks(min(medians.values()), max(medians.values())):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tracer.arrays import Int8, Int32, Int64
 from tracer.columns import NONE, Table
@@ -462,6 +462,14 @@ class Meta:
 
 
 CodeOf = Callable[[str], int]
+
+
+class HasMeta(Protocol):
+    """A rank's graph, or what is kept of it: its context is known."""
+
+    @property
+    def meta(self) -> Meta:
+        """Return the context of the rank's window."""
 
 
 @dataclass(slots=True, repr=False)

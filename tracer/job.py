@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
-from typing import get_type_hints
+from typing import Generic, TypeVar, get_type_hints
 
 from tracer import kineto
-from tracer.capture_layout import find_parts, read_capture, shifted
+from tracer.capture_layout import find_parts, read_capture, read_context, shifted, unlike_clocks
 from tracer.cluster.forked import ForkedWorkers, idle_cores
-from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
-from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError, listed
+from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers, ThisProcess
+from tracer.errors import CycleError, GraphFileError, JobError, StepRegionError, TraceError, listed
 from tracer.files import FileKind, FoundFile, find_files
-from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
+from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, HasMeta
 from tracer.guard import MOST_RANKS
 from tracer.input_file import DecodeError, PathLike, convert
 from tracer.join import join_execution_trace
@@ -201,21 +201,143 @@ def _read_job(paths: PathLike | Sequence[PathLike], window: int, progress: Calla
 def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job:
     """Return a ``Job`` of graphs already read: sorted by rank, with world size and missing ranks derived."""
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
+    return Job(graphs, *_size_notes_missing(graphs, notes))
+
+
+def _size_notes_missing(graphs: Sequence[HasMeta], notes: Iterable[str]) -> tuple[int, list[str], list[int]]:
+    """Return a job's world size, the notes with those on its ranks, and the ranks that are missing."""
     ranks = {graph.meta.rank for graph in graphs}
     size = max([len(graphs), *(graph.meta.world_size for graph in graphs), *(rank + 1 for rank in ranks)])
-    notes = [*notes, *_fake_world_notes(graphs)]
+    found = [*notes, *_fake_world_notes(graphs)]
     missing = [] if ranks == {NONE} else missing_of(size, ranks)
-    job = Job(graphs, size, list(notes), missing)
     if missing and graphs and all(_stands_alone(graph) for graph in graphs):
         done, whose = ("were", "those") if len(graphs) > 1 else ("was", "that one")
         how = "traced by shapes" if graphs[0].meta.era == SHAPE_ONLY else "recorded, in a fake world"
-        job.notes.append(
+        found.append(
             f"{len(graphs)} of {size} ranks {done} {how}; whether the others do the same as {whose} is not known: "
             "--rank gives another one.")
     elif missing:
-        job.notes.append(f"{len(missing)} of {size} ranks were not recorded ({listed(map(str, missing))}): what they "
-                         "did is known only from the recorded ranks' waiting.")
-    return job
+        found.append(f"{len(missing)} of {size} ranks were not recorded ({listed(map(str, missing))}): what they "
+                     "did is known only from the recorded ranks' waiting.")
+    return size, found, missing
+
+
+KeptRank = TypeVar("KeptRank", bound=HasMeta)
+READ_FIRST = 3
+"""Ranks whose work decides after how many steps the work of a job that is read rank by rank repeats. Chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksKept(Generic[KeptRank]):
+    """A job that was read rank by rank: what was kept of each rank, and the attributes of a ``Job``.
+
+    Attributes:
+        ranks: sorted by rank.
+        files: the file of each rank.
+    """
+
+    ranks: list[KeptRank]
+    files: list[FoundFile]
+    world_size: int
+    notes: list[str]
+    missing_ranks: list[int]
+
+
+def files_of_ranks(paths: Sequence[PathLike], notes: list[str]) -> list[FoundFile]:
+    """Return the files of a job, to be read rank by rank: none is named by the user, and a capture has a directory a
+    rank. The list is empty where ranks cannot be read alone: a capture of a fake world may represent other ranks."""
+    parts = find_parts(paths[0]) if len(paths) == 1 else []
+    if any(read_context(part.path).get("fake_world") is True for part in parts[:1]):
+        return []
+    if parts:
+        notes += filter(None, [unlike_clocks([part for part in parts if part.windows])])
+        return [FoundFile(os.fspath(part.path), FileKind.TRACE, sum(path.stat().st_size for path in part.windows[:1]),
+                          False) for part in parts]
+    return [replace(file, named=False) for file in find_files([os.fspath(path) for path in paths], notes)]
+
+
+def read_by_rank(files: Sequence[FoundFile], keep: Callable[[ExecutionGraph], KeptRank],
+                 take: Callable[[KeptRank], object] = bool, notes: Sequence[str] = (), *,
+                 step_region: str | None = None, cycle: int | None = None) -> RanksKept[KeptRank]:
+    """Read a job rank by rank; of each rank only what ``keep`` returns stays in memory.
+
+    Args:
+        files: as ``files_of_ranks`` returns them.
+        keep: called in the process that read the rank; it may change the graph.
+        take: called in this process with what was kept of each rank, for instance to add it up.
+        notes: sentences on the files.
+        step_region, cycle: as in ``read_job``; by default the first ``READ_FIRST`` files decide the cycle.
+
+    Raises:
+        As ``read_job``, except that a file that cannot be read is noted.
+    """
+    others = [file for file in files if file.kind is FileKind.EXECUTION_TRACE]
+    traces = [file for file in files if file.kind is not FileKind.EXECUTION_TRACE]
+    said, found = list(notes), list[tuple[KeptRank, FoundFile]]()
+    first = [(graph, file) for file in traces[:READ_FIRST] for graph in _read_alone(file, others, said, step_region)]
+    said += group_steps([graph for graph, _ in first], cycle) if first else []
+    of_first = max((graph.meta.cycle for graph, _ in first), default=1)
+    while first:
+        graph, file = first.pop()
+        found.append((keep(graph), file))
+        take(found[-1][0])
+        del graph
+    left = traces[READ_FIRST:]
+    one = partial(_read_and_keep, others=others, keep=keep, step_region=step_region, cycle=of_first)
+    with _workers_for(left, None) as workers:
+        for file, result in zip(left, (workers or ThisProcess()).map(one, left, name=lambda file: file.path),
+                                strict=True):
+            if isinstance(result, Failed):
+                _kept(file, result, said)
+            else:
+                for rank in result[0]:
+                    take(rank)
+                    found.append((rank, file))
+                said += result[1]
+    found.sort(key=lambda pair: pair[0].meta.rank)
+    ranks = [rank for rank, _ in found]
+    if not ranks:
+        raise TraceError(f"No profiler trace could be read from {listed(file.path for file in files)}"
+                         f"{_why_none(list(files), said)} Give the .json or .json.gz files of the profiler.")
+    _number_ranks(ranks, said)
+    _check_one_job(ranks)
+    there = {rank.meta.rank for rank in ranks}
+    _join_execution_traces([], [file for file in others if rank_in_name(file.path) not in there], said)
+    size, said, missing = _size_notes_missing(ranks, dict.fromkeys(said))
+    return RanksKept(ranks, [file for _, file in found], size, said, missing)
+
+
+def _read_alone(file: FoundFile, others: Sequence[FoundFile], notes: list[str],
+                step_region: str | None) -> list[ExecutionGraph]:
+    """Return the graphs of one file or directory of a capture's rank, joined to the execution traces of their ranks."""
+    if file.kind is FileKind.GRAPH:
+        graphs = _saved_member(file, notes, step_region)
+    elif os.path.isdir(file.path):
+        try:
+            captured = read_capture(file.path, step_region=step_region)
+        except TraceError as error:
+            return _kept(file, Failed(error), notes)
+        notes += captured.notes
+        graphs = captured.graphs
+    else:
+        graphs = _read_member(file, notes, None, step_region)
+    _number_ranks(graphs, notes)
+    for graph in graphs:
+        _join_execution_traces([graph], [other for other in others if rank_in_name(other.path) == graph.meta.rank],
+                               notes)
+    return graphs
+
+
+def _read_and_keep(file: FoundFile, *, others: Sequence[FoundFile], keep: Callable[[ExecutionGraph], KeptRank],
+                   step_region: str | None, cycle: int) -> tuple[list[KeptRank], list[str]]:
+    """Return what is kept of one file's ranks, and notes on them."""
+    notes = list[str]()
+    graphs = _read_alone(file, others, notes, step_region)
+    try:
+        group_steps(graphs, cycle if graphs else None)
+    except CycleError as error:
+        return [], [*notes, f"Skipped: {error}"]
+    return [keep(graph) for graph in graphs], notes
 
 
 def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
@@ -274,12 +396,12 @@ def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, .
     return Job(list(ordered), world_size, list(notes), missing_of(world_size, covered), held)
 
 
-def _stands_alone(graph: ExecutionGraph) -> bool:
+def _stands_alone(graph: HasMeta) -> bool:
     """Return whether a graph's rank ran without the others, so that it holds no waiting for them."""
     return graph.meta.era == SHAPE_ONLY or graph.meta.backend == FAKE
 
 
-def _fake_world_notes(graphs: list[ExecutionGraph]) -> list[str]:
+def _fake_world_notes(graphs: Sequence[HasMeta]) -> list[str]:
     """Return the note on graphs whose collectives were faked while their compute was timed."""
     fake = [graph.meta for graph in graphs if graph.meta.backend == FAKE and graph.meta.era != SHAPE_ONLY]
     if not fake:
@@ -411,7 +533,7 @@ def _kept(file: FoundFile, found: list[ExecutionGraph] | Failed, notes: list[str
     return []
 
 
-def _number_ranks(graphs: list[ExecutionGraph], notes: list[str]) -> None:
+def _number_ranks(graphs: Sequence[HasMeta], notes: list[str]) -> None:
     unknown = [graph for graph in graphs if graph.meta.rank == NONE]
     for graph in unknown:
         graph.meta.rank = rank_in_name(graph.meta.source)
@@ -423,7 +545,7 @@ def _number_ranks(graphs: list[ExecutionGraph], notes: list[str]) -> None:
                        "apart as ranks of one job; read them one at a time, or name them rank0…, rank1….")
 
 
-def _check_one_job(graphs: list[ExecutionGraph]) -> None:
+def _check_one_job(graphs: Sequence[HasMeta]) -> None:
     for first, second in pairwise(graphs):
         if first.meta.rank == second.meta.rank:
             raise JobError(f"Rank {first.meta.rank} is there twice ({first.meta.source}, {second.meta.source}): files "

@@ -129,6 +129,21 @@ LIKE_WORK = 0.01
 """Steps whose launches and kernels differ in number by no more than this share do the same work."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """One rank's part of ``CountedSteps``: the attributes of that class for this rank alone."""
+
+    lengths: StepLengths
+    lost: Int64
+    captured: Int64
+    unended: Bool
+
+    @classmethod
+    def of(cls, graph: ExecutionGraph) -> RankSteps:
+        """Return the steps of a rank."""
+        return cls(step_lengths(graph), lost_launches(graph), captured_of_steps(graph), _unended(graph))
+
+
 @dataclass(frozen=True)
 class CountedSteps:
     """The recorded steps of a job, and which of them count. All commands use the same steps.
@@ -149,23 +164,27 @@ class CountedSteps:
 
     @classmethod
     def of(cls, graphs: Sequence[ExecutionGraph]) -> CountedSteps:
+        """Return the steps of a job's graphs, see ``together``."""
+        return cls.together([RankSteps.of(graph) for graph in graphs])
+
+    @classmethod
+    def together(cls, ranks: Sequence[RankSteps]) -> CountedSteps:
         """Return the steps of a job. Steps that lost device work, have no recorded end or are not typical do not count.
 
         Ranks with different numbers of steps are compared by their last steps. If no step is left, all typical steps
         count except those whose work a CUDA graph captured.
         """
-        ranks, lost = [step_lengths(graph) for graph in graphs], [lost_launches(graph) for graph in graphs]
-        captured, unended = [captured_of_steps(graph) for graph in graphs], [_unended(graph) for graph in graphs]
-        most = max((len(one.host_ns) for one in ranks), default=0)
+        most = max((len(one.unended) for one in ranks), default=0)
         longest, whole, ran = np.zeros(most, np.int64), np.ones(most, np.bool_), np.ones(most, np.bool_)
-        for one, missing, recorded, cut in zip(ranks, lost, captured, unended, strict=True):
-            at = slice(most - len(one.host_ns), None)
-            longest[at] = np.maximum(longest[at], one.length_ns)
-            ran[at] &= recorded == 0
-            whole[at] &= (missing == 0) & ~cut
+        for one in ranks:
+            at = slice(most - len(one.unended), None)
+            longest[at] = np.maximum(longest[at], one.lengths.length_ns)
+            ran[at] &= one.captured == 0
+            whole[at] &= (one.lost == 0) & ~one.unended
         found = whole & ran if (whole & ran).any() else _or_all(ran)
         found[found] = typical(longest[found])
-        return cls(ranks, [_or_all(found[most - len(one.host_ns):]) for one in ranks], lost, captured, unended)
+        return cls([one.lengths for one in ranks], [_or_all(found[most - len(one.unended):]) for one in ranks],
+                   [one.lost for one in ranks], [one.captured for one in ranks], [one.unended for one in ranks])
 
     @property
     def common(self) -> list[int]:

@@ -12,7 +12,7 @@ the work of its device, a recording cannot be predicted from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,15 @@ import numpy as np
 from graph_predictor.figures import milliseconds, percent, signed_percent
 from graph_predictor.recorded.counted_steps import CountedSteps
 from tracer.arrays import Bool, Int64
-from tracer.columns import union_ns
+from tracer.columns import covered, union_ns
 from tracer.errors import ForetraceError
-from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, KernelKind
+from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, HasMeta, KernelKind, Meta
 from tracer.job import Job
 from tracer.parallel_plan import slowest_of
 from tracer.step_work import captured_launches, captured_of_steps
 
 
-def rank_number(graph: ExecutionGraph, position: int) -> int:
+def rank_number(graph: HasMeta, position: int) -> int:
     """Return the rank that the trace names, else its position in the job."""
     return graph.meta.rank if graph.meta.rank >= 0 else position
 
@@ -41,7 +41,7 @@ def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
     return [note if len(of) == ranks else f"Rank {', '.join(map(str, of))}: {note}" for note, of in told.items()]
 
 
-def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
+def damage_notes(graphs: Sequence[HasMeta]) -> list[str]:
     """Return the sentences of loss reports on data that was left out or assumed. Only ranks with damaged files, or
     traced by shapes alone, have such sentences."""
     notes = [
@@ -77,23 +77,53 @@ def check_device_work(graphs: Sequence[ExecutionGraph]) -> None:
 
 def unknown_device_work(graphs: Sequence[ExecutionGraph]) -> str:
     """Return a sentence on the first file with unknown device work: the reason and what to do; empty for none."""
-    for graph in graphs:
-        if why := _unknown_of_rank(graph):
-            return f"{graph.meta.source}: {why}"
-    launches = _only_captured(graphs)
-    return f"{graphs[0].meta.source}: {_a_capture(launches)}" if launches else ""
+    return unknown_of([DeviceWork.of(graph) for graph in graphs])
 
 
-def _unknown_of_rank(graph: ExecutionGraph) -> str:
-    loss, launching = graph.meta.loss, np.isin(graph.launches.kind, LAUNCHING)
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """How far one rank's device work is known.
+
+    Attributes:
+        source: the rank's file.
+        why: why the work is unknown, and what to do; empty if it is known.
+        launches, captured: number of its launches, and of those that a CUDA graph only captured.
+        captured_of_steps: number of captured launches in each step, [steps].
+    """
+
+    source: str
+    why: str
+    launches: int
+    captured: int
+    captured_of_steps: Int64
+
+    @classmethod
+    def of(cls, graph: ExecutionGraph) -> DeviceWork:
+        """Return what is known of a rank."""
+        found = cls(graph.meta.source, "", int(np.isin(graph.launches.kind, LAUNCHING).sum()),
+                    int(captured_launches(graph).sum()), captured_of_steps(graph))
+        return replace(found, why=_unknown_of_rank(graph, found))
+
+
+def unknown_of(ranks: Sequence[DeviceWork]) -> str:
+    """Return the sentence of ``unknown_device_work`` on a job's ranks."""
+    for rank in ranks:
+        if rank.why:
+            return f"{rank.source}: {rank.why}"
+    launches = _only_captured(ranks)
+    return f"{ranks[0].source}: {_a_capture(launches)}" if launches else ""
+
+
+def _unknown_of_rank(graph: ExecutionGraph, work: DeviceWork) -> str:
+    loss = graph.meta.loss
     # Among many kernels, a few unknown events are a tool's own (counters, marks). More than kernels, they are work.
     if (unread := loss.unreadable_device_events) > len(graph.kernels):
         return f"its device's work cannot be read: {unread:,} events are of a kind that this version does not know. " \
             + _NOT_KNOWN
-    if launches := _only_captured([graph]):
+    if launches := _only_captured([work]):
         return _a_capture(launches)
-    if launching.any() and not len(graph.kernels):
-        return (f"it has {int(launching.sum()):,} launches and no device work: the profiler lost it, or was not "
+    if work.launches and not len(graph.kernels):
+        return (f"it has {work.launches:,} launches and no device work: the profiler lost it, or was not "
                 "allowed to see it. Record the device too (ProfilerActivity.CUDA; foretrace doctor says what a "
                 "machine lacks).")
     if calls := loss.unreadable_device_calls:
@@ -102,18 +132,17 @@ def _unknown_of_rank(graph: ExecutionGraph) -> str:
     return ""
 
 
-def _only_captured(graphs: Sequence[ExecutionGraph]) -> int:
+def _only_captured(ranks: Sequence[DeviceWork]) -> int:
     """Return how many launches a CUDA graph captured, if each step has some (without steps: if most are such); else 0.
 
     Ranks with different numbers of recorded steps are compared by their last steps.
     """
-    fewest = min((len(graph.steps) for graph in graphs), default=0)
+    fewest = min((len(rank.captured_of_steps) for rank in ranks), default=0)
     if fewest:
-        captured = np.sum([captured_of_steps(graph)[-fewest:] for graph in graphs], axis=0)
+        captured = np.sum([rank.captured_of_steps[-fewest:] for rank in ranks], axis=0)
         return int(captured.sum()) if (captured > 0).all() else 0
-    launches = sum(int(captured_launches(graph).sum()) for graph in graphs)
-    every = sum(int(np.isin(graph.launches.kind, LAUNCHING).sum()) for graph in graphs)
-    return launches if launches > every / 2 else 0
+    launches = sum(rank.captured for rank in ranks)
+    return launches if launches > sum(rank.launches for rank in ranks) / 2 else 0
 
 
 def _a_capture(launches: int) -> str:
@@ -138,30 +167,28 @@ def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:
     return max(union_ns(start[device == one], end[device == one]) for one in devices.tolist())
 
 
-def step_active_ns(graph: ExecutionGraph, step: int) -> int:
-    """Return the time, ns, in which work that a recorded step launched keeps the GPU active."""
-    kernels = graph.kernels
-    rows = np.flatnonzero((kernels.step == step) & (kernels.kind != KernelKind.COLLECTIVE))
-    start = kernels.start_ns[rows]
-    return active_ns(start, start + kernels.duration_ns[rows], kernels.device[rows])
-
-
-def mean_active_ns(graph: ExecutionGraph, steps: Bool) -> float:
-    """Return the mean of ``step_active_ns`` of some steps, ns.
+def active_of_steps(graph: ExecutionGraph, *, collectives: bool = False) -> Int64:
+    """Return the time, ns, in which work that each recorded step launched keeps each device active, [devices, steps].
 
     Args:
         graph: the graph of a rank.
-        steps: mask of the steps, [steps].
+        collectives: whether collectives count too.
     """
-    kernels = graph.kernels
-    chosen = np.append(steps, False)[kernels.step] & (kernels.kind != KernelKind.COLLECTIVE)
-    rows = np.flatnonzero(chosen)
-    if not len(rows):
-        return 0.0
-    start, step = kernels.start_ns[rows] - kernels.start_ns[rows].min(), kernels.step[rows].astype(np.int64)
-    # Each step's work gets its own stretch of time, so that one union is the sum over the steps.
-    start += step * (int(start.max()) + int(kernels.duration_ns[rows].max()) + 1)
-    return active_ns(start, start + kernels.duration_ns[rows], kernels.device[rows]) / int(steps.sum())
+    kernels, steps = graph.kernels, len(graph.steps)
+    numbers, device = np.unique(kernels.device, return_inverse=True)
+    devices = max(len(numbers), 1)
+    rows = np.flatnonzero((kernels.step >= 0) & (collectives | (kernels.kind != KernelKind.COLLECTIVE)))
+    start, duration = kernels.start_ns[rows] - kernels.start_ns[rows].min(initial=0), kernels.duration_ns[rows]
+    # Each step's work on a device gets its own stretch of time, so that no two of them overlap.
+    stretch = int((start + duration).max(initial=0)) + 1
+    start += (device[rows] * steps + kernels.step[rows]) * stretch
+    begin = np.arange(devices * steps, dtype=np.int64) * stretch
+    return covered((start, start + duration), begin, begin + stretch).reshape(devices, steps)
+
+
+def _mean_ns(of_steps: Int64, steps: Bool) -> float:
+    """Return the mean over some steps, ns, of the device where it is longest; ``of_steps`` is [devices, steps]."""
+    return int(of_steps[:, steps].sum(axis=1).max(initial=0)) / int(steps.sum())
 
 
 AHEAD = 0.05
@@ -240,11 +267,38 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank's recorded step, ns: means of the steps that count. ``gpu_active_ns`` is ``None`` without GPU work."""
+    """One rank's recorded step, ns: means of the steps that count. ``gpu_active_ns`` is ``None`` without GPU work;
+    ``exposed_ns`` is the time in which its device only transfers or waits in collectives."""
 
     rank: int
     step_ns: float
     gpu_active_ns: float | None
+    exposed_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """One rank's part of ``RecordedFacts``: a few numbers for each step, kept when the rank's graph is not.
+
+    Attributes:
+        meta: of its graph.
+        names: names of its steps.
+        active_ns, exposed_ns: time in which each device computes, and in which it is active by collectives alone,
+            [devices, steps]; ``active_ns`` is ``None`` without GPU work.
+    """
+
+    meta: Meta
+    names: tuple[str, ...]
+    active_ns: Int64 | None
+    exposed_ns: Int64
+
+    @classmethod
+    def of(cls, graph: ExecutionGraph) -> RankRecord:
+        """Return the record of a rank."""
+        active = active_of_steps(graph)
+        together = active_of_steps(graph, collectives=True) if len(graph.collectives) else active
+        return cls(graph.meta, tuple(graph.string(int(code)) for code in graph.steps.name.tolist()),
+                   active if len(graph.kernels) else None, together - active)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,32 +381,38 @@ def recorded_facts(graphs: Sequence[ExecutionGraph], steps: CountedSteps | None 
         steps: the steps that count, if they are known already.
         chosen: numbers of the requested steps, within each rank; by default the steps that count.
     """
-    fewest = min((len(graph.steps) for graph in graphs), default=0)
-    if not fewest:
+    if not graphs or not all(len(graph.steps) for graph in graphs):
         return None
-    steps = steps or CountedSteps.of(graphs)
+    return facts_of([RankRecord.of(graph) for graph in graphs], steps or CountedSteps.of(graphs), chosen)
+
+
+def facts_of(records: Sequence[RankRecord], steps: CountedSteps,
+             chosen: Sequence[int] | None = None) -> RecordedFacts | None:
+    """Return the facts of ``recorded_facts`` from the ranks' records."""
+    if not records or not all(record.names for record in records):
+        return None
     ranks = []
-    for rank, graph in enumerate(graphs):
+    for rank, record in enumerate(records):
         counts = steps.counts[rank]
         if chosen is not None:
             counts = np.zeros(len(counts), np.bool_)
             counts[list(chosen)] = True
         ranks.append(RankFacts(
-            rank_number(graph, rank), float(steps.ranks[rank].length_ns[counts].mean()),
-            mean_active_ns(graph, counts) if len(graph.kernels) else None))
+            rank_number(record, rank), float(steps.ranks[rank].length_ns[counts].mean()),
+            None if record.active_ns is None else _mean_ns(record.active_ns, counts),
+            _mean_ns(record.exposed_ns, counts)))
     slowest = int(np.argmax([rank.step_ns for rank in ranks]))
-    graph, counts = graphs[slowest], steps.counts[slowest]
-    names = [graph.string(int(code)) for code in graph.steps.name.tolist()]
+    names, counts = records[slowest].names, steps.counts[slowest]
     asked = np.flatnonzero(counts).tolist() if chosen is None else list(chosen)
     active = [rank.gpu_active_ns for rank in ranks if rank.gpu_active_ns is not None]
-    timed = [one.meta.unprofiled_step_ns for one in graphs if one.meta.unprofiled_step_ns]
+    timed = [one.meta.unprofiled_step_ns for one in records if one.meta.unprofiled_step_ns]
     return RecordedFacts(
         ranks[slowest].step_ns, len(asked), len(names), tuple(names[at] for at in asked),
         () if chosen is not None else tuple(
             (names[at], steps.why_not(slowest, at)) for at in np.flatnonzero(~counts).tolist()),
         max(active, default=None), max((float(np.median(own)) for own in timed), default=None),
         max(map(len, timed), default=0), chosen is None, steps.ranks[slowest].behind, tuple(ranks),
-        max(one.meta.cycle for one in graphs))
+        max(one.meta.cycle for one in records))
 
 
 def recorded_line(recorded: RecordedFacts) -> str:

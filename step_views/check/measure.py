@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from graph_predictor.comm.report import communication_report
-from graph_predictor.recorded.facts import step_active_ns
+from graph_predictor.recorded.facts import active_of_steps
 from tracer.capture_layout import COLLECTIVES, CONTEXT, EXECUTION_TRACE, find_parts, read_context
 from tracer.errors import ForetraceError
 from tracer.files import find_files
@@ -172,10 +172,14 @@ def operations(job: Job) -> Counter[tuple[str, str]]:
     """Return how often each operation, by name and shapes, runs in a step, over all recorded ranks."""
     found: Counter[tuple[str, str]] = Counter()
     for graph in job.graphs:
-        steps = max(len(graph.steps), 1)
-        for key, number in _by_name_and_shapes(graph).items():
-            found[key] += max(1, round(number / steps))
+        found.update(operations_of_rank(graph))
     return found
+
+
+def operations_of_rank(graph: ExecutionGraph) -> Counter[tuple[str, str]]:
+    """Return how often each operation, by name and shapes, runs in a step of a rank."""
+    steps = max(len(graph.steps), 1)
+    return Counter({key: max(1, round(number / steps)) for key, number in _by_name_and_shapes(graph).items()})
 
 
 def _by_name_and_shapes(graph: ExecutionGraph) -> Counter[tuple[str, str]]:
@@ -388,7 +392,8 @@ def _run(capture: StoredCapture, job: Job) -> Run:
 
 def _active(graph: ExecutionGraph) -> list[int]:
     """Return for each step the time in which device work other than collectives ran, ns; empty without device work."""
-    return [step_active_ns(graph, step) for step in range(len(graph.steps))] if len(graph.kernels) else []
+    found: list[int] = active_of_steps(graph).max(axis=0).tolist() if len(graph.kernels) else []
+    return found
 
 
 def _slowest(ranks: list[list[int]]) -> list[int]:

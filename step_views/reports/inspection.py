@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from graph_predictor.prediction.step_spread import step_kinds
+from graph_predictor.recorded.counted_steps import CountedSteps, RankSteps
 from graph_predictor.recorded.facts import (
-    RankFacts,
+    DeviceWork,
+    RankRecord,
     RecordedFacts,
     active_ns,
     by_rank,
-    recorded_facts,
-    unknown_device_work,
+    facts_of,
+    unknown_of,
 )
 from tracer.device_memory import MemoryAccount, binary_size
-from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
+from tracer.graph import (
+    LAUNCHING,
+    SHAPE_ONLY,
+    ExecutionGraph,
+    GapKind,
+    KernelKind,
+    LossReport,
+    Meta,
+    OpKind,
+    StepSource,
+)
 from tracer.job import Job
 from tracer.ranks import RankClass
 
@@ -150,18 +163,52 @@ class Inspection:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class InspectedRank:
+    """One rank's part of an ``Inspection``, kept when the rank's graph is not.
+
+    Attributes:
+        meta: of its graph.
+        contents: counts of the trace; times are of the whole window.
+        record, steps, work: parts of the facts about the recorded step.
+        kinds: a sentence on how its steps differ in their work; empty if they do not.
+    """
+
+    meta: Meta
+    contents: RankInspection
+    record: RankRecord
+    steps: RankSteps
+    work: DeviceWork
+    kinds: str
+
+    @classmethod
+    def of(cls, graph: ExecutionGraph) -> InspectedRank:
+        """Return the part of a rank."""
+        kinds = step_kinds([graph])
+        return cls(graph.meta, _inspect(graph), RankRecord.of(graph), RankSteps.of(graph), DeviceWork.of(graph),
+                   "" if kinds is None else kinds.text)
+
+
 def inspect_job(job: Job) -> Inspection:
     """Count the contents of a job's graphs."""
-    ran = [graph for graph in job.graphs if graph.meta.era != SHAPE_ONLY]
-    facts = recorded_facts(ran)
-    of_rank = {} if facts is None else dict(zip(map(id, ran), facts.ranks, strict=True))
-    found = Inspection([_inspect(graph, of_rank.get(id(graph))) for graph in job.graphs], job.world_size,
-                       list(job.missing_ranks), list(job.notes), list(job.classes), facts)
+    return inspection_of([InspectedRank.of(graph) for graph in job.graphs], job.world_size, job.missing_ranks,
+                         job.notes, job.classes)
+
+
+def inspection_of(ranks: Sequence[InspectedRank], world_size: int, missing_ranks: Sequence[int],
+                  notes: Sequence[str], classes: Sequence[RankClass] = ()) -> Inspection:
+    """Return what ``inspect_job`` does, from parts of the ranks; the other arguments are those of a ``Job``."""
+    ran = [rank for rank in ranks if rank.contents.has_times]
+    facts = facts_of([rank.record for rank in ran], CountedSteps.together([rank.steps for rank in ran]))
+    for rank, own in zip(ran, () if facts is None else facts.ranks, strict=facts is not None):
+        rank.contents.gpu_active_ns, rank.contents.step_ns = own.gpu_active_ns, own.step_ns
+    found = Inspection([rank.contents for rank in ranks], world_size, list(missing_ranks), list(notes), list(classes),
+                       facts)
     found.notes += [] if facts is None else facts.notes()
-    if why := unknown_device_work(ran):
+    if why := unknown_of([rank.work for rank in ran]):
         found.notes.append(f"Nothing is predicted from this recording. {why}")
-    if (kinds := step_kinds(ran)) is not None:
-        found.notes.append(f"Warning: {kinds.text}")
+    if kinds := next((rank.kinds for rank in ran if rank.kinds), ""):
+        found.notes.append(f"Warning: {kinds}")
     without = [rank.rank for rank in found.ranks if not rank.kernels and rank.has_times]
     if without:
         which = "the trace" if len(found.ranks) == 1 else (
@@ -170,7 +217,7 @@ def inspect_job(job: Job) -> Inspection:
     return found
 
 
-def _inspect(graph: ExecutionGraph, facts: RankFacts | None) -> RankInspection:
+def _inspect(graph: ExecutionGraph) -> RankInspection:
     meta, kernels, calls = graph.meta, graph.kernels, graph.launches
     steps_ns = int(graph.steps.duration_ns.sum())
     gaps = graph.gaps
@@ -186,12 +233,11 @@ def _inspect(graph: ExecutionGraph, facts: RankFacts | None) -> RankInspection:
         launches=int(np.isin(calls.kind, LAUNCHING).sum()), kernels=len(kernels),
         kernels_by_kind={kind.name.lower(): int((kernels.kind == kind).sum()) for kind in KernelKind},
         collectives=len(graph.collectives),
-        gpu_active_ns=_window_active_ns(graph) if facts is None else facts.gpu_active_ns,
+        gpu_active_ns=_window_active_ns(graph),
         host_outside_ops_share=sum(by_kind.values()) / steps_ns if steps_ns and meta.era != SHAPE_ONLY else None,
         gaps_ns={kind: ns for kind, ns in by_kind.items() if ns}, profiler_flags=dict(meta.profiler_flags),
         et_schema=meta.et_schema, et_joined=meta.et_joined, et_candidates=meta.et_candidates, loss=meta.loss,
-        step_ns=None if facts is None else facts.step_ns, memory=dict(meta.memory),
-        substitutions=dict(meta.substitutions),
+        memory=dict(meta.memory), substitutions=dict(meta.substitutions),
     )
 
 

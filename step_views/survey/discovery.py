@@ -27,7 +27,7 @@ from tracer.input_file import why_unopened
 from tracer.lazy import fsspec
 from tracer.ranks import rank_in_name
 
-FORMAT = 1
+FORMAT = 2
 """Version of the rows. A change of it makes the next survey read all jobs again."""
 _TRACE = re.compile(rb'"ph"|"traceEvents"|"schemaVersion"|"deviceProperties"|SQLite format 3')
 """What stands in the first bytes of a recording, and in those of few other files."""

@@ -1,4 +1,12 @@
-"""One job's rows: what ``inspect``, ``predict`` and ``opportunities`` say of it, in the columns of the tables."""
+"""One job's rows: what ``inspect``, ``predict`` and ``opportunities`` say of it, in the columns of the tables.
+
+::
+
+    up to 16 ranks    graphs of all ranks ──▶ parts of the ranks ──▶ facts of the recording
+                                        └───▶ steady state and opportunities
+    more ranks        a rank's graph ──▶ its part, then the next rank's ──▶ facts of the recording
+                      graphs of 16 ranks from the quickest to the slowest ──▶ steady state and opportunities
+"""
 
 from __future__ import annotations
 
@@ -14,17 +22,18 @@ import numpy as np
 
 from graph_predictor.prediction.result import Prediction, which_times
 from graph_predictor.recorded.counted_steps import CountedSteps
-from graph_predictor.recorded.facts import damage_notes
+from graph_predictor.recorded.facts import damage_notes, rank_number
 from graph_predictor.simulation.program import Bound
 from graph_predictor.synthesis.baseline import baseline_of
-from step_views.check.measure import operations
-from step_views.reports.inspection import Inspection, inspect_job
+from step_views.check.measure import operations_of_rank
+from step_views.reports.inspection import InspectedRank, Inspection, inspection_of
 from step_views.reports.opportunities import candidates, opportunities
 from step_views.survey.discovery import FoundJob
 from tracer.device_memory import memory_timeline
 from tracer.errors import ForetraceError, TraceError, reason_of
-from tracer.graph import SHAPE_ONLY, ExecutionGraph
-from tracer.job import EPOCH_NS, Job, read_job
+from tracer.files import FileKind, FoundFile
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, Meta
+from tracer.job import EPOCH_NS, Job, assemble_job, files_of_ranks, read_by_rank, read_job
 from tracer.versions import installed_version
 
 BEST = 5
@@ -33,6 +42,10 @@ LOADING = "no data loading"
 """The change that says what loading costs: a loader in the step's own thread is host time on the critical path."""
 MOST_TEXT = 1000
 """Characters of the sentences in one column."""
+
+
+MOST_TOGETHER = 16
+"""Ranks up to which all of a job are in memory and simulated together. Of more, this many are simulated. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +68,7 @@ BOUND_COLUMNS = {bound_column(bound.label): bound.label for bound in Bound}
 def job_rows(found: FoundJob, step_region: str | None = None) -> JobRows:
     """Read a job and return its rows; of one that cannot be read ``error`` says why, and nothing is raised."""
     try:
-        job = _read(found, step_region)
-        return _of_job(job, found)
+        return _of_job(_read(found, step_region), found)
     except ForetraceError as error:
         return failed_rows(found, str(error))
     except Exception as error:  # one job in thousands must not end the others
@@ -79,7 +91,64 @@ def _text(sentences: Sequence[str]) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT - 1]}…"
 
 
-def _read(found: FoundJob, step_region: str | None) -> Job:
+@dataclass(slots=True)
+class SurveyedRank:
+    """What a survey keeps of a rank: its part of an ``Inspection``, its peak of memory, its operations of a step."""
+
+    inspected: InspectedRank
+    peak_bytes: int | None
+    operations: Counter[tuple[str, str]]
+
+    @classmethod
+    def of(cls, graph: ExecutionGraph) -> SurveyedRank:
+        """Return what is kept of a rank."""
+        return cls(InspectedRank.of(graph), _peak(graph), operations_of_rank(graph))
+
+    @property
+    def meta(self) -> Meta:
+        """Return the context of the rank's window."""
+        return self.inspected.meta
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyedJob:
+    """A job as its rows need it.
+
+    Attributes:
+        ranks: what is kept of each rank.
+        inspected: the facts of the recording.
+        simulated: the ranks from which the steady state is predicted.
+        simulated_ranks: their numbers; of a job read rank by rank, from the quickest to the slowest.
+        operations: operations of a step, of all ranks.
+        world_size: ranks of the job, recorded or not.
+    """
+
+    ranks: list[SurveyedRank]
+    inspected: Inspection
+    simulated: Job
+    simulated_ranks: list[int]
+    operations: Counter[tuple[str, str]]
+    world_size: int
+
+
+def _read(found: FoundJob, step_region: str | None) -> SurveyedJob:
+    """Read all ranks: together, or one after the other if they are many."""
+    notes = list[str]()
+    files = files_of_ranks(found.paths, notes) if found.files > MOST_TOGETHER else []
+    if sum(file.kind is not FileKind.EXECUTION_TRACE for file in files) > MOST_TOGETHER:
+        return _read_apart(files, notes, step_region)
+    job = _read_together(found, step_region)
+    ranks = [SurveyedRank.of(graph) for graph in job.graphs]
+    counts: Counter[tuple[str, str]] = Counter()
+    for rank in ranks:
+        counts.update(rank.operations)
+    inspected = inspection_of([rank.inspected for rank in ranks], job.world_size, job.missing_ranks, job.notes,
+                              job.classes)
+    numbers = [rank_number(graph, place) for place, graph in enumerate(job.graphs)]
+    return SurveyedJob(ranks, inspected, job, numbers, counts, job.world_size)
+
+
+def _read_together(found: FoundJob, step_region: str | None) -> Job:
     """Read all ranks; where files were named one by one, those that can be read."""
     try:
         return read_job(found.paths, step_region=step_region)
@@ -98,21 +167,57 @@ def _read(found: FoundJob, step_region: str | None) -> Job:
     return job
 
 
-def _of_job(job: Job, found: FoundJob) -> JobRows:
-    graphs, inspected = job.graphs, inspect_job(job)
-    ran = all(graph.meta.era != SHAPE_ONLY for graph in graphs)
-    row = {**_of_files(found), **_recorded(job, inspected)}
-    lengths = _lengths(graphs) if ran and inspected.recorded is not None else []
-    times = max((graph.meta.unprofiled_step_ns for graph in graphs), key=lambda own: float(np.median(own or [0])))
+def _read_apart(files: Sequence[FoundFile], notes: Sequence[str], step_region: str | None) -> SurveyedJob:
+    """Read the ranks one after the other, and some of them again to simulate them."""
+    counts: Counter[tuple[str, str]] = Counter()
+
+    def add(rank: SurveyedRank) -> None:
+        counts.update(rank.operations)
+        rank.operations = Counter()
+
+    job = read_by_rank(files, _kept, add, notes, step_region=step_region)
+    inspected = inspection_of([rank.inspected for rank in job.ranks], job.world_size, job.missing_ranks, job.notes)
+    facts = [] if inspected.recorded is None else inspected.recorded.ranks
+    # What a rank takes by itself is its step without exposed communication, in which it waits for others.
+    own = [one.step_ns - one.exposed_ns for one in facts] if len(facts) == len(job.ranks) else [
+        rank.meta.window_ns for rank in job.ranks]
+    order = np.argsort(own, kind="stable")
+    places = order[np.linspace(0, len(order) - 1, MOST_TOGETHER).round().astype(int)].tolist()
+    chosen = [job.ranks[place].meta.rank for place in places]
+    again = read_by_rank(
+        [*dict.fromkeys(job.files[place] for place in places),
+         *(file for file in files if file.kind is FileKind.EXECUTION_TRACE)],
+        lambda graph: graph, step_region=step_region, cycle=job.ranks[0].meta.cycle)
+    simulated = assemble_job([graph for graph in again.ranks if graph.meta.rank in chosen])
+    return SurveyedJob(job.ranks, inspected, simulated, chosen, counts, job.world_size)
+
+
+def _kept(graph: ExecutionGraph) -> SurveyedRank:
+    """Return what is kept of one of many ranks, without what is large and used of single ranks alone."""
+    graph.meta.module_lines, graph.meta.process_groups = {}, []
+    return SurveyedRank.of(graph)
+
+
+def _of_job(job: SurveyedJob, found: FoundJob) -> JobRows:
+    row = {**_of_files(found), **_recorded(job)}
+    ran = all(rank.meta.era != SHAPE_ONLY for rank in job.ranks)
+    lengths = _lengths(job) if ran and job.inspected.recorded is not None else []
+    times = max((rank.meta.unprofiled_step_ns for rank in job.ranks), key=lambda own: float(np.median(own or [0])))
     row["step_times_us"] = [ns / 1e3 for ns in times or lengths]
     row["profiled"] = not times
-    counts = operations(job)
-    row |= {"program": _program(counts, row), **_codes(counts)}
+    row |= {"program": _program(job.operations, row), **_codes(job.operations),
+            "simulated_ranks": job.simulated_ranks}
     try:
-        tried = opportunities(baseline_of(job), top=len(candidates()), evidence=True)
+        baseline = baseline_of(job.simulated)
+        tried = opportunities(baseline, top=len(candidates()), evidence=True)
     except ForetraceError as error:
         return JobRows({**row, "not_predicted": _text([str(error)])})
     step, name, key = tried.baseline, row["job"], row["key"]
+    if len(job.simulated_ranks) < len(job.ranks):
+        step.warnings[:] = [
+            f"Of {len(job.ranks):,} recorded ranks {len(job.simulated_ranks)} are simulated, from the quickest to the "
+            "slowest: their collectives hold waits for the others.",
+            *(said for said in step.warnings if said != baseline.facts.unrecorded)]
     loading = max((one.gain_us for one in tried.found if one.name == LOADING), default=0.0)
     return JobRows({**row, **_predicted(step), "saves_loading_us": loading}, [
         {"job": name, "key": key, "family": family, "time_us": us, "share": us / max(step.step_time_us, 1e-9)}
@@ -122,23 +227,22 @@ def _of_job(job: Job, found: FoundJob) -> JobRows:
          "then_decides": one.decides} for place, one in enumerate(tried.found[:BEST])])
 
 
-def _lengths(graphs: Sequence[ExecutionGraph]) -> list[int]:
+def _lengths(job: SurveyedJob) -> list[int]:
     """Return the lengths of the recorded steps that count, of the slowest rank, ns."""
-    counted = CountedSteps.of(graphs)
+    counted = CountedSteps.together([rank.inspected.steps for rank in job.ranks])
     longest: list[int] = counted.longest_ns()[counted.common].tolist()
     return longest
 
 
-def _recorded(job: Job, inspected: Inspection) -> dict[str, Any]:
+def _recorded(job: SurveyedJob) -> dict[str, Any]:
     """Return what is true of the recording before anything is simulated."""
-    graphs, facts = job.graphs, inspected.recorded
-    metas = [graph.meta for graph in graphs]
+    inspected, facts, metas = job.inspected, job.inspected.recorded, [rank.meta for rank in job.ranks]
     began = [meta.base_time_ns for meta in metas if meta.base_time_ns > EPOCH_NS]
     versions = {name: text for meta in reversed(metas) for name, text in meta.versions.items()}
     loss = inspected.loss()
     return {
-        "recorded_at_ns": min(began, default=None), "ranks": len(graphs),
-        "world_size": max(job.world_size, len(graphs)),
+        "recorded_at_ns": min(began, default=None), "ranks": len(metas),
+        "world_size": max(job.world_size, len(metas)),
         "device": ", ".join(inspected.devices), "format": ", ".join(sorted({meta.era for meta in metas})),
         "torch": ", ".join(sorted({meta.torch_version for meta in metas if meta.torch_version})),
         "versions": json.dumps(dict(sorted(versions.items()))),
@@ -150,9 +254,9 @@ def _recorded(job: Job, inspected: Inspection) -> dict[str, Any]:
         "host_outside_ops_share": inspected.host_outside_ops_share,
         "operations": inspected.total("ops"), "launches": inspected.total("launches"),
         "kernels": inspected.total("kernels"), "collectives": inspected.total("collectives"),
-        "peak_memory_bytes": max((peak for graph in graphs if (peak := _peak(graph))), default=None),
+        "peak_memory_bytes": max((rank.peak_bytes for rank in job.ranks if rank.peak_bytes), default=None),
         "lost_events": loss.dropped_events + loss.repaired_events, "lost_bytes": loss.truncated_bytes,
-        "damage": _text(damage_notes(graphs)), "notes": _text(inspected.notes),
+        "damage": _text(damage_notes(job.ranks)), "notes": _text(inspected.notes),
     }
 
 

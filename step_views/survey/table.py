@@ -47,7 +47,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
         "times": _TEXT, "step_time_us": _NUMBER, "low_us": _NUMBER, "high_us": _NUMBER, "bound": _TEXT,
         "gpu_active_us": _NUMBER, **dict.fromkeys(BOUND_COLUMNS, _NUMBER), "saves_host_us": _NUMBER,
         "saves_gpu_us": _NUMBER, "saves_network_us": _NUMBER, "saves_loading_us": _NUMBER,
-        "mfu": _NUMBER, "warnings": _TEXT, "program": _TEXT,
+        "simulated_ranks": "list<int64>", "mfu": _NUMBER, "warnings": _TEXT, "program": _TEXT,
         "operation_codes": "list<int64>", "operation_counts": "list<int64>",
     },
     "families": {"job": _TEXT, "key": _TEXT, "family": _TEXT, "time_us": _NUMBER, "share": _NUMBER},
@@ -57,6 +57,8 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Columns of each table and their types. Times are µs a step."""
+ADDED = {"simulated_ranks"}
+"""Columns that tables of an earlier ``FORMAT`` lack; they are read as empty."""
 
 
 class SurveyError(ForetraceError):
@@ -94,10 +96,14 @@ def _read(path: Path) -> Any:
                 raise SurveyError(f"{path} is no part of a survey; name the directory that foretrace survey wrote.")
             if int(form) > FORMAT:
                 raise SurveyError(f"{path} was written by a newer foretrace; use that, or name another output.")
-            if missing := set(schema.names) - set(whole.names):
-                raise SurveyError(f"{path} has no column {min(missing)}; it is no part of this table, so name another "
+            missing = set(schema.names) - set(whole.names)
+            if lost := missing - (ADDED if int(form) < FORMAT else set()):
+                raise SurveyError(f"{path} has no column {min(lost)}; it is no part of this table, so name another "
                                   "output.")
-            found = read_parquet(stream).select(schema.names).cast(schema)
+            found = read_parquet(stream)
+            for name in missing:
+                found = found.append_column(name, pyarrow.nulls(len(found), schema.field(name).type))
+            found = found.select(schema.names).cast(schema)
         for name, column in zip(schema.names, found.columns, strict=True):
             numbers = column.combine_chunks().flatten() if name == "step_times_us" else column
             if numbers.type == pyarrow.float64() and compute.all(compute.is_finite(numbers)).as_py() is False:

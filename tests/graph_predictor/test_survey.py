@@ -17,12 +17,14 @@ from unittest.mock import Mock
 import numpy as np
 import pandas as pd
 import pytest
+from pyarrow import parquet
 from said import Run, plain
+from test_cycles import loop
 from test_whatif_edits import CHAIN, Op, trace_of
 
 from graph_predictor.synthesis.baseline import baseline_of
 from step_views.reports.opportunities import opportunities
-from step_views.survey import table
+from step_views.survey import facts, table
 from step_views.survey.discovery import find_jobs
 from step_views.survey.facts import BOUND_COLUMNS
 from step_views.survey.fleet import fleet
@@ -116,6 +118,89 @@ def test_a_row_says_what_the_commands_say(tmp_path: Path) -> None:
     assert dict(zip(families["family"], families["time_us"], strict=True)) == step.families_us
     assert len(result.to_pandas("opportunities")) > 0
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out" / "families"), families)
+
+
+def apart_and_together(folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch, together: int = 10**6) -> \
+        tuple[dict[str, Any], dict[str, Any]]:
+    """The row of a job whose ranks are read one after the other, and that of all in memory; facts of the recording are
+    equal."""
+    rows = []
+    for name, most in (("apart", min(facts.MOST_TOGETHER, together - 1)), ("together", together)):
+        monkeypatch.setattr(facts, "MOST_TOGETHER", most)
+        survey(folder, out / name, workers=1)
+        [row] = read_tables(out / name)["jobs"].to_pylist()
+        rows.append(row)
+    assert not rows[0]["error"] and rows[1]["simulated_ranks"] == sorted(rows[1]["simulated_ranks"])
+    recorded = [name for name in table.COLUMNS["jobs"] if name not in PREDICTED]
+    assert {name: rows[0][name] for name in recorded} == {name: rows[1][name] for name in recorded}
+    return rows[0], rows[1]
+
+
+PREDICTED = {"times", "step_time_us", "low_us", "high_us", "bound", "gpu_active_us", *BOUND_COLUMNS, "saves_host_us",
+             "saves_gpu_us", "saves_network_us", "saves_loading_us", "simulated_ranks", "mfu", "warnings"}
+
+
+def test_ranks_of_a_large_job_are_read_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eighteen ranks meet in a collective at the end of each step: rank 4 comes last, rank 9 first."""
+    late = [200 + (17 * rank) % 90 for rank in range(18)]
+    late[4], late[9] = 400, 100
+    for rank, us in enumerate(late):
+        write(tmp_path / "runs" / f"rank{rank}.json", Op("aten::mm", [[64, 64], [64, 64]], us),
+              Op("nccl:allreduce", [[64, 64]], 420 - us), rank=rank, world_size=18)
+    apart, together = apart_and_together(tmp_path / "runs", tmp_path, monkeypatch)
+    simulated = apart["simulated_ranks"]
+    assert simulated == sorted(simulated, key=late.__getitem__) and (simulated[0], simulated[-1]) == (9, 4)
+    assert len(simulated) == 16 and together["simulated_ranks"] == list(range(18))
+    assert apart["warnings"].startswith("Of 18 recorded ranks 16 are simulated, from the quickest to the slowest")
+    assert "of 18 ranks were recorded" not in apart["warnings"]
+    for name in ("step_time_us", "compute_us", "saves_gpu_us"):
+        assert apart[name] == pytest.approx(together[name], rel=1e-6)
+
+
+def test_a_large_capture_and_alternating_steps_are_read_one_after_the_other(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(18):
+        part = tmp_path / "a" / f"rank{rank}"
+        part.mkdir(parents=True)
+        (part / "kineto.json.gz").write_bytes(gzip.compress(json.dumps(loop("RU" * 3).document()).encode()))
+        (part / "context.json").write_text(json.dumps({"rank": rank, "world_size": 18, "complete": True}))
+    apart, _ = apart_and_together(tmp_path / "a", tmp_path, monkeypatch)
+    assert (apart["ranks"], apart["steps"]) == (18, 3) and "a cycle of 2 of them" in apart["notes"]
+
+
+def test_a_rank_of_a_large_job_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
+    for rank in range(18):
+        write(tmp_path / "runs" / f"rank{rank}.json", rank=rank, world_size=18)
+    (tmp_path / "runs" / "rank7.json").write_bytes(b'{"traceEvents": 7}')
+    [row] = survey(tmp_path / "runs", tmp_path / "out", workers=1).to_pandas().to_dict("records")
+    assert row["ranks"] == 17 and "Skipped: " in row["notes"] and "1 of 18 ranks were not recorded (7)" in row["notes"]
+    write(tmp_path / "runs" / "rank7.json", rank=7, world_size=9)
+    [(_, why)] = survey(tmp_path / "runs", tmp_path / "mixed", workers=1).unreadable
+    assert "files of different jobs are mixed" in why
+    for path in (tmp_path / "runs").iterdir():
+        path.write_bytes(b'{"traceEvents": 7}')
+    [(_, why)] = survey(tmp_path / "runs", tmp_path / "none", workers=1).unreadable
+    assert "No profiler trace could be read" in why
+
+
+def test_execution_traces_are_joined_rank_by_rank(data_folder: Path, tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    apart, together = apart_and_together(data_folder / "traces" / "dlrm-8xV100-2023", tmp_path, monkeypatch, 8)
+    assert (len(apart["simulated_ranks"]), together["ranks"]) == (7, 8) and apart["bound"] == together["bound"]
+    assert apart["step_time_us"] == pytest.approx(together["step_time_us"], rel=0.05)
+
+
+def test_a_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    trace, out = write(tmp_path / "a.json"), tmp_path / "out"
+    survey(trace, out, workers=1)
+    [path] = (out / "jobs").iterdir()
+    rows = parquet.read_table(path).drop_columns(["simulated_ranks"])
+    for form in ("1", "2"):
+        parquet.write_table(rows.replace_schema_metadata({"foretrace_survey": form}), path)
+        if form == "1":
+            assert read_tables(out)["jobs"]["simulated_ranks"].to_pylist() == [None]
+    with pytest.raises(SurveyError, match="no column simulated_ranks"):
+        read_tables(out)
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
