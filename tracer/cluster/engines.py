@@ -146,9 +146,8 @@ def open_workers(workers: str = LOCAL) -> Iterator[TaskWorkers]:
     """Yield the workers that a user names, and close at the end what was started for them.
 
     Args:
-        workers: "local" for this process. "dask" or "ray" for processes of this machine, one for each core.
-            "dask:ADDRESS" or "ray:ADDRESS" for a running cluster; its workers must have foretrace and see files under
-            the same paths.
+        workers: "local" for this process, "dask" or "ray" for processes of this machine, one for each core. Of a
+            running cluster "dask:ADDRESS" or "ray:ADDRESS"; its workers must have foretrace and see the same paths.
 
     Raises:
         ClusterError: The cluster cannot be used.
