@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graph_predictor.recorded import counted_steps
 from kernel_models.collectives import text_logs
 from kernel_models.collectives.call import CommError, Placement
 from kernel_models.collectives.measurements import join, make_measurements, of_cluster
@@ -120,6 +121,13 @@ def test_empty_steps_are_found_in_one_pass() -> None:
     work = _StepWork(*[values.astype(np.int64)] * 3, *[values] * 3, np.zeros(len(values), np.bool_))
     with quickly():
         assert np.array_equal(work.empty(), values == 0)
+
+
+def test_runs_of_equal_steps_are_found_in_one_pass() -> None:
+    count = 150_000
+    with quickly():
+        runs = counted_steps._runs(np.ones(count, np.bool_), np.full((count, 2), 9), 1, 6)
+    assert len(runs) == 6 * count - 15
 
 
 def test_a_stacks_long_file_is_looked_at_once() -> None:

@@ -254,7 +254,9 @@ def similar_steps(graphs: Sequence[ExecutionGraph], counted: CountedSteps | None
     events = sum(len(graph.ops) + len(graph.launches) + len(graph.kernels) for graph in graphs)
     most = min(max(MOST_REPEATED * fewest // max(events, 1), 1), MOST_STEPS)
     runs = [run for turns in range(1, most + 1) for run in _runs(ordinary, work, turns, most)]
-    return min(runs, key=lambda run: (-len(run), abs(float(longest[run].mean()) - mean), -run.start))
+    length = max(map(len, runs))
+    return min((run for run in runs if len(run) == length), key=lambda run: (
+        abs(float(longest[run.start:run.stop].mean()) - mean), -run.start))
 
 
 def compared_steps(counted: CountedSteps, similar: range) -> list[int]:
@@ -285,17 +287,22 @@ def _runs(ordinary: Bool, work: Int64, turns: int, most: int) -> list[range]:
 
     A run of one round counts only if the round before or after it, typical or not, launches the same work.
     """
-    steps, same = len(ordinary), _same_as_before(work, turns)
-    found = []
-    for start in range(steps):
-        for stop in range(start + turns, min(start + most, steps) + 1, turns):
-            if not ordinary[start:stop].all() or not same[start + turns:stop].all():
-                break
+    steps = len(ordinary)
+    typical, same, found = _streak_ends(ordinary), _streak_ends(_same_as_before(work, turns)), []
+    for start in range(steps - turns + 1):
+        last = min(start + most, typical[start], max(same[start + turns], start + turns))
+        for stop in range(start + turns, last + 1, turns):
             alone = turns > 1 and stop - start == turns
-            before, after = same[start:stop], same[stop:stop + turns]
-            if not alone or before.all() or (len(after) == turns and after.all()):
+            if not alone or same[start] >= stop or same[stop] >= stop + turns:
                 found.append(range(start, stop))
     return found
+
+
+def _streak_ends(chosen: Bool) -> list[int]:
+    """Return for each place, and the end, the first place from there on that is not chosen."""
+    places = np.arange(len(chosen) + 1)
+    ends = np.where(np.r_[chosen, False], len(chosen), places)
+    return np.minimum.accumulate(ends[::-1])[::-1].tolist()  # type: ignore[no-any-return]
 
 
 def _same_as_before(work: Int64, steps: int) -> Bool:
