@@ -255,8 +255,10 @@ def similar_steps(graphs: Sequence[ExecutionGraph], counted: CountedSteps | None
     most = min(max(MOST_REPEATED * fewest // max(events, 1), 1), MOST_STEPS)
     runs = [run for turns in range(1, most + 1) for run in _runs(ordinary, work, turns, most)]
     length = max(map(len, runs))
-    return min((run for run in runs if len(run) == length), key=lambda run: (
-        abs(float(longest[run.start:run.stop].mean()) - mean), -run.start))
+    starts = np.unique([run.start for run in runs if len(run) == length])
+    means = np.lib.stride_tricks.sliding_window_view(longest, length)[starts].mean(axis=1)
+    start = int(starts[np.abs(means - mean) == np.abs(means - mean).min()][-1])
+    return range(start, start + length)
 
 
 def compared_steps(counted: CountedSteps, similar: range) -> list[int]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from step_views.cli.running import one_line, printable, standard_output, tell
@@ -21,6 +22,8 @@ PLAIN_WIDTH = 100
 _PIECE = 1 << 14  # chosen: characters that a reader takes in one write
 MOST_NOTES = 60
 """Number of notes that are shown."""
+MOST_ROWS = 1_000
+"""Number of a table's rows that are shown: the layout of a row takes about 1 ms."""
 _UNPRINTABLE = re.compile(r"[^\x00-\x7e]")
 NARROWEST = 12
 """Least length to which a name is cut."""
@@ -48,8 +51,9 @@ class Report:
         self.width = min(self.console.width, 160) if self.console.is_terminal else PLAIN_WIDTH
 
     def table(self, title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-        """Print a table with its title; a table without rows is left out."""
-        cells = [[one_line(cell) for cell in row] for row in rows]
+        """Print a table with its title, at most the first ``MOST_ROWS``; a table without rows is left out."""
+        left = iter(rows)
+        cells = [[one_line(cell) for cell in row] for row in islice(left, MOST_ROWS)]
         if not cells:
             return
         cells = _fitted(columns, cells, self.width)
@@ -59,6 +63,8 @@ class Report:
         self.console.width = max(self.width, sum(_widths(columns, cells)) + 2 * (len(columns) - 1))
         with standard_output():
             self.console.print(_table(columns, cells), crop=False)
+        if more := sum(1 for _ in left):
+            self.line(f"… and {more:,} rows more (--json has them).")
 
     def line(self, text: str = "", *, indent: int = 0, style: str = "") -> None:
         """Print one sentence, wrapped; lines after the first are indented by ``indent`` spaces."""
