@@ -178,8 +178,10 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
                  arguments: Mapping[str, int | str] | None = None, selected: float | None = None,
                  steps: int = 1) -> ExecutionGraph:
     """Trace the step that ``SCRIPT.py:FUNCTION``, ``package.module:FUNCTION`` or a notebook's function returns, with
-    the other arguments of ``trace_step``; or a whole program with its arguments, ``SCRIPT.py --batch {batch}`` or
-    ``-m package.train``, whose steps an optimizer marks as in a capture.
+    the other arguments of ``trace_step``.
+
+    A whole program with its arguments, ``SCRIPT.py --batch {batch}`` or ``-m package.train``, is traced too: an
+    optimizer marks its steps, as in a capture.
 
     ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``, and settings as text,
     converted to the type of the function's default (``def build(opt="adamw", fused=False, lr=0.1)``). Several ``steps``
