@@ -6,6 +6,8 @@ is more than five times what any takes now.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +25,13 @@ from kernel_models.collectives.measurements import join, make_measurements, of_c
 from kernel_models.collectives.topology import find_topology
 from planner.serving import trace_calibration
 from step_views.cli import price_arguments
+from step_views.cli.console import Column, Report
+from step_views.diff.jobs import diff_jobs
 from step_views.survey import discovery
-from tracer.errors import TraceError
+from tracer.errors import ForetraceError, TraceError
 from tracer.execution_trace import trace as execution_trace
 from tracer.graph import GapTable, OverheadTable
+from tracer.job import read_job
 from tracer.kineto import read_kineto
 from tracer.kineto.nesting import _profiled
 from tracer.kineto.steps import _StepWork
@@ -124,10 +129,25 @@ def test_empty_steps_are_found_in_one_pass() -> None:
 
 
 def test_runs_of_equal_steps_are_found_in_one_pass() -> None:
-    count = 150_000
+    count = 400_000
     with quickly():
         runs = counted_steps._runs(np.ones(count, np.bool_), np.full((count, 2), 9), 1, 6)
     assert len(runs) == 6 * count - 15
+
+
+def test_recordings_of_very_many_steps_are_not_compared(tmp_path: Path) -> None:
+    job = read_job([str(written(tmp_path, [
+        one for at in range(5_000) for one in (event("user_annotation", f"ProfilerStep#{at}", 3 * at, 2),
+                                               event("cpu_op", "a", 3 * at, 1))]))])
+    with quickly(), pytest.raises(ForetraceError, match="A has 5,000 steps, and at most 1,000 a rank are compared"):
+        diff_jobs(job, job)
+
+
+def test_a_table_of_very_many_rows_ends() -> None:
+    shown = io.StringIO()
+    with quickly(), contextlib.redirect_stdout(shown):
+        Report().table("Steps", [Column("step"), Column("ms")], ([str(at), "1"] for at in range(200_000)))
+    assert "… and 199,500 rows more (--json has them)." in shown.getvalue()
 
 
 def test_a_stacks_long_file_is_looked_at_once() -> None:

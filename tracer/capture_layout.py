@@ -19,16 +19,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from tracer import kineto, workloads
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.fake_world.streams import note_overlap
-from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
+from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph, ProgramNote
 from tracer.input_file import DecodeError, PathLike, from_json, read_input, why_not_read
 from tracer.join import join_execution_trace
 from tracer.lookup_data.noted import note_tables, tables_of
@@ -304,6 +306,8 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
     workload = _mapping(context, "workload")
     if isinstance(workload.get("name"), str) and isinstance(workload.get("settings"), dict):
         meta.workload = {"name": workload["name"], "settings": workload["settings"]}
+    with suppress(msgspec.ValidationError):
+        meta.program = msgspec.convert(context.get("program"), ProgramNote | None)
     groups = context.get("process_groups")
     if isinstance(groups, list) and not meta.process_groups:
         meta.process_groups = [group for group in groups if isinstance(group, dict)]

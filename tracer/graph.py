@@ -390,6 +390,25 @@ class LossReport:
         return self.shifted_kernels + self.early_kernels + self.placed_kernels + self.cut_kernels
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramNote:
+    """How a captured program was started (see ``tracer.program_note``).
+
+    Attributes:
+        name: the script or module, as it was named.
+        module: whether it ran as with ``python -m``.
+        digest: SHA-256 of its text.
+        arguments: its arguments; ``LEFT_OUT`` in the place of those that are not noted.
+        options: its options by name, each with its whole number, given or by default.
+    """
+
+    name: str
+    module: bool
+    digest: str
+    arguments: list[str]
+    options: dict[str, int | None]
+
+
 @dataclass(slots=True)
 class Meta:
     """Context of one rank's window. Empty strings and ``NONE`` mean "the trace does not say"."""
@@ -450,6 +469,8 @@ class Meta:
     workload: dict[str, Any] = field(default_factory=dict)
     """The "name" and all "settings" (plain values) of a workload of the suite, so that it can be traced again at
     other sizes; empty for other programs."""
+    program: ProgramNote | None = None
+    """How the program was started, if ``foretrace capture`` ran one."""
     loss: LossReport = field(default_factory=LossReport)
 
     def leave_out_unbelievable(self) -> None:

@@ -11,8 +11,9 @@ import ast
 import importlib
 import os
 import runpy
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -101,6 +102,45 @@ class UserCode:
             yield
         finally:
             sys.argv, sys.path[:] = argv, path
+
+
+@dataclass(frozen=True, slots=True)
+class UserCommand:
+    """A program with its arguments, such as ``train.py --batch 8`` or ``-m package.train``."""
+
+    code: UserCode
+    arguments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return shlex.join([*(["-m"] if self.code.module else []), self.code.name, *self.arguments])
+
+
+def find_command(text: str) -> UserCommand | None:
+    """Return the program and the arguments of a text such as "train.py --batch 8" or "-m package.train"; ``None`` if
+    the text names a function, or no program that exists."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quotation that is not closed
+        return None
+    as_module = words[:1] == ["-m"]
+    name, *arguments = words[as_module:] or [""]
+    code = find_main(name, as_module=as_module) if as_module or name.endswith(SUFFIXES) else None
+    return None if code is None else UserCommand(code, tuple(arguments))
+
+
+def with_sizes(arguments: Iterable[str], sizes: Mapping[str, int | str]) -> list[str]:
+    """Return a program's arguments with sizes in them: each in the place of {NAME}, else as --NAME SIZE at the end."""
+    words, placed = [], set()
+    for argument in arguments:
+        for name, size in sizes.items():
+            if f"{{{name}}}" in argument:
+                argument = argument.replace(f"{{{name}}}", str(size))
+                placed.add(name)
+        words.append(argument)
+    for name, size in sizes.items():
+        if name not in placed:
+            words += [f"--{name.replace('_', '-')}", str(size)]
+    return words
 
 
 def find_main(name: str, *, as_module: bool = False) -> UserCode | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -25,7 +26,7 @@ LIKE_THE_MEDIAN = 0.1
 """Steps within this share of the median step's length are typical; others are outliers (the first step, a stutter)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepLengths:
     """The recorded steps of one rank, [steps].
 
@@ -52,7 +53,7 @@ class StepLengths:
     from_start: Bool
     behind: bool
 
-    @property
+    @cached_property
     def on_device(self) -> Bool:
         """Return which steps end with a kernel. A first step has no earlier kernel to count from, so its length is the
         host's, unless the device's own work took longer."""

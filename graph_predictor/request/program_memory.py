@@ -15,7 +15,7 @@ from typing import Any
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.memory_fit import StageMemory, fit_of, with_waste
 from graph_predictor.request.study import DEFAULT_DEVICE
-from graph_predictor.sizes.retrace import MOST, parse_settings, trace_again
+from graph_predictor.sizes.retrace import MOST, parse_settings, trace_again, way_again
 from kernel_models.device import DeviceSpec, find_device, shape_device
 from tracer.device_memory import MemoryAccount, MemoryTimeline, binary_size, memory_timeline
 from tracer.graph import ExecutionGraph
@@ -102,7 +102,8 @@ def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: s
     spec = find_device(device) if isinstance(device, str) else device
     if code is None and (graph is None or not graph.meta.workload):
         raise EditError("What a step needs at another size is found by tracing its program, and nothing says where "
-                        "that is: give the function that builds the step (SCRIPT.py:FUNCTION, or --code).")
+                        "that is: give the function that builds the step (SCRIPT.py:FUNCTION, or --code)."
+                        + ("" if graph is None else f" {way_again(graph, (name,))}".rstrip()))
     limit = limit_bytes if limit_bytes is not None else spec.memory_gb * 1e9
     if not limit > 0:
         raise EditError(f"Nothing is known of the memory of {spec.name}; give it with --memory-limit.")

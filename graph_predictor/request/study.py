@@ -34,13 +34,14 @@ from graph_predictor.sizes.retrace import (
     are_sizes,
     captured_sizes,
     nearest,
+    noted_sizes,
     parse_also,
     parse_sets,
     parse_settings,
-    recorded_sizes,
     retrace,
     samples_of,
     trace_again,
+    way_again,
     why_not,
 )
 from graph_predictor.synthesis.baseline import baseline_of
@@ -425,20 +426,30 @@ class Study:
         if wanted.also:
             start, edit = self._once("nearest", self._nearest, wanted.also, parse_sets(wanted.sizes)[1], old)
             return start, [edit]
-        noted = recorded_sizes(recorded)
-        because = f"{reason}; the sizes of one capture were scaled instead." if noted and reason else ""
-        return recorded, [scaling.Sizes.parse(list(wanted.sizes), noted, because)]
+        graph = recorded.built.graphs[0]
+        noted, again = noted_sizes(graph), self._once("way again", self._way_again, tuple(new))
+        because = f"{reason}; the sizes of one capture were scaled instead." if graph.meta.workload and reason else ""
+        try:
+            edit = scaling.Sizes.parse(list(wanted.sizes), noted, because)
+        except EditError as error:
+            raise EditError(f"{error} {again}".strip()) from error
+        return recorded, [replace(edit, again=again)]
+
+    def _way_again(self, names: tuple[str, ...]) -> str:
+        return way_again(self._known().built.graphs[0], names)
 
     def _scaled_instead(self, wanted: Configuration, error: ShapeOnlyError) -> tuple[Baseline, list[Edit]]:
         """Predict other sizes of a program that cannot be traced, by scaling its captures. Raises ``EditError`` if the
         recorded sizes are not named, or the captures cannot be scaled either."""
         old, new = parse_sets(wanted.sizes)
-        lacking = [name for name in new if name not in old]
+        known = {**noted_sizes(self._known().built.graphs[0]), **old}
+        lacking = [name for name in new if name not in known]
         if lacking:
             named = " ".join(f"--set {name}=RECORDED:{new[name]}" for name in lacking)
             raise EditError(f"{error} Or name the recorded size too, so that the capture can be scaled instead: "
                             f"{named}.") from error
         start, edits = self._sized(wanted.with_values(code=None, selected=None))
+        edits = [replace(edit, again="") if isinstance(edit, scaling.Sizes) else edit for edit in edits]
         try:
             for edit in edits:
                 edit.apply(start.scenario)
@@ -464,7 +475,7 @@ class Study:
         what = "is nearest and was scaled" if changes else "has the wanted size and is used as it is"
         because = f"Of the captures at {' and '.join(at)} the one at {at[chosen]} {what}."
         drift = drift_between(captures[0].scenario, captures[chosen].scenario) if chosen and changes else None
-        return captures[chosen], scaling.Sizes(changes, because, drift)
+        return captures[chosen], scaling.Sizes(changes, because, drift, self._way_again(tuple(new)))
 
     def _capture(self, path: str) -> Baseline:
         known, job = self._known(), self._other(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from kernel_models.device import shape_device
 from tracer import shape_only, workloads
 from tracer.graph import ExecutionGraph
 from tracer.lookup_data.noted import note_tables, tables_of
+from tracer.program_note import LEFT_OUT, code_for
 from tracer.shape_only.apart import trace_apart
 from tracer.shape_only.devices import TracedDevice
 from tracer.step_work import whole_cycle
@@ -147,9 +148,9 @@ def captured_sizes(graphs: Sequence[ExecutionGraph], named: Sequence[Mapping[str
                                 "give captures that differ in sizes alone.")
             names.append(name)
     found = []
-    for one, noted in zip(named, settings, strict=True):
-        noted_sizes = {name: int(noted[name]) for name in names if type(noted.get(name)) is int}
-        found.append({**noted_sizes, **one})
+    for one, graph in zip(named, graphs, strict=True):
+        noted = noted_sizes(graph)
+        found.append({**{name: noted[name] for name in names if name in noted}, **one})
         if lacking := next((name for name in names if name not in found[-1]), None):
             raise EditError(f"One of the captures does not say its {lacking}: name it, as in --also PATH:{lacking}=64, "
                             f"or --set {lacking}=32:128 for the one that is predicted from.")
@@ -218,13 +219,14 @@ def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, 
         counted = [table for table in tables_of(captured) if table.reuse]
         if counted:  # counted look-ups are more precise than the law that the program states
             note_tables(graph, counted)
-    known = {**(old or {}), **baseline.built.graphs[0].meta.workload.get("settings", {})}
+    sizes = {**noted_sizes(baseline.built.graphs[0]), **(old or {}), **recorded}
+    known = {**sizes, **baseline.built.graphs[0].meta.workload.get("settings", {})}
     said = ", ".join(f"{name} {known.get(name, '?')} → {size}" for name, size in new.items())
     found = retraced(baseline, graphs, f"{said} by tracing the program again")
     found.scenario = replace(found.scenario, sizes=OtherSizes(
         SizeRoute.TRACED_AGAIN, tuple((name, known.get(name), size) for name, size in new.items())))
     batch = next((size for name, size in new.items() if name.lower() in LEADING and isinstance(size, int)), None)
-    was = next((size for name, size in {**(old or {}), **recorded}.items() if name.lower() in LEADING), None)
+    was = next((size for name, size in sizes.items() if name.lower() in LEADING), None)
     if batch is not None and was:
         found.scenario = found.scenario.with_samples(batch / was, was)
     settings = graphs[0].meta.workload.get("settings", {})
@@ -235,6 +237,25 @@ def recorded_sizes(baseline: Baseline) -> dict[str, int]:
     """Return the sizes that a capture of a workload of the suite recorded."""
     settings = baseline.built.graphs[0].meta.workload.get("settings", {})
     return {name: value for name, value in settings.items() if type(value) is int}
+
+
+def noted_sizes(graph: ExecutionGraph) -> dict[str, int]:
+    """Return the sizes that a capture notes: a workload's settings, or a program's options that are whole numbers."""
+    options = {} if graph.meta.program is None else graph.meta.program.options
+    found = {**{name: size for name, size in options.items() if size}, **graph.meta.workload.get("settings", {})}
+    return {name: size for name, size in found.items() if type(size) is int}
+
+
+def way_again(graph: ExecutionGraph, names: Collection[str]) -> str:
+    """Return a sentence on how a captured program is traced again at other sizes; empty if it cannot be named.
+
+    Tracing runs the user's program, by shapes. So it is never done without ``--code``.
+    """
+    code = code_for(graph.meta.program, names)
+    if not code:
+        return ""
+    left_out = f" (instead of {LEFT_OUT} write what the capture does not keep)" if LEFT_OUT in code else ""
+    return f"To trace the program again, which is as it was captured, add --code {code}{left_out}."
 
 
 def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], device: str | TracedDevice,

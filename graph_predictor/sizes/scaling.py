@@ -75,11 +75,13 @@ class Sizes:
         changes: (name, old, new).
         because: a sentence on why this capture was scaled, for the notes.
         drift: drift of the machine since the first capture, if another capture is scaled.
+        again: a sentence on how the program is traced again instead, for the notes and refusals.
     """
 
     changes: tuple[tuple[str, int, int], ...]
     because: str = ""
     drift: Drift | None = None
+    again: str = ""
 
     @property
     def growth(self) -> float:
@@ -116,8 +118,14 @@ class Sizes:
         if not self.changes:
             found = replace(scenario, sizes=OtherSizes(SizeRoute.AS_CAPTURED, ()))
             return found.with_note(self.because) if self.because else found
-        return scenario.shared.once("sizes", (scenario, self.changes, self.because, self.drift), lambda: (
-            self._scaled(scenario) if self.drift is None else self.drift.taken_out(self._scaled(scenario))))
+        return scenario.shared.once("sizes", (scenario, self), lambda: self._without_drift(scenario))
+
+    def _without_drift(self, scenario: Scenario) -> Scenario:
+        try:
+            found = self._scaled(scenario)
+            return found if self.drift is None else self.drift.taken_out(found)
+        except EditError as error:
+            raise EditError(f"{error} {self.again}".strip()) from error
 
     def _scaled(self, scenario: Scenario) -> Scenario:
         scenario = scenario.claim("the sizes", f"--set {self.describe()}")
@@ -146,8 +154,8 @@ class Sizes:
                                 "one capture does not say whether there are then more pieces or longer ones; trace the "
                                 "program again (--code).")
         _check_decided(scenario, scaled, self)
-        if self.because:
-            scenario = scenario.with_note(self.because)
+        if self.because or self.again:
+            scenario = scenario.with_note(f"{self.because} {self.again}".strip())
         sizes = OtherSizes(SizeRoute.SCALED, self.changes, scaled[0].following)
         scenario = scenario.with_note(f"{scaled[0].said()}.", sizes=sizes)
         batch = next((one for one in self.changes if one[0].lower() in LEADING), None)

@@ -41,6 +41,7 @@ from tracer.graph import ExecutionGraph
 from tracer.job import Job, read_job
 from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
+from tracer.user_code import with_sizes
 
 LEAST_SIZED = 0.1
 """Kernel models are judged only if at least this share of device time has recorded sizes."""
@@ -192,17 +193,7 @@ class ValidatedProgram:
         if self.workload is not None:
             settings = {**self.fixed, **sizes}
             return [*begin, "--workload", self.workload, *(f"--set={name}={value}" for name, value in settings.items())]
-        words, placed = [], set()
-        for argument in self.arguments:
-            for name, size in sizes.items():
-                if f"{{{name}}}" in argument:
-                    argument = argument.replace(f"{{{name}}}", str(size))
-                    placed.add(name)
-            words.append(argument)
-        for name, size in sizes.items():
-            if name not in placed:
-                words += [f"--{name.replace('_', '-')}", str(size)]
-        return [*begin, str(self.script), "--", *words]
+        return [*begin, str(self.script), "--", *with_sizes(self.arguments, sizes)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ PLAIN_WIDTH = 100
 _PIECE = 1 << 14  # chosen: characters that a reader takes in one write
 MOST_NOTES = 60
 """Number of notes that are shown."""
-MOST_ROWS = 1_000
+MOST_ROWS = 500
 """Number of a table's rows that are shown: the layout of a row takes about 1 ms."""
 _UNPRINTABLE = re.compile(r"[^\x00-\x7e]")
 NARROWEST = 12

@@ -58,7 +58,9 @@ SHARED = {
     "--parallel": SharedOption("PLAN", "Parallel plan, such as ddp=8 or fsdp2=8,tp=2"),
     "--straggler": SharedOption("RANK:PERCENT%", "One rank slower, such as 3:10%"),
     "--set": SharedOption("NAME=VALUE", "Another size or setting of the program, such as batch=64 (repeatable)"),
-    "--code": SharedOption("SCRIPT.py:FUNCTION", "The program, which is traced again at each size"),
+    "--code": SharedOption(
+        "SCRIPT.py:FUNCTION", "The program, which is traced again at each size: a function, or a script with its "
+                              "arguments, as in 'train.py --batch {batch}'"),
     "--selected": SharedOption(
         "SHARE", "Share of their elements that masks made of data select, and of their range that clamped numbers "
                  "fill, where a program is traced"),

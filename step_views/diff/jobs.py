@@ -20,6 +20,8 @@ from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY
 from tracer.job import Job
 
+MOST_STEPS = 1_000
+"""Steps of a rank that are compared: each takes about a millisecond."""
 LEAST_ALIGNED = 0.5
 """Two programs are different if they share less than this part of their operations (in order, by name). A model with
 twice the layers still shares two thirds. Of the tried pairs of different programs, small BERT and DLRM steps share
@@ -109,7 +111,12 @@ def _replayed(job: Job, name: str, profiled: bool) -> Replay:
 
 
 def _check_steps(a: Job, b: Job) -> None:
-    """Raise if only one job has steps, or if a step is a cycle of a different number of recorded steps in each."""
+    """Raise if a job has too many steps, if only one has steps, or if their steps are cycles of different numbers of
+    recorded steps."""
+    for name, job in zip("AB", (a, b), strict=True):
+        if (most := max(len(graph.steps) for graph in job.graphs)) > MOST_STEPS:
+            raise ForetraceError(f"{name} has {most:,} steps, and at most {MOST_STEPS:,} a rank are compared, each by "
+                                 "its own critical path; record fewer steps.")
     cycles = [max((graph.meta.cycle for graph in job.graphs), default=1) for job in (a, b)]
     if cycles[0] != cycles[1]:
         raise ForetraceError(f"A step of A is {cycles[0]} of its recorded steps and one of B {cycles[1]}, as their "
@@ -180,11 +187,12 @@ class _Side:
                  ordinary: set[ReplayedStep]) -> None:
         self.vocabulary = vocabulary
         self.rank = RankSteps(result, position, vocabulary)
+        asked = set(steps)
         length = {step: step.measured_ns if result.profiled else step.replayed_ns for step in steps}
         self.steps = [step for step in steps if step in ordinary]
         self.apart = [step for step in steps if step not in ordinary]
         self.median = sorted(self.steps, key=lambda step: length[step])[(len(self.steps) - 1) // 2]
-        self.others = [step for step in result.steps if step.rank == self.median.rank and step not in steps]
+        self.others = [step for step in result.steps if step.rank == self.median.rank and step not in asked]
         self.tree: StepTree = self.rank.tree(self.median)
         self.step_ns = round(sum(length[step] for step in self.steps) / len(self.steps))
 

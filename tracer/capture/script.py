@@ -14,8 +14,8 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 from tracer import workloads
@@ -25,6 +25,7 @@ from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
 from tracer.fake_world.fit import check_plan
 from tracer.gpu_state import own_device
+from tracer.program_note import note
 from tracer.user_code import UserCode, find_main
 from tracer.workloads import Settings
 from tracer.workloads.places import check_alone
@@ -184,9 +185,10 @@ def run_script(path: str | os.PathLike[str] | UserCode, args: Sequence[str], cap
     if code is None:
         raise CaptureError(not_there(str(path)))
     script = code.name
+    capture.facts["program"] = asdict(note(code, args))
     capture.check(world)
     need_torch()
-    finder = _StepFinder(capture, optimizer, afterwards)
+    finder = StepFinder(capture, optimizer, afterwards)
     with ExitStack() as stack:
         if world is not None:
             from tracer.fake_world import fake_launch
@@ -282,7 +284,25 @@ def _real_groups(device: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-class _StepFinder:
+class Stepped(Protocol):
+    """What is asked to note a program's steps: a capture, or a trace by shapes.
+
+    Attributes:
+        finished: whether no more steps are needed.
+        late_facts: returns facts about the program's optimizers.
+    """
+
+    finished: bool
+    late_facts: Callable[[], dict[str, Any]]
+
+    def __enter__(self) -> Any:
+        """Begin, after the first optimizer step."""
+
+    def step(self) -> None:
+        """Note the end of a step."""
+
+
+class StepFinder:
     """Calls ``capture.step`` after each step of the counted optimizer.
 
     Attributes:
@@ -290,7 +310,7 @@ class _StepFinder:
         optimizers: all optimizers that have made a step.
     """
 
-    def __init__(self, capture: Capture, optimizer: int, afterwards: Literal["stop", "continue"]) -> None:
+    def __init__(self, capture: Stepped, optimizer: int, afterwards: Literal["stop", "continue"]) -> None:
         self.seen = False
         self.optimizers = Optimizers(optimizer)
         self._over = False

@@ -50,7 +50,8 @@ from tracer.shape_only.substitutions.operators import Site, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
 from tracer.shape_only.tensors import MemoryTracker, resize_watch
 from tracer.shape_only.uncompiled import UncompiledFakeMode, shardings_are_not_kept, without_compiler
-from tracer.user_code import find_importable
+from tracer.shape_only.whole_program import WholeProgram
+from tracer.user_code import find_command, find_importable, with_sizes
 from tracer.workloads import Settings, as_plain, create
 from tracer.workloads.places import check_alone, pieces_of, tables_at
 
@@ -58,8 +59,8 @@ Step = Callable[[], Any]
 
 
 def trace_step(
-    fn: Callable[[], Step], device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
-    steps: int = 1, warmup: int | None = None, source: str = "", selected: float | None = None,
+    fn: Callable[[], Step] | WholeProgram, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None,
+    rank: int = 0, steps: int = 1, warmup: int | None = None, source: str = "", selected: float | None = None,
 ) -> ExecutionGraph:
     """Trace a training step by shapes alone.
 
@@ -179,9 +180,12 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
     """Trace the step that ``SCRIPT.py:FUNCTION``, ``package.module:FUNCTION`` or a notebook's function returns, with
     the other arguments of ``trace_step``.
 
+    A whole program with its arguments, ``SCRIPT.py --batch {batch}`` or ``-m package.train``, is traced too: an
+    optimizer marks its steps, as in a capture.
+
     ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``, and settings as text,
     converted to the type of the function's default (``def build(opt="adamw", fused=False, lr=0.1)``). Several ``steps``
-    form one cycle, recorded after a whole one.
+    form one cycle, recorded after a whole one. A whole program has them in the place of {NAME}, else as --NAME SIZE.
 
     The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``). So its imports are traced too, and
     its decorators see a GPU that does not exist. Its command line is its own path without arguments: options that it
@@ -189,11 +193,20 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
 
     Raises:
         UnknownSizeError: the function takes no such argument.
-        ShapeOnlyError: there is no such file or function, or as ``trace_step``.
+        ShapeOnlyError: there is no such file or function, a whole program ends too early, or as ``trace_step``.
     """
+    # A whole cycle comes first: an optimizer makes its state at its first step, which may be the cycle's last step.
+    warmup = None if steps == 1 else max(steps, 2)
+    if (command := find_command(target)) is not None:
+        if world_size is not None:
+            raise ShapeOnlyError(f"{target} starts its process groups itself, and a step of several ranks is traced "
+                                 f"from a function that builds it: name {command.code.name}:FUNCTION.")
+        given = replace(command, arguments=tuple(with_sizes(command.arguments, arguments or {})))
+        return trace_step(WholeProgram(given), device, steps=steps, warmup=warmup, source=target, selected=selected)
     path, _, name = target.rpartition(":")
     if not path or not name:
-        raise ShapeOnlyError(f"{target!r} names no function; write it as script.py:function.")
+        raise ShapeOnlyError(f"{target!r} names no function, and no program that exists; write it as "
+                             "script.py:function, or as 'script.py --batch {batch}'.")
     code = find_importable(path)
     if code is None:
         raise ShapeOnlyError(f"{path} does not exist; check the path.")
@@ -209,9 +222,8 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
             return function(**{argument: _taken(target, function, argument, value)
                                for argument, value in (arguments or {}).items()})
 
-    # A whole cycle comes first: an optimizer makes its state at its first step, which may be the cycle's last step.
-    return trace_step(build, device, world_size=world_size, rank=rank, steps=steps,
-                      warmup=None if steps == 1 else max(steps, 2), source=target, selected=selected)
+    return trace_step(build, device, world_size=world_size, rank=rank, steps=steps, warmup=warmup, source=target,
+                      selected=selected)
 
 
 def _taken(target: str, function: Any, argument: str, value: int | str) -> Any:
@@ -254,8 +266,8 @@ def _short_collections() -> Iterator[None]:
 
 
 @_short_collections()
-def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: int, rank: int, world_size: int | None,
-            source: str, selected: float | None) -> ExecutionGraph:
+def _traced(fn: Callable[[], Step] | WholeProgram, device: TracedDevice, steps: int, warmup: int, rank: int,
+            world_size: int | None, source: str, selected: float | None) -> ExecutionGraph:
     with _quiet(), without_compiler(), installed(device, GPU if device.is_gpu else CPU) as site:
         tracker, modules = MemoryTracker(), ModuleStack()
         site.patch(torch.UntypedStorage, "resize_", resize_watch(tracker))
@@ -289,16 +301,27 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
         return _finished(recorder, site, placement, meta, source)
 
 
-def _run(fn: Callable[[], Step], source: str, recorder: OperatorRecorder, steps: int, warmup: int, site: Site,
-         placement: DevicePlacement | None) -> None:
+def _run(fn: Callable[[], Step] | WholeProgram, source: str, recorder: OperatorRecorder, steps: int, warmup: int,
+         site: Site, placement: DevicePlacement | None) -> None:
+    borders = _borders(recorder, steps, warmup, site, placement)
+    if isinstance(fn, WholeProgram):
+        fn.run_between(borders)
+        return
     step = fn()
     if not callable(step):
         raise ShapeOnlyError(f"{source} returned {type(step).__name__} where the step was expected: let it build "
                              "model, optimizer and data, and return a function without arguments that does one "
                              "training step.")
     check_no_arguments(step)
-    for _ in range(warmup):
+    for _ in borders:
         step()
+
+
+def _borders(recorder: OperatorRecorder, steps: int, warmup: int, site: Site,
+             placement: DevicePlacement | None) -> Iterator[None]:
+    """Yield at the begin of each step; those that are not recorded come first."""
+    for _ in range(warmup):
+        yield
     gc.collect()
     site.counts.clear()
     if placement is not None:
@@ -306,7 +329,7 @@ def _run(fn: Callable[[], Step], source: str, recorder: OperatorRecorder, steps:
     recorder.begin_memory()
     for _ in range(steps):
         with recorder.step():
-            step()
+            yield
     recorder.tracker.end()
 
 
