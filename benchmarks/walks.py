@@ -38,7 +38,7 @@ WALKS = {
 MODULES = {"replay": 32, "another host": 55, "another size": 90, "a plan": 47, "a price": 18}
 """Ceilings of the modules that a command crosses."""
 LINES = {"foretrace": 424, "planner": 18_070, "step_views": 20_241, "graph_predictor": 22_463, "kernel_models": 20_666,
-         "tracer": 35_097}
+         "tracer": 35_104}
 INNER_IMPORTS = 100
 """Ceiling of imports inside functions, of all packages together."""
 LATE = ("torch", "ray", "distributed", "google", "matplotlib", "perfetto", "tensorboardX", "tracer.fake_world",

@@ -13,8 +13,9 @@ from tracer.machine_code import kept_loop
 
 DONE, ODD, MORE_EVENTS, MORE_TOKENS = 0, 1, 2, 3
 """What the loop returns: all was read; the text is odd; more room is needed for events, or for tokens."""
-AT, EVENTS, TOKENS, POOL, SLOW = 0, 1, 2, 3, 4
-"""Places in ``state``: of the text read, events, tokens, bytes of tokens, and times that Python has to read."""
+AT, EVENTS, TOKENS, POOL, SLOW, SECRET = 0, 1, 2, 3, 4, 5
+"""Places in ``state``: of the text read, events, tokens, bytes of tokens, times that Python has to read, and an odd number
+that the hashes of tokens depend on. Nobody can know it, or a file's texts could be made to collide."""
 TIME, ARGS, INTEGER, LENIENT, TEXT, TEXT_OR_NULL, NAMED, SCALAR, RAW, CHECKED, CHECKED_TEXT = range(11)
 """What is done with a field: see ``scanner``."""
 AS_TEXT, AS_SCALAR, AS_JSON = 0, 1, 2
@@ -24,7 +25,6 @@ LIMIT_US = 9_000_000_000_000_000
 # A byte's lowest and highest bit, eight times; the characters below likewise.
 _ONES, _HIGHS = 0x0101010101010101, -0x7F7F7F7F7F7F7F80
 _QUOTES, _BACKSLASHES, _SPACES = 0x2222222222222222, 0x5C5C5C5C5C5C5C5C, 0x2020202020202020  # as above
-_MIX = -0x61C8864680B583EB  # 2**64 over the golden ratio (Fibonacci hashing), as signed
 
 
 def word(text, at):
@@ -213,25 +213,27 @@ def value_end(text, at, end, stack):
             at = blanks(text, at + 1, end)
 
 
-def token_hash(text, begin, last, kind):
-    """Hash of the token ``text[begin:last]``."""
-    mixed = (kind + 1) * _MIX + (last - begin)
+def token_hash(text, begin, last, kind, secret):
+    """Hash of the token ``text[begin:last]``. How texts that differ differ in it depends on ``secret``: a product alone
+    would show in the same bits what they differ by in their highest ones."""
+    mixed = (kind + 1) * secret + (last - begin)
     at = begin
     while at + 8 <= last:
-        mixed = (mixed ^ word(text, at)) * _MIX
-        mixed ^= mixed >> 29
+        mixed = (mixed ^ word(text, at)) * secret
+        mixed = (mixed ^ mixed >> 32) * secret
         at += 8
     rest = 0
     while at < last:
         rest = rest << 8 | byte(text, at)
         at += 1
-    mixed = (mixed ^ rest) * _MIX
+    mixed = (mixed ^ rest) * secret
+    mixed = (mixed ^ mixed >> 32) * secret
     return mixed ^ mixed >> 32
 
 
 def token_code(text, begin, last, kind, tokens, slots, pool, state):
     """Code of the token ``text[begin:last]``, a new one if it was not there; -1 where there is no room for it."""
-    mixed = token_hash(text, begin, last, kind)
+    mixed = token_hash(text, begin, last, kind, state[SECRET])
     mask = slots.shape[0] - 1
     slot = mixed & mask
     while slots[np.uintp(slot)] >= 0:
@@ -518,13 +520,13 @@ def scan_events(text, end, state, key_slots, keys, key_bytes, fields, number_def
         at += 1
 
 
-@kept_loop("int64[:,:]", "int64[:]", "uint8[:]", "int64", inner=(word, byte, token_hash))
-def place_tokens(tokens, slots, pool, count):
+@kept_loop("int64[:,:]", "int64[:]", "uint8[:]", "int64", "int64", inner=(word, byte, token_hash))
+def place_tokens(tokens, slots, pool, count, secret):
     """Put the first ``count`` tokens into empty ``slots``, by hashes that are written anew."""
     mask = slots.shape[0] - 1
     for code in range(count):
         begin = tokens[1, code]
-        mixed = token_hash(pool, begin, begin + tokens[2, code], tokens[3, code])
+        mixed = token_hash(pool, begin, begin + tokens[2, code], tokens[3, code], secret)
         tokens[0, code] = mixed
         slot = mixed & mask
         while slots[slot] >= 0:

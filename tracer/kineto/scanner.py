@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -97,7 +98,8 @@ class Scanner:
     def __init__(self) -> None:
         self.values: list[Any] = []
         """Values of tokens: text, a number, ``None``, or bytes for undecoded JSON."""
-        self._state = np.zeros(5, np.int64)
+        self._state = np.zeros(6, np.int64)
+        self._state[loop.SECRET] = int.from_bytes(os.urandom(8), "little", signed=True) | 1
         self._stack = np.zeros(_DEEPEST, np.int64)
         self._tokens = np.zeros((4, _LEAST_TOKENS), np.int64)
         self._slots = np.zeros(0, np.int64)
@@ -189,7 +191,8 @@ class Scanner:
         """Forget the tokens of a text whose scan was given up."""
         if self._state[loop.TOKENS] != before[loop.TOKENS]:
             self._slots[:] = -1
-            loop.place_tokens(self._tokens, self._slots, self._pool, int(before[loop.TOKENS]))
+            loop.place_tokens(self._tokens, self._slots, self._pool, int(before[loop.TOKENS]),
+                              int(before[loop.SECRET]))
         self._state[:] = before
 
     def _make_room(self, events: int) -> None:
@@ -216,7 +219,8 @@ class Scanner:
         self._tokens = tokens
         self._pool = np.append(self._pool, np.empty(len(self._pool), np.uint8))
         self._slots = np.full(4 * tokens.shape[1], -1, np.int64)
-        loop.place_tokens(tokens, self._slots, self._pool, int(self._state[loop.TOKENS]))
+        loop.place_tokens(tokens, self._slots, self._pool, int(self._state[loop.TOKENS]),
+                          int(self._state[loop.SECRET]))
 
     def _lay_out_fields(self) -> None:
         """Number the fields and their columns, and hash the fields' keys."""
