@@ -77,8 +77,8 @@ def _read_decoding(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
 
     Two groupings: "heads" (heads, key/value heads, head size, window, type) and "tokens" (batch and context).
     """
-    usual = {"software": "", "kernel_source": "", "dtype": "bf16", "kv_dtype": "", "window_size": 0, "q_len": 1,
-             "v_head_dim": 0}
+    usual: dict[str, str | int] = {"software": "", "kernel_source": "", "dtype": "bf16", "kv_dtype": "",
+                                   "window_size": 0, "q_len": 1, "v_head_dim": 0}
     frame = frame.assign(**{name: _filled(frame[name], value) if name in frame else value
                             for name, value in usual.items()})
     check_sizes(frame, ("window_size", "v_head_dim"), path, least=0)

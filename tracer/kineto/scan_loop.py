@@ -14,8 +14,8 @@ from tracer.machine_code import kept_loop
 DONE, ODD, MORE_EVENTS, MORE_TOKENS = 0, 1, 2, 3
 """What the loop returns: all was read; the text is odd; more room is needed for events, or for tokens."""
 AT, EVENTS, TOKENS, POOL, SLOW, SECRET = 0, 1, 2, 3, 4, 5
-"""Places in ``state``: of the text read, events, tokens, bytes of tokens, times that Python has to read, and an odd number
-that the hashes of tokens depend on. Nobody can know it, or a file's texts could be made to collide."""
+"""Places in ``state``: of the text read, events, tokens, bytes of tokens, times that Python has to read, and an odd
+number that the hashes of tokens depend on. It is secret, or a file's texts could be made to collide."""
 TIME, ARGS, INTEGER, LENIENT, TEXT, TEXT_OR_NULL, NAMED, SCALAR, RAW, CHECKED, CHECKED_TEXT = range(11)
 """What is done with a field: see ``scanner``."""
 AS_TEXT, AS_SCALAR, AS_JSON = 0, 1, 2
