@@ -131,7 +131,7 @@ LIKE_WORK = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class RankSteps:
+class RecordedRankSteps:
     """One rank's part of ``CountedSteps``: the attributes of that class for this rank alone."""
 
     lengths: StepLengths
@@ -140,7 +140,7 @@ class RankSteps:
     unended: Bool
 
     @classmethod
-    def of(cls, graph: ExecutionGraph) -> RankSteps:
+    def of(cls, graph: ExecutionGraph) -> RecordedRankSteps:
         """Return the steps of a rank."""
         return cls(step_lengths(graph), lost_launches(graph), captured_of_steps(graph), _unended(graph))
 
@@ -166,10 +166,10 @@ class CountedSteps:
     @classmethod
     def of(cls, graphs: Sequence[ExecutionGraph]) -> CountedSteps:
         """Return the steps of a job's graphs, see ``together``."""
-        return cls.together([RankSteps.of(graph) for graph in graphs])
+        return cls.together([RecordedRankSteps.of(graph) for graph in graphs])
 
     @classmethod
-    def together(cls, ranks: Sequence[RankSteps]) -> CountedSteps:
+    def together(cls, ranks: Sequence[RecordedRankSteps]) -> CountedSteps:
         """Return the steps of a job. Steps that lost device work, have no recorded end or are not typical do not count.
 
         Ranks with different numbers of steps are compared by their last steps. If no step is left, all typical steps

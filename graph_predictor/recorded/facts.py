@@ -77,11 +77,11 @@ def check_device_work(graphs: Sequence[ExecutionGraph]) -> None:
 
 def unknown_device_work(graphs: Sequence[ExecutionGraph]) -> str:
     """Return a sentence on the first file with unknown device work: the reason and what to do; empty for none."""
-    return unknown_of([DeviceWork.of(graph) for graph in graphs])
+    return unknown_of([RankDeviceWork.of(graph) for graph in graphs])
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceWork:
+class RankDeviceWork:
     """How far one rank's device work is known.
 
     Attributes:
@@ -98,14 +98,14 @@ class DeviceWork:
     captured_of_steps: Int64
 
     @classmethod
-    def of(cls, graph: ExecutionGraph) -> DeviceWork:
+    def of(cls, graph: ExecutionGraph) -> RankDeviceWork:
         """Return what is known of a rank."""
         found = cls(graph.meta.source, "", int(np.isin(graph.launches.kind, LAUNCHING).sum()),
                     int(captured_launches(graph).sum()), captured_of_steps(graph))
         return replace(found, why=_unknown_of_rank(graph, found))
 
 
-def unknown_of(ranks: Sequence[DeviceWork]) -> str:
+def unknown_of(ranks: Sequence[RankDeviceWork]) -> str:
     """Return the sentence of ``unknown_device_work`` on a job's ranks."""
     for rank in ranks:
         if rank.why:
@@ -114,7 +114,7 @@ def unknown_of(ranks: Sequence[DeviceWork]) -> str:
     return f"{ranks[0].source}: {_a_capture(launches)}" if launches else ""
 
 
-def _unknown_of_rank(graph: ExecutionGraph, work: DeviceWork) -> str:
+def _unknown_of_rank(graph: ExecutionGraph, work: RankDeviceWork) -> str:
     loss = graph.meta.loss
     # Among many kernels, a few unknown events are a tool's own (counters, marks). More than kernels, they are work.
     if (unread := loss.unreadable_device_events) > len(graph.kernels):
@@ -132,7 +132,7 @@ def _unknown_of_rank(graph: ExecutionGraph, work: DeviceWork) -> str:
     return ""
 
 
-def _only_captured(ranks: Sequence[DeviceWork]) -> int:
+def _only_captured(ranks: Sequence[RankDeviceWork]) -> int:
     """Return how many launches a CUDA graph captured, if each step has some (without steps: if most are such); else 0.
 
     Ranks with different numbers of recorded steps are compared by their last steps.

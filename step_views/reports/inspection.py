@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.prediction.step_spread import step_kinds
-from graph_predictor.recorded.counted_steps import CountedSteps, RankSteps
+from graph_predictor.recorded.counted_steps import CountedSteps, RecordedRankSteps
 from graph_predictor.recorded.facts import (
-    DeviceWork,
+    RankDeviceWork,
     RankRecord,
     RecordedFacts,
     active_ns,
@@ -177,16 +177,16 @@ class InspectedRank:
     meta: Meta
     contents: RankInspection
     record: RankRecord
-    steps: RankSteps
-    work: DeviceWork
+    steps: RecordedRankSteps
+    work: RankDeviceWork
     kinds: str
 
     @classmethod
     def of(cls, graph: ExecutionGraph) -> InspectedRank:
         """Return the part of a rank."""
         kinds = step_kinds([graph])
-        return cls(graph.meta, _inspect(graph), RankRecord.of(graph), RankSteps.of(graph), DeviceWork.of(graph),
-                   "" if kinds is None else kinds.text)
+        return cls(graph.meta, _inspect(graph), RankRecord.of(graph), RecordedRankSteps.of(graph),
+                   RankDeviceWork.of(graph), "" if kinds is None else kinds.text)
 
 
 def inspect_job(job: Job) -> Inspection:

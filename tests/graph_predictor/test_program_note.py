@@ -117,7 +117,7 @@ def test_a_size_is_known_by_its_option_and_a_changed_program_is_not_named(here: 
 def test_no_secret_and_no_path_is_noted(here: Path) -> None:
     program = find_main(str(here / "loop.py"))
     assert program is not None
-    found = note(program, ["--token", "hf_Ab12", "--token=hf_Ab12", "-phf_Ab12", "/home/me/data", "--opt=sgd",
+    found = note(program, ["--token", "hf_Ab12", "--token=hf_Ab12", "-phf_Ab12", "/srv/private/data", "--opt=sgd",
                            "me@host", "-b", "3"])
     assert found.name == "loop.py" and found.options == {
         "batch_size": 3, "length": 5, "opt": None, "token": None}
